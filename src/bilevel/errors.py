@@ -1,0 +1,30 @@
+"""Every error the library raises on purpose, each also a builtin that users already catch."""
+
+from __future__ import annotations
+
+
+class BilevelError(Exception):
+    """Base of all errors of this library."""
+
+
+class InvalidInput(BilevelError, ValueError):
+    """An argument has a value that cannot be used; the message names it, shows it and gives the remedy."""
+
+
+class InvalidType(BilevelError, TypeError):
+    """An argument has the wrong type or dtype."""
+
+
+class EmptySet(InvalidInput):
+    """The parameters of a convex set leave no point in it."""
+
+
+class Incompatible(BilevelError, ValueError):
+    """Two parts that cannot work together: says what is needed and which parts would do."""
+
+
+class MissingExtra(BilevelError, ImportError):
+    """An optional dependency is absent; the message gives the pip line that installs it."""
+
+    def __init__(self, what: str, extra: str) -> None:
+        super().__init__(f"{what} needs an optional part of bilevel: pip install 'bilevel[{extra}]'")

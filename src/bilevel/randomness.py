@@ -1,0 +1,71 @@
+"""Randomness as a pure function of (seed, stream, step, index).
+
+Nothing carries a generator from one step to the next: the noise of step k can be drawn again from k alone. So a
+resumed run has the same bits, and one source of randomness can be varied while the others stay fixed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import torch
+
+from .errors import InvalidInput, InvalidType
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seeds:
+    """One seed per source of randomness.
+
+    Parameters
+    ----------
+    data
+        The batches.
+    smoothing
+        The directions of randomised smoothing.
+    truncation
+        The random length of the Neumann series.
+    output
+        The uniformly sampled iterate.
+    curvature
+        The starting vectors of power iterations.
+
+    Examples
+    --------
+    >>> Seeds.of(3)
+    Seeds(data=3, smoothing=3, truncation=3, output=3, curvature=3)
+    """
+
+    data: int = 0
+    smoothing: int = 0
+    truncation: int = 0
+    output: int = 0
+    curvature: int = 0
+
+    @classmethod
+    def of(cls, seed: int | Seeds) -> Seeds:
+        """The same seed for all sources, or the given ones."""
+        if isinstance(seed, Seeds):
+            return seed
+        if isinstance(seed, bool) or not isinstance(seed, int):
+            raise InvalidType(f"seed must be an integer or bilevel.Seeds(...), got {seed!r}")
+        if seed < 0:
+            raise InvalidInput(f"seed must be non-negative, got {seed}")
+        return cls(data=seed, smoothing=seed, truncation=seed, output=seed, curvature=seed)
+
+
+@dataclass(frozen=True)
+class Noise:
+    """All the randomness of one step."""
+
+    seeds: Seeds = Seeds()  # noqa: RUF009  (frozen)
+    step: int = 0
+
+    def generator(
+        self, stream: str, index: int = 0, device: torch.device | str = "cpu"
+    ) -> torch.Generator:
+        """A fresh generator for draw `index` of `stream` at this step."""
+        key = f"{stream}/{getattr(self.seeds, stream)}/{self.step}/{index}".encode()
+        seed = int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little")
+        return torch.Generator(device).manual_seed(seed - (1 << 63))

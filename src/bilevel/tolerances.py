@@ -1,0 +1,23 @@
+"""All numerical tolerances, as functions of the dtype, in one place."""
+
+from __future__ import annotations
+
+import torch
+
+
+def feasibility(dtype: torch.dtype) -> float:
+    """How far, relative to the scale of the set, a point may lie outside it and still count as inside.
+
+    eps^(3/4): 2e-12 in float64, 6e-6 in float32.
+    """
+    return torch.finfo(dtype).eps ** 0.75
+
+
+def lower_residual(dtype: torch.dtype) -> float:
+    """Default tolerance of a solved lower level: 1e-10 in float64, 2e-5 in float32 (about eps^(2/3))."""
+    return max(1e-10, torch.finfo(dtype).eps ** (2 / 3))
+
+
+def linear_residual(dtype: torch.dtype) -> float:
+    """Default relative residual of the linear system in a hypergradient, same rule as `lower_residual`."""
+    return lower_residual(dtype)
