@@ -1,0 +1,99 @@
+# Every target sets itself up: it makes its own virtual environment in .venv with the pinned versions of
+# constraints.txt, and redoes that only when constraints.txt or pyproject.toml change.
+#
+#   make demo PYTHON=python3.12      another interpreter (3.11 or newer)
+#   make test ARGS="-k simplex -x"   more arguments for the tool behind a target
+
+PYTHON ?= python3
+WORKERS ?= 2
+ARGS ?=
+CHROMIUM ?= chromium
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+# One thread per process. Most of our tensors are small: on a busy machine two threads spend their time waiting
+# for each other and are many times slower than one. Tests use processes instead (WORKERS).
+export OMP_NUM_THREADS := 1
+export MKL_NUM_THREADS := 1
+export OPENBLAS_NUM_THREADS := 1
+export CHROMIUM
+# Tools keep what they store inside the environment, and do not ask the network whether they are the newest.
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PRE_COMMIT_HOME := $(CURDIR)/$(VENV)/pre-commit
+export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test slow reliability browser bench lint format docs pins clean distclean
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(STAMP) ## Learn which labels are wrong in a small real data set, and show it (under a minute)
+	@$(BIN)/bilevel demo $(ARGS)
+
+test: $(STAMP) ## Run the fast tests
+	@$(BIN)/python -m pytest -n $(WORKERS) -m "not slow and not reliability and not browser" $(ARGS)
+
+slow: $(STAMP) ## Run the slow tests
+	@$(BIN)/python -m pytest -n $(WORKERS) -m "slow and not browser" $(ARGS)
+
+reliability: $(STAMP) ## Run long runs, interruptions and fault injection
+	@$(BIN)/python -m pytest -m "reliability and not browser" $(ARGS)
+
+browser: $(STAMP) ## Run the tests that open pages in Chromium (installs Debian's chromium when it can)
+	@command -v "$(CHROMIUM)" >/dev/null || $(MAKE) --no-print-directory chromium
+	@$(BIN)/python -m pytest -m browser $(ARGS)
+
+bench: $(STAMP) ## Measure speed, as ratios taken side by side
+	@$(BIN)/python -m benchmarks $(ARGS)
+
+lint: $(STAMP) ## Run all checks of .pre-commit-config.yaml: style, types, layers
+	@$(BIN)/pre-commit run --all-files --show-diff-on-failure $(ARGS)
+
+format: $(STAMP) ## Format the code and repair what can be repaired mechanically
+	@$(BIN)/ruff check --fix-only --quiet .
+	@$(BIN)/ruff format .
+
+docs: $(STAMP) ## Build the manual in docs/_build/html
+	@$(BIN)/python -m sphinx -q -W --keep-going -b html docs docs/_build/html $(ARGS)
+	@echo "Open docs/_build/html/index.html"
+
+# torch's CPU build calls itself 2.x.y+cpu; the pin must also fit the other builds of that release.
+pins: $(STAMP) ## Write the versions now installed in .venv to constraints.txt
+	@sed -n '/^#/p' constraints.txt > $(VENV)/pins.txt
+	@$(BIN)/python -m pip freeze --all --exclude-editable | grep -v '^pip==' | sed 's/+cpu$$//' >> $(VENV)/pins.txt
+	@cp $(VENV)/pins.txt constraints.txt && touch $(STAMP)
+
+clean: ## Remove what the targets wrote, except .venv
+	rm -rf build dist docs/_build .pytest_cache .ruff_cache .import_linter_cache .hypothesis .benchmarks
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+distclean: clean ## Remove .venv as well
+	rm -rf $(VENV)
+
+# The build back end comes from the pins too, hence no build isolation (which would fetch its newest release).
+$(STAMP): constraints.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if v >= (3, 11) else \
+	    "bilevel needs Python 3.11 or newer, and $(PYTHON) is %d.%d: try  make PYTHON=python3.11 ..." % v)'
+	@test -x $(BIN)/python || echo "Setting up $(VENV) with the pinned packages. This takes a few minutes, once."
+	@test ! -e $@ || echo "The pins or pyproject.toml changed: updating $(VENV)."
+	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV) \
+	    || { echo "No virtual environment could be made (Debian and Ubuntu: apt-get install python3-venv)."; exit 1; }
+	@$(BIN)/python -m pip install -qq -c constraints.txt hatchling editables
+	@$(BIN)/python -m pip install -qq -c constraints.txt --no-build-isolation -e ".[all,dev,docs]"
+	@touch $@
+
+.PHONY: chromium
+chromium:
+	@as_root=""; [ "$$(id -u)" = 0 ] || as_root="sudo -n"; \
+	if [ "$(CHROMIUM)" = chromium ] && command -v apt-get >/dev/null && $$as_root true 2>/dev/null; then \
+	    echo "Installing Debian's chromium."; \
+	    $$as_root apt-get update -qq && $$as_root env DEBIAN_FRONTEND=noninteractive \
+	        apt-get install -qq -y --no-install-recommends chromium fonts-dejavu-core >/dev/null; \
+	else \
+	    echo "make browser needs Chromium: $(CHROMIUM) is not there and cannot be installed from here."; \
+	    echo "Install it (Debian: apt-get install chromium) or name one: make browser CHROMIUM=/path/to/chromium"; \
+	    exit 1; \
+	fi

@@ -1,0 +1,77 @@
+"""Bilevel optimisation with a convex set in the lower level.
+
+    min_x f(x, y*(x))    with    y*(x) = argmin over y in Y of g(x, y)
+
+Names are loaded when first used, so that `import bilevel` does not load torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from ._version import __version__
+
+_HOME = {
+    "Problem": "problem",
+    "Linearization": "problem",
+    "Costs": "problem",
+    "Seeds": "randomness",
+    "Exact": "smoothing",
+    "Perturbed": "smoothing",
+    "TwoPoint": "smoothing",
+    "LinearSolve": "hypergradients",
+    "Neumann": "hypergradients",
+    "Unrolled": "hypergradients",
+    "solve_lower": "lower",
+    "lower_residual": "lower",
+    "upper_value": "lower",
+    "LowerLevelWarning": "lower",
+    "argmin": "implicit",
+    "hypergradient": "implicit",
+    "DMLCBO": "solvers",
+    "AdaptivityWarning": "solvers",
+    "minimize": "loop",
+    "iterate": "loop",
+    "Solution": "solution",
+    "Status": "solution",
+    "Record": "solution",
+    "BilevelError": "errors",
+    "InvalidInput": "errors",
+    "InvalidType": "errors",
+    "Incompatible": "errors",
+    "EmptySet": "errors",
+    "MissingExtra": "errors",
+}
+_MODULES = ("sets", "solvers", "smoothing", "hypergradients", "errors")
+
+__all__ = ["__version__", *_HOME, *_MODULES]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        value = getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
+    elif name in _MODULES:
+        value = importlib.import_module(f".{name}", __name__)
+    else:
+        raise AttributeError(f"module 'bilevel' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+if TYPE_CHECKING:
+    from . import errors, hypergradients, sets, smoothing, solvers
+    from .errors import BilevelError, EmptySet, Incompatible, InvalidInput, InvalidType, MissingExtra
+    from .hypergradients import LinearSolve, Neumann, Unrolled
+    from .implicit import argmin, hypergradient
+    from .lower import LowerLevelWarning, lower_residual, solve_lower, upper_value
+    from .loop import iterate, minimize
+    from .problem import Costs, Linearization, Problem
+    from .randomness import Seeds
+    from .smoothing import Exact, Perturbed, TwoPoint
+    from .solution import Record, Solution, Status
+    from .solvers import DMLCBO, AdaptivityWarning

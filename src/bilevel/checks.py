@@ -1,0 +1,122 @@
+"""Checks of what users pass in, made before the first iteration; each error names argument, value and remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .errors import Incompatible, InvalidInput, InvalidType
+from .problem import AutogradLinearization, Problem
+from .sets.base import ConvexSet
+from .spaces import Vector, leaves, tree_map
+
+
+def check_vector(name: str, value: Any) -> Vector:
+    """A non-empty, finite, floating-point tensor, or a dictionary of such tensors."""
+    if isinstance(value, Mapping):
+        if not value:
+            raise InvalidInput(f"{name} is an empty dictionary: give at least one tensor")
+        return {key: _check_tensor(f"{name}[{key!r}]", entry) for key, entry in value.items()}
+    return _check_tensor(name, value)
+
+
+def _check_tensor(name: str, value: Any) -> Tensor:
+    if not isinstance(value, Tensor):
+        raise InvalidType(
+            f"{name} must be a torch tensor or a dictionary of tensors, got {type(value).__name__}: "
+            f"use torch.as_tensor({name})"
+        )
+    if not value.is_floating_point():
+        raise InvalidType(f"{name} has dtype {value.dtype}: convert it, for example {name}.double()")
+    if value.numel() == 0:
+        raise InvalidInput(f"{name} is empty (shape {tuple(value.shape)}): give at least one entry")
+    finite = torch.isfinite(value.detach())
+    if not bool(finite.all()):
+        bad = (~finite).nonzero()[0].tolist()
+        raise InvalidInput(
+            f"{name} has {int((~finite).sum())} NaN or infinite entries, the first at index {bad}: "
+            "replace them before optimising"
+        )
+    return value
+
+
+def check_lower_start(problem: Problem, constraint: ConvexSet, y0: Vector | None) -> Vector:
+    """A starting point for y: `y0` or the problem's own, detached, of the kind the set takes."""
+    if y0 is None:
+        y0 = problem.y0
+    if y0 is None:
+        raise InvalidInput("y0 is missing: pass y0=..., or give the problem one with Problem(..., y0=...)")
+    y0 = check_vector("y0", y0)
+    named = isinstance(constraint.event_ndim, dict)
+    free = type(constraint).__name__ == "FreeSpace"
+    if isinstance(y0, Mapping) and not named and not free:
+        raise Incompatible(
+            f"y0 is a dictionary with entries {sorted(y0)} but {constraint!r} takes one tensor: "
+            "use bilevel.sets.ProductSet({name: set, ...})"
+        )
+    if named and not isinstance(y0, Mapping):
+        raise Incompatible(f"y0 is a tensor but {constraint!r} takes a dictionary of tensors")
+    return tree_map(lambda u: u.detach().clone(), y0)
+
+
+def check_feasible(name: str, constraint: ConvexSet, point: Vector) -> None:
+    """The point lies in the set."""
+    try:
+        member = constraint.contains(point)
+    except RuntimeError as error:  # shapes that do not broadcast
+        raise InvalidInput(f"{name} does not fit {constraint!r}: {error}") from error
+    if not member:
+        raise InvalidInput(
+            f"{name} is not in {constraint!r}: {member.reason}. Start from its projection, constraint.project({name})"
+        )
+
+
+def check_start(problem: Problem, x0: Any, y0: Any) -> tuple[Vector, Vector]:
+    """The starting point of a run: everything that can be seen to be wrong before the first step."""
+    x = tree_map(lambda u: u.detach().clone(), check_vector("x0", x0))
+    check_feasible("x0", problem.upper_constraint, x)
+    constraint = problem.constraint_at(x)
+    y = check_lower_start(problem, constraint, y0)
+    check_feasible("y0", constraint, y)
+    _check_functions(problem, x, y)
+    return x, y
+
+
+def _check_functions(problem: Problem, x: Vector, y: Vector) -> None:
+    lin = problem.linearize(x, y)
+    values = {"upper": lin.upper_value, "lower": lin.lower_value}
+    for name, value in values.items():
+        if not bool(torch.isfinite(value)):
+            raise InvalidInput(
+                f"{name}(x0, y0) is {float(value)}: check the data for NaN or infinite values, or start elsewhere"
+            )
+    if isinstance(lin, AutogradLinearization):
+        check_dependence(lin.depends(), moving=problem.moving)
+    gradients = {
+        "the gradient of upper in x": lin.upper_grad_x,
+        "the gradient of upper in y": lin.upper_grad_y,
+        "the gradient of lower in y": lin.lower_grad_y,
+    }
+    for name, gradient in gradients.items():
+        if not all(bool(torch.isfinite(u).all()) for u in leaves(gradient)):
+            raise InvalidInput(f"{name} is not finite at (x0, y0): is the function differentiable there?")
+
+
+def check_dependence(depends: dict[str, bool], *, moving: bool = False) -> None:
+    """f and g depend on what a bilevel problem needs them to depend on."""
+    hint = "(or its graph is cut: look for detach(), item(), numpy() or torch.no_grad())"
+    if not depends["lower y"]:
+        raise InvalidInput(f"lower does not depend on y {hint}: there is nothing to minimise over y")
+    if not depends["upper x"] and not depends["upper y"]:
+        raise InvalidInput(f"upper depends neither on x nor on y {hint}: F is constant")
+    if not depends["upper y"]:
+        raise InvalidInput(
+            f"upper does not depend on y {hint}: F(x) is then f(x) alone; minimise it with torch.optim"
+        )
+    if not (depends["upper x"] or depends["lower cross"] or moving):
+        raise InvalidInput(
+            f"neither upper nor the gradient of lower in y depends on x {hint}: F does not depend on x"
+        )

@@ -1,0 +1,115 @@
+"""What every hypergradient estimator returns, and what they share.
+
+With z = y - eta grad_y g(x, y) and H in the (smoothed) Jacobian of P_Y at z,
+
+    h = grad_x f - G_xy w,      w = eta H' [I - (I - eta G_yy) H']^{-1} grad_y f.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from ..curvature import largest_curvature
+from ..errors import InvalidInput, InvalidType
+from ..problem import Linearization
+from ..randomness import Noise
+from ..sets.base import ConvexSet, Face
+from ..smoothing import Exact, Perturbed, TwoPoint
+from ..spaces import Space, Vector
+
+Smoothing = Exact | Perturbed | TwoPoint
+
+
+@dataclass(frozen=True)
+class Hypergradient:
+    """A hypergradient with what it took.
+
+    Parameters
+    ----------
+    gradient
+        h, of the shape of x.
+    adjoint
+        w of the shape of y with h = grad_x f - G_xy w (plus the term of a set that moves with x); the warm start of
+        the next linear solve.
+    stats
+        What the estimator has to report: residual, iterations, eta, ...
+    """
+
+    gradient: Vector
+    adjoint: Vector | None = None
+    stats: dict[str, float] = field(default_factory=dict)
+
+
+class Estimator(Protocol):
+    """From a linearisation to a hypergradient."""
+
+    eta: float | str
+
+    def estimate(
+        self,
+        lin: Linearization,
+        noise: Noise,
+        *,
+        curvature: float | None = None,
+        start: Vector | None = None,
+    ) -> Hypergradient:
+        """The hypergradient at the point of `lin`.
+
+        Parameters
+        ----------
+        lin
+            f, g and their derivatives at (x, y).
+        noise
+            The randomness of this step.
+        curvature
+            A known bound on the largest curvature of g in y, for eta = "auto"; estimated when None.
+        start
+            A guess of the adjoint, for estimators that iterate.
+        """
+        ...
+
+
+def check_eta(eta: float | str) -> None:
+    """A positive number, or "auto"."""
+    if isinstance(eta, str):
+        if eta != "auto":
+            raise InvalidInput(f'eta must be a positive number or "auto", got {eta!r}')
+    elif isinstance(eta, bool) or not isinstance(eta, int | float):
+        raise InvalidType(f'eta must be a positive number or "auto", got {eta!r}')
+    elif not 0 < eta < float("inf"):
+        raise InvalidInput(f'eta must be a positive number or "auto", got {eta!r}')
+
+
+def resolve_eta(eta: float | str, lin: Linearization, noise: Noise, curvature: float | None) -> float:
+    """The number behind eta: "auto" is 1/L with L the largest curvature of g in y (so 0 < eta < 2/L: erratum 2)."""
+    if not isinstance(eta, str):
+        return float(eta)
+    if curvature is None:
+        curvature = largest_curvature(lin, noise=noise)
+    return 1.0 / curvature if curvature > 0 else 1.0
+
+
+def gradient_step(lin: Linearization, eta: float) -> Vector:
+    """z = y - eta grad_y g(x, y), the point whose projection is the fixed point of the lower level."""
+    return space_of(lin).add(lin.y, lin.lower_grad_y, -eta)
+
+
+def space_of(lin: Linearization) -> Space:
+    """The space of y at this point."""
+    return lin.problem.y_space(lin.constraint)
+
+
+def draw(
+    smoothing: Smoothing, constraint: ConvexSet, lin: Linearization, z: Vector, noise: Noise, index: int = 0
+) -> Face:
+    """Draw `index` of the smoothed Jacobian at z."""
+    return smoothing.sample(constraint, z, space_of(lin), noise, index)
+
+
+def assemble(lin: Linearization, w: Vector, z: Vector, u: Vector) -> Vector:
+    """h = grad_x f - G_xy w + theta_x' P_theta' u, with u = [I - (I - eta G_yy) H']^{-1} grad_y f."""
+    x_space = lin.problem.x_space
+    h = x_space.add(lin.upper_grad_x, lin.lower_cross(w), -1.0)
+    through_set = lin.problem.constraint_vjp(lin.x, z, u)
+    return h if through_set is None else x_space.add(h, through_set)

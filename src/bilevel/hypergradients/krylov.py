@@ -1,0 +1,102 @@
+"""Krylov methods that need only products with a matrix and a `Space`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+from ..spaces import Space, Vector
+
+Operator = Callable[[Vector], Vector]
+
+
+class LinearSolution(NamedTuple):
+    """The solution, |b - A x| / |b|, the products with A, and whether A was seen not to be positive definite."""
+
+    value: Vector
+    residual: float
+    iterations: int
+    indefinite: bool = False
+
+
+def conjugate_gradients(
+    operator: Operator, b: Vector, start: Vector | None, space: Space, *, tol: float, max_iterations: int
+) -> LinearSolution:
+    """Solve A x = b for symmetric positive semi-definite A (Hestenes & Stiefel 1952), b in the range of A."""
+    scale = float(space.norm(b))
+    if scale == 0.0:
+        return LinearSolution(space.zeros_like(b), 0.0, 0)
+    x, residual = (space.zeros_like(b), b) if start is None else (start, space.add(b, operator(start), -1.0))
+    if start is not None and not float(space.norm(residual)) < scale:  # a stale start is worse than none
+        x, residual = space.zeros_like(b), b
+    direction, square = residual, float(space.dot(residual, residual))
+    for k in range(max_iterations):
+        if square**0.5 <= tol * scale:
+            return LinearSolution(x, square**0.5 / scale, k)
+        product = operator(direction)
+        along = float(space.dot(direction, product))
+        if along <= 0.0:
+            return LinearSolution(x, square**0.5 / scale, k, indefinite=along < 0.0)
+        x = space.add(x, direction, square / along)
+        residual = space.add(residual, product, -square / along)
+        previous, square = square, float(space.dot(residual, residual))
+        direction = space.add(residual, direction, square / previous)
+    return LinearSolution(x, square**0.5 / scale, max_iterations)
+
+
+def gmres(
+    operator: Operator,
+    b: Vector,
+    start: Vector | None,
+    space: Space,
+    *,
+    tol: float,
+    max_iterations: int,
+    restart: int = 50,
+) -> LinearSolution:
+    """Solve A x = b for any A by restarted GMRES (Saad & Schultz 1986)."""
+    scale = float(space.norm(b))
+    if scale == 0.0:
+        return LinearSolution(space.zeros_like(b), 0.0, 0)
+    x = space.zeros_like(b) if start is None else start
+    iterations = 0
+    while True:
+        residual = space.add(b, operator(x), -1.0)
+        length = float(space.norm(residual))
+        if length <= tol * scale or iterations >= max_iterations:
+            return LinearSolution(x, length / scale, iterations)
+        steps = min(restart, max_iterations - iterations)
+        correction, used = _arnoldi_cycle(operator, residual, length, space, tol * scale, steps)
+        x, iterations = space.add(x, correction), iterations + used
+
+
+def _arnoldi_cycle(
+    operator: Operator, residual: Vector, length: float, space: Space, target: float, steps: int
+) -> tuple[Vector, int]:
+    """The best correction in the Krylov space of `residual`: minimise |length e_1 - Hess c| over c."""
+    basis = [space.scaled(residual, 1.0 / length)]
+    hessenberg = torch.zeros(steps + 1, steps, dtype=torch.float64)
+    right = torch.zeros(steps + 1, 1, dtype=torch.float64)
+    right[0] = length
+    for j in range(steps):
+        v = operator(basis[j])
+        size = float(space.norm(v))
+        for _ in range(2):  # modified Gram-Schmidt, twice: orthogonal to rounding
+            for i, q in enumerate(basis):
+                overlap = float(space.dot(q, v))
+                hessenberg[i, j] += overlap
+                v = space.add(v, q, -overlap)
+        norm = float(space.norm(v))
+        hessenberg[j + 1, j] = norm
+        small, rhs = hessenberg[: j + 2, : j + 1], right[: j + 2]
+        coefficients = torch.linalg.lstsq(small, rhs, driver="gelsd").solution
+        left = float((rhs - small @ coefficients).norm())
+        if left <= target or norm <= 1e-14 * size or j == steps - 1:
+            break
+        basis.append(space.scaled(v, 1.0 / norm))
+    correction = space.zeros_like(residual)
+    for c, q in zip(coefficients[:, 0].tolist(), basis, strict=False):
+        correction = space.add(correction, q, c)
+    return correction, j + 1

@@ -1,0 +1,123 @@
+"""The hypergradient by a linear system solved to a tolerance: the limit Q -> infinity of the Neumann series."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from .. import tolerances
+from ..errors import InvalidInput
+from ..problem import Linearization
+from ..randomness import Noise
+from ..smoothing import Exact, TwoPoint
+from ..sets.base import Face
+from ..spaces import Space, Vector, leaves
+from .base import Hypergradient, Smoothing, assemble, check_eta, draw, gradient_step, resolve_eta, space_of
+from .krylov import LinearSolution, conjugate_gradients, gmres
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearSolve:
+    """h = f_x - G_xy w with w = eta H [I - (I - eta G_yy) H]^{-1} f_y, by a Krylov method.
+
+    Where H is an orthogonal projector Pi on a face (polyhedral sets), w = Pi (Pi G_yy Pi)^+ Pi f_y: no eta in it,
+    symmetric, and solved by conjugate gradients on the face. Elsewhere q = w/eta solves
+    (I - H + eta H G_yy) q = H f_y, by GMRES.
+
+    Parameters
+    ----------
+    tol
+        Relative residual of the linear system; default 1e-10 in float64, 4e-5 in float32.
+    max_iterations
+        Hessian products at most.
+    eta
+        The step of the fixed-point map, or "auto" for 1/L. It decides which face z = y - eta grad_y g lies on while y
+        is not yet y*(x).
+    smoothing
+        Exact(), or Perturbed(radius=...) to take the face at a random nearby point.
+
+    Examples
+    --------
+    >>> LinearSolve(tol=1e-6)
+    LinearSolve(tol=1e-06, max_iterations=1000, eta='auto', smoothing=Exact())
+    """
+
+    tol: float | None = None
+    max_iterations: int = 1000
+    eta: float | Literal["auto"] = "auto"
+    smoothing: Smoothing = Exact()  # noqa: RUF009  (frozen)
+
+    def __post_init__(self) -> None:
+        check_eta(self.eta)
+        if self.tol is not None and not 0 < self.tol < 1:
+            raise InvalidInput(f"tol must lie between 0 and 1, got {self.tol!r}")
+        if not isinstance(self.max_iterations, int) or self.max_iterations < 1:
+            raise InvalidInput(f"max_iterations must be a positive integer, got {self.max_iterations!r}")
+        if isinstance(self.smoothing, TwoPoint):
+            raise InvalidInput(
+                "LinearSolve cannot use smoothing=TwoPoint(): its draws are not symmetric and may exceed norm 1; "
+                "use Exact() or Perturbed(), or Neumann with TwoPoint"
+            )
+
+    def estimate(
+        self,
+        lin: Linearization,
+        noise: Noise,
+        *,
+        curvature: float | None = None,
+        start: Vector | None = None,
+    ) -> Hypergradient:
+        """See `Estimator.estimate`; `start` is the adjoint of a nearby point."""
+        eta = resolve_eta(self.eta, lin, noise, curvature)
+        z, space = gradient_step(lin, eta), space_of(lin)
+        face = draw(self.smoothing, lin.constraint, lin, z, noise)
+        tol = tolerances.linear_residual(leaves(lin.y)[0].dtype) if self.tol is None else self.tol
+        if face.is_projector:
+            solution = self._on_face(lin, face, space, start, tol)
+            w = solution.value
+        else:
+            solution = self._general(lin, face, space, eta, start, tol)
+            w = space.scaled(solution.value, eta)
+        u = self._through(lin, space, w, eta) if lin.problem.moving else w
+        stats = {
+            "eta": eta,
+            "residual": solution.residual,
+            "iterations": float(solution.iterations),
+            "indefinite": float(solution.indefinite),
+        }
+        return Hypergradient(assemble(lin, w, z, u), w, stats)
+
+    def _on_face(
+        self, lin: Linearization, face: Face, space: Space, start: Vector | None, tol: float
+    ) -> LinearSolution:
+        """Pi G_yy Pi w = Pi f_y."""
+        return conjugate_gradients(
+            lambda v: face.apply(lin.lower_hvp(v)),
+            face.apply(lin.upper_grad_y),
+            None if start is None else face.apply(start),
+            space,
+            tol=tol,
+            max_iterations=self.max_iterations,
+        )
+
+    def _general(
+        self, lin: Linearization, face: Face, space: Space, eta: float, start: Vector | None, tol: float
+    ) -> LinearSolution:
+        """(I - H + eta H G_yy) q = H f_y."""
+
+        def operator(q: Vector) -> Vector:
+            turned = face.apply(space.add(q, lin.lower_hvp(q), -eta))
+            return space.add(q, turned, -1.0)
+
+        return gmres(
+            operator,
+            face.apply(lin.upper_grad_y),
+            None if start is None else space.scaled(start, 1.0 / eta),
+            space,
+            tol=tol,
+            max_iterations=self.max_iterations,
+        )
+
+    def _through(self, lin: Linearization, space: Space, w: Vector, eta: float) -> Vector:
+        """u = f_y + w/eta - G_yy w: the whole u, not only its part on the face (method section 2)."""
+        return space.add(space.add(lin.upper_grad_y, w, 1.0 / eta), lin.lower_hvp(w), -1.0)

@@ -1,0 +1,94 @@
+"""The Neumann series of the inverse, truncated at random (the paper's) or summed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from ..curvature import largest_curvature
+from ..errors import InvalidInput
+from ..problem import Linearization
+from ..randomness import Noise
+from ..smoothing import Perturbed
+from ..spaces import Vector
+from .base import Hypergradient, Smoothing, assemble, check_eta, draw, gradient_step, resolve_eta, space_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Neumann:
+    """h = f_x - eta G_xy H_0 sum_{q<Q} prod_{i<=q} [(I - eta G_yy) H_i] f_y.
+
+    With truncation="random" (equation for the stochastic hypergradient, section 3.3 of the paper) c is drawn uniformly
+    from {0, ..., Q-1} and Q times the c-th term stands for the sum; each H_i has its own draw. With truncation="full"
+    all Q terms are summed: the same expectation, far less noise. The series converges for 0 < eta < 2/L, L the
+    largest curvature of g on the current face (erratum 2), and is far from its limit for small Q (erratum 8): when
+    you want the gradient rather than a cheap direction, use `LinearSolve`.
+
+    Parameters
+    ----------
+    terms
+        Q >= 1.
+    eta
+        The step of the fixed-point map, or "auto" for 1/L.
+    truncation
+        "random" or "full".
+    smoothing
+        How the Jacobian of the projection is estimated.
+
+    Examples
+    --------
+    >>> Neumann(terms=3, eta=0.5)
+    Neumann(terms=3, eta=0.5, truncation='random', smoothing=Perturbed(radius=1e-06))
+    """
+
+    terms: int = 3
+    eta: float | Literal["auto"] = "auto"
+    truncation: Literal["random", "full"] = "random"
+    smoothing: Smoothing = Perturbed()  # noqa: RUF009  (frozen)
+
+    def __post_init__(self) -> None:
+        check_eta(self.eta)
+        if isinstance(self.terms, bool) or not isinstance(self.terms, int) or self.terms < 1:
+            raise InvalidInput(f"terms (Q) must be an integer of at least 1, got {self.terms!r}")
+        if self.truncation not in ("random", "full"):
+            raise InvalidInput(f'truncation must be "random" or "full", got {self.truncation!r}')
+
+    def estimate(
+        self,
+        lin: Linearization,
+        noise: Noise,
+        *,
+        curvature: float | None = None,
+        start: Vector | None = None,
+    ) -> Hypergradient:
+        """See `Estimator.estimate`; `start` is not used."""
+        eta = resolve_eta(self.eta, lin, noise, curvature)
+        z, space = gradient_step(lin, eta), space_of(lin)
+        products, weight = self._length(noise)
+        term = total = lin.upper_grad_y
+        for i in range(1, products + 1):
+            turned = draw(self.smoothing, lin.constraint, lin, z, noise, i).apply(term)
+            term = space.add(turned, lin.lower_hvp(turned), -eta)
+            total = space.add(total, term) if self.truncation == "full" else term
+        u = space.scaled(total, weight)
+        w = space.scaled(draw(self.smoothing, lin.constraint, lin, z, noise, 0).apply(u), eta)
+        stats = {"eta": eta, "terms": float(products + 1)}
+        return Hypergradient(assemble(lin, w, z, u), w, stats)
+
+    def _length(self, noise: Noise) -> tuple[int, float]:
+        """How many factors are multiplied, and the weight of the result."""
+        if self.truncation == "full":
+            return self.terms - 1, 1.0
+        drawn = torch.randint(self.terms, (), generator=noise.generator("truncation"))
+        return int(drawn), float(self.terms)
+
+    def contraction(self, lin: Linearization, noise: Noise, *, curvature: float | None = None) -> float:
+        """eta L - 1 with L the largest curvature on the current face: at 1 and beyond the series diverges.
+
+        (Below 1 the series converges; how fast also depends on the smallest curvature.)
+        """
+        eta = resolve_eta(self.eta, lin, noise, curvature)
+        face = lin.constraint.jacobian(gradient_step(lin, eta))
+        return eta * largest_curvature(lin, face=face, noise=noise) - 1.0

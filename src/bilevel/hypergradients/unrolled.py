@@ -1,0 +1,66 @@
+"""The hypergradient by reverse mode through projected-gradient steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ..errors import InvalidInput
+from ..problem import Linearization
+from ..randomness import Noise
+from ..spaces import Vector
+from .base import Hypergradient, check_eta, gradient_step, resolve_eta, space_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unrolled:
+    """d/dx f(x, y_K(x)) with y_{t+1} = P_Y(y_t - eta grad_y g(x, y_t)), y_0 held fixed.
+
+    Backwards, with a = f_y(x, y_K): u = H_t a; h -= eta G_xy u; a = u - eta G_yy u. Memory grows with `steps`.
+
+    Parameters
+    ----------
+    steps
+        K >= 1.
+    eta
+        The step size, or "auto" for 1/L.
+
+    Examples
+    --------
+    >>> Unrolled(steps=100)
+    Unrolled(steps=100, eta='auto')
+    """
+
+    steps: int = 100
+    eta: float | Literal["auto"] = "auto"
+
+    def __post_init__(self) -> None:
+        check_eta(self.eta)
+        if isinstance(self.steps, bool) or not isinstance(self.steps, int) or self.steps < 1:
+            raise InvalidInput(f"steps must be an integer of at least 1, got {self.steps!r}")
+
+    def estimate(
+        self,
+        lin: Linearization,
+        noise: Noise,
+        *,
+        curvature: float | None = None,
+        start: Vector | None = None,
+    ) -> Hypergradient:
+        """See `Estimator.estimate`; the steps start at the point of `lin`, and `start` is not used."""
+        problem, space, x_space = lin.problem, space_of(lin), lin.problem.x_space
+        eta = resolve_eta(self.eta, lin, noise, curvature)
+        path = [lin]
+        for _ in range(self.steps):
+            y = problem.project(lin.constraint, gradient_step(path[-1], eta))
+            path.append(problem.linearize(lin.x, y, lin.batch))
+        last = path.pop()
+        h, a = last.upper_grad_x, last.upper_grad_y
+        for point in reversed(path):
+            z = gradient_step(point, eta)
+            u = lin.constraint.jacobian(z).apply(a)
+            through_set = problem.constraint_vjp(lin.x, z, a)
+            h = x_space.add(h, point.lower_cross(u), -eta)
+            h = h if through_set is None else x_space.add(h, through_set)
+            a = space.add(u, point.lower_hvp(u), -eta)
+        return Hypergradient(h, None, {"eta": eta, "steps": float(self.steps)})

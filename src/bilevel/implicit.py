@@ -1,0 +1,159 @@
+"""For people who own their outer loop: the hypergradient at a point, and argmin as a differentiable layer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .checks import check_lower_start, check_vector
+from .errors import InvalidInput
+from .hypergradients import Estimator, Hypergradient, LinearSolve
+from .lower import solve_lower, uncounted, warn_if_unsolved
+from .problem import Linearization, Problem
+from .randomness import Noise, Seeds
+from .spaces import Vector, leaves, like, tree_map
+
+
+def hypergradient(
+    problem: Problem,
+    x: Vector,
+    y: Vector | None = None,
+    *,
+    method: Estimator | None = None,
+    seed: int | Seeds = 0,
+    details: bool = False,
+) -> Any:
+    """The gradient of F(x) = f(x, y*(x)), or its estimate at a given y.
+
+    Parameters
+    ----------
+    problem, x
+        The problem and the upper variable.
+    y
+        The lower variable; when None the lower level is solved first.
+    method
+        `LinearSolve()` (default), `Neumann(...)` or `Unrolled(...)`.
+    seed
+        For methods that draw.
+    details
+        Return the `Hypergradient` with its adjoint and statistics instead of the gradient alone.
+
+    Examples
+    --------
+    >>> import bilevel, torch
+    >>> problem = bilevel.Problem(
+    ...     upper=lambda x, y: y.square().sum(), lower=lambda x, y: (y - x).square().sum(),
+    ...     constraint=bilevel.sets.NonNegative(), y0=torch.zeros(2))
+    >>> hypergradient(problem, torch.tensor([1.0, -1.0]))
+    tensor([2., 0.])
+    """
+    problem = uncounted(problem)
+    x = tree_map(Tensor.detach, check_vector("x", x))
+    if y is None:
+        solution = solve_lower(problem, x)
+        warn_if_unsolved(solution)
+        y = solution.y
+    else:
+        y = check_lower_start(problem, problem.constraint_at(x), y)
+    lin = problem.linearize(x, y)
+    result: Hypergradient = (method or LinearSolve()).estimate(lin, Noise(Seeds.of(seed)))
+    return result if details else result.gradient
+
+
+def argmin(
+    problem: Problem,
+    x: Vector,
+    y0: Vector | None = None,
+    *,
+    tol: float | None = None,
+    max_steps: int = 20_000,
+    method: LinearSolve | None = None,
+) -> Any:
+    """y*(x) = argmin over y in Y of g(x, y), differentiable in x: loss(argmin(problem, x)).backward() works.
+
+    Backward is one implicit linear solve at the solution; only `lower` and `constraint` of the problem matter.
+
+    Parameters
+    ----------
+    problem, x, y0, tol, max_steps
+        As in `solve_lower`.
+    method
+        The linear solve of the backward pass.
+
+    Examples
+    --------
+    >>> import bilevel, torch
+    >>> problem = bilevel.Problem(
+    ...     upper=lambda x, y: y.sum(), lower=lambda x, y: (y - x).square().sum(),
+    ...     constraint=bilevel.sets.L1Ball(1.0), y0=torch.zeros(2))
+    >>> x = torch.tensor([2.0, 0.5], requires_grad=True)
+    >>> argmin(problem, x).square().sum().backward()
+    >>> x.grad
+    tensor([0., 0.])
+    """
+    problem = uncounted(problem)
+    solution = solve_lower(problem, check_vector("x", x), y0, tol=tol, max_steps=max_steps)
+    warn_if_unsolved(solution)
+    context = _Solved(problem, x, solution.y, method or LinearSolve())
+    outputs = _ArgminFunction.apply(context, *leaves(x))
+    return like(solution.y, outputs)  # type: ignore[arg-type]
+
+
+class _Solved:
+    """What the backward pass of `argmin` needs, with vectors as flat lists of tensors."""
+
+    def __init__(self, problem: Problem, x: Vector, y: Vector, method: LinearSolve) -> None:
+        self.problem, self.y, self.method = problem, y, method
+        self.x = tree_map(Tensor.detach, x)
+
+    def pull_back(self, cotangents: tuple[Tensor, ...]) -> list[Tensor]:
+        lin = _Cotangent(self.problem.linearize(self.x, self.y), like(self.y, cotangents))
+        return leaves(self.method.estimate(lin, Noise()).gradient)
+
+
+class _ArgminFunction(torch.autograd.Function):
+    """y*(x) forwards; -G_xy w backwards."""
+
+    @staticmethod
+    def forward(ctx: Any, context: _Solved, *x: Tensor) -> tuple[Tensor, ...]:
+        ctx.context = context
+        return tuple(u.clone() for u in leaves(context.y))
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Any, ...]:
+        return (None, *ctx.context.pull_back(cotangents))
+
+
+class _Cotangent(Linearization):
+    """The lower level of `lin` under the upper function <cotangent, y>."""
+
+    def __init__(self, lin: Linearization, cotangent: Vector) -> None:
+        super().__init__(lin.problem, lin.x, lin.y, lin.batch)
+        self._lin, self._cotangent = lin, cotangent
+
+    def _upper_value(self) -> Tensor:
+        raise InvalidInput("argmin has no upper value")
+
+    def _upper_gradients(self) -> tuple[Vector, Vector]:
+        return tree_map(torch.zeros_like, self.x), self._cotangent
+
+    def _lower_value(self) -> Tensor:
+        return self._lin.lower_value
+
+    def _lower_gradient_x(self) -> Vector:
+        return self._lin.lower_grad_x
+
+    def _lower_gradient_y(self) -> Vector:
+        return self._lin.lower_grad_y
+
+    def _lower_hvp(self, v: Vector) -> Vector:
+        return self._lin.lower_hvp(v)
+
+    def _lower_cross(self, v: Vector) -> Vector:
+        return self._lin.lower_cross(v)
+
+
+__all__ = ["argmin", "hypergradient"]

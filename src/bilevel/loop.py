@@ -1,0 +1,279 @@
+"""The one loop: evaluation, history, early stopping, output rules. Solvers only know how to take a step."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Literal
+
+import torch
+
+from .checks import check_start
+from .errors import InvalidInput, InvalidType
+from .hypergradients import LinearSolve
+from .lower import lower_residual, solve_lower, uncounted
+from .problem import Problem
+from .randomness import Seeds
+from .solution import Record, Solution, Status
+from .solvers import DMLCBO, Solver, State
+from .spaces import Vector
+
+Callback = Callable[[Record, Any], Any]
+Output = Literal["last", "best", "sampled"]
+
+POLISHING_STEPS = 50
+"""Lower-level steps before f is compared in output="best": f at an unconverged y flatters."""
+
+
+def iterate(
+    problem: Problem,
+    x0: Vector,
+    y0: Vector | None = None,
+    *,
+    solver: Solver | None = None,
+    seed: int | Seeds = 0,
+) -> Iterator[Any]:
+    """The states of a run, one per step and without end, for people who own their training loop.
+
+    Examples
+    --------
+    >>> import bilevel, torch
+    >>> problem = bilevel.Problem(
+    ...     upper=lambda x, y: (y - 1).square().sum(), lower=lambda x, y: (y - x).square().sum())
+    >>> for state in iterate(problem, torch.zeros(2), torch.zeros(2)):
+    ...     if state.step == 300:
+    ...         break
+    >>> bool((state.x - 1).abs().max() < 0.05)
+    True
+    """
+    solver = DMLCBO() if solver is None else solver
+    x, y = check_start(problem, x0, y0)
+    state = solver.init(problem, x, y, Seeds.of(seed))
+    while True:
+        state = solver.step(problem, state)
+        yield state
+
+
+def minimize(
+    problem: Problem,
+    x0: Vector | None = None,
+    y0: Vector | None = None,
+    *,
+    solver: Solver | None = None,
+    steps: int = 10_000,
+    seed: int | Seeds = 0,
+    evaluate_every: int = 100,
+    tol: float | None = None,
+    output: Output = "last",
+    callbacks: Iterable[Callback] = (),
+    progress: bool = False,
+    resume: Solution | State | None = None,
+) -> Solution:
+    """min_x f(x, y*(x)) with y*(x) = argmin over y in Y of g(x, y).
+
+    Parameters
+    ----------
+    problem
+        f, g and the sets.
+    x0, y0
+        Where to start; y0 must lie in Y (default `problem.y0`). They are not changed.
+    solver
+        Default `DMLCBO()`.
+    steps
+        How many steps to take (when resuming: how many more).
+    seed
+        A number, or `Seeds(...)` to vary one source of randomness alone. The same seed gives the same bits on one
+        thread of the same machine and torch build.
+    evaluate_every
+        A `Record` is made, and callbacks are called, every so many steps and at the end.
+    tol
+        Stop at the first evaluation where stationarity and lower residual are both within tol.
+    output
+        "last"; "best": lowest f after 50 lower-level steps among the evaluations; "sampled": an iterate drawn
+        uniformly from all steps, as in the theory.
+    callbacks
+        Functions of (record, state); one that returns True ends the run.
+    progress
+        Show a progress bar.
+    resume
+        A `Solution` or its state to continue from, instead of x0 and y0.
+
+    Examples
+    --------
+    >>> import bilevel, torch
+    >>> target = torch.tensor([0.5, -0.2])
+    >>> problem = bilevel.Problem(
+    ...     upper=lambda x, y: (y - target).square().sum(),
+    ...     lower=lambda x, y: (y - x).square().sum(),
+    ...     constraint=bilevel.sets.L1Ball(radius=1.0),
+    ... )
+    >>> solution = minimize(problem, torch.zeros(2), torch.zeros(2), steps=1000)
+    >>> solution.status, [round(v, 2) for v in solution.y.tolist()]
+    (<Status.STEPS: 'all steps were taken'>, [0.5, -0.2])
+    """
+    _check_settings(problem, solver, steps, evaluate_every, tol, output)
+    solver = DMLCBO() if solver is None else solver
+    run = _Run(uncounted(problem), solver, tol, output)
+    if resume is None:
+        run.start(x0, y0, Seeds.of(seed))
+    else:
+        run.resume(resume)
+    with _progress_bar(progress, steps) as show:
+        return run.loop(steps, evaluate_every, [*callbacks, show])
+
+
+class _Run:
+    """The moving parts of one call of `minimize`."""
+
+    def __init__(self, problem: Problem, solver: Solver, tol: float | None, output: Output) -> None:
+        self.problem, self.solver, self.tol, self.output = problem, solver, tol, output
+        self.history: list[Record] = []
+        self.seconds = 0.0
+        self.series_diverged = 0
+        self.best: tuple[float, Vector, Vector] | None = None
+        self.sampled: tuple[Vector, Vector] | None = None
+        self.state: Any = None
+
+    def start(self, x0: Any, y0: Any, seeds: Seeds) -> None:
+        x, y = check_start(uncounted(self.problem), x0, y0)
+        began = time.perf_counter()
+        self.state = self.solver.init(self.problem, x, y, seeds)
+        self.seconds += time.perf_counter() - began
+
+    def resume(self, earlier: Solution | State) -> None:
+        if isinstance(earlier, Solution):
+            self.history = list(earlier.history)
+            self.seconds = float(earlier.stats.get("seconds", 0.0))
+            self.series_diverged = int(earlier.stats.get("series_diverged", 0))
+            for name in self.problem.costs.as_dict():
+                setattr(self.problem.costs, name, int(earlier.stats.get(name, 0)))
+            earlier = earlier.state
+        if not isinstance(earlier, State):
+            raise InvalidType(f"resume must be a Solution or a solver's State, got {type(earlier).__name__}")
+        self.state = earlier
+
+    def loop(self, steps: int, evaluate_every: int, callbacks: list[Callback]) -> Solution:
+        last = self.state.step + steps
+        status = Status.STEPS
+        try:
+            while self.state.step < last:
+                if not self._advance():
+                    status = Status.DIVERGED
+                    break
+                if self.state.step % evaluate_every == 0 or self.state.step == last:
+                    stop = self._evaluate(callbacks)
+                    if stop is not None:
+                        status = stop
+                        break
+        except KeyboardInterrupt:
+            status = Status.INTERRUPTED
+        if status in (Status.STEPS, Status.STATIONARY) and self.series_diverged:
+            status = Status.SERIES_DIVERGES
+        return self._solution(status)
+
+    def _advance(self) -> bool:
+        """Take one step; keep the old state when the new one is not finite."""
+        began = time.perf_counter()
+        new = self.solver.step(self.problem, self.state)
+        self.seconds += time.perf_counter() - began
+        if not _finite(self.problem, new):
+            return False
+        self.state = new
+        if self.output == "sampled":
+            self._reservoir()
+        return True
+
+    def _reservoir(self) -> None:
+        """Keep iterate k with probability 1/k: after K steps each of them is kept with probability 1/K."""
+        k = self.state.step
+        draw = torch.rand((), generator=self.state.noise().generator("output"), dtype=torch.float64)
+        if self.sampled is None or float(draw) * k < 1.0:
+            self.sampled = (self.state.x, self.state.y)
+
+    def _evaluate(self, callbacks: list[Callback]) -> Status | None:
+        record = self._record()
+        self.history.append(record)
+        if record.contraction is not None and record.contraction >= 1.0:
+            self.series_diverged += 1
+        if self.output == "best":
+            self._keep_best()
+        asked = [callback(record, self.state) for callback in callbacks]
+        if any(answer is True for answer in asked):
+            return Status.STOPPED
+        if self.tol is not None and max(record.stationarity, record.lower_residual) <= self.tol:
+            return Status.STATIONARY
+        return None
+
+    def _record(self) -> Record:
+        problem, state = uncounted(self.problem), self.state
+        lin = problem.linearize(state.x, state.y)
+        measure = LinearSolve(tol=1e-4, max_iterations=200).estimate(lin, state.noise())
+        contraction = getattr(getattr(self.solver, "hypergradient", None), "contraction", None)
+        return Record(
+            step=state.step,
+            seconds=self.seconds,
+            upper=float(lin.upper_value),
+            lower_residual=lower_residual(problem, state.x, state.y),
+            stationarity=_stationarity(problem, state.x, measure.gradient),
+            contraction=None if contraction is None else contraction(lin, state.noise()),
+            costs=self.problem.costs.as_dict(),
+        )
+
+    def _keep_best(self) -> None:
+        problem, state = uncounted(self.problem), self.state
+        y = solve_lower(problem, state.x, state.y, max_steps=POLISHING_STEPS).y
+        value = float(problem.linearize(state.x, y).upper_value)
+        if self.best is None or value < self.best[0]:
+            self.best = (value, state.x, y)
+
+    def _solution(self, status: Status) -> Solution:
+        x, y = self.state.x, self.state.y
+        if self.output == "best" and self.best is not None:
+            _, x, y = self.best
+        if self.output == "sampled" and self.sampled is not None:
+            x, y = self.sampled
+        stats: dict[str, float] = {
+            "steps": self.state.step,
+            "seconds": self.seconds,
+            "series_diverged": self.series_diverged,
+            **self.problem.costs.as_dict(),
+        }
+        x, y, state = copy.deepcopy((x, y, self.state))
+        return Solution(x=x, y=y, status=status, history=self.history, stats=stats, state=state)
+
+
+def _finite(problem: Problem, state: State) -> bool:
+    space = problem.x_space
+    moving = [state.x, state.y]
+    moving += [getattr(state, name) for name in ("upper_momentum", "lower_momentum") if hasattr(state, name)]
+    return all(space.is_finite(vector) for vector in moving)
+
+
+def _stationarity(problem: Problem, x: Vector, h: Vector) -> float:
+    """|x - P_X(x - h)|, which is |h| when x is free."""
+    space = problem.x_space
+    moved = problem.upper_constraint.project(space.add(x, h, -1.0))
+    return float(space.norm(space.add(x, moved, -1.0)))
+
+
+def _check_settings(
+    problem: Any, solver: Any, steps: Any, evaluate_every: Any, tol: Any, output: Any
+) -> None:
+    if not isinstance(problem, Problem):
+        raise InvalidType(f"problem must be a bilevel.Problem, got {type(problem).__name__}")
+    if isinstance(solver, type) or not (solver is None or (hasattr(solver, "init") and hasattr(solver, "step"))):
+        raise InvalidType(f"solver must be an object such as bilevel.DMLCBO(), got {solver!r}")
+    for name, value in (("steps", steps), ("evaluate_every", evaluate_every)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise InvalidInput(f"{name} must be an integer of at least 1, got {value!r}")
+    if tol is not None and not tol > 0:
+        raise InvalidInput(f"tol must be positive, got {tol!r}")
+    if output not in ("last", "best", "sampled"):
+        raise InvalidInput(f'output must be "last", "best" or "sampled", got {output!r}')
+
+
+def _progress_bar(wanted: bool, steps: int) -> Any:
+    from .progress import ProgressBar, Silent
+
+    return ProgressBar(steps) if wanted else Silent()

@@ -1,0 +1,367 @@
+"""The bilevel problem, and all that any method may ask of it at one point."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .errors import InvalidInput, InvalidType
+from .sets.base import ConvexSet
+from .sets.free_space import FreeSpace
+from .spaces import Space, Vector, leaves, like, tree_map
+
+Objective = Callable[..., Tensor]
+
+
+@dataclass
+class Costs:
+    """What a run has asked for so far; the same counts for every method.
+
+    Examples
+    --------
+    >>> Costs(lower_gradients=3).as_dict()["lower_gradients"]
+    3
+    """
+
+    upper_gradients: int = 0
+    lower_gradients: int = 0
+    hessian_products: int = 0
+    cross_products: int = 0
+    projections: int = 0
+
+    def as_dict(self) -> dict[str, int]:
+        """The counts by name."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+class Linearization(ABC):
+    """f, g and their derivatives at one point (x, y), for one batch; everything is computed when first asked.
+
+    The default, `AutogradLinearization`, works for any f and g. A problem with structure supplies its own by the
+    six `_...` methods and returns it from `Problem.linearize`; every method of the library then uses it.
+    """
+
+    def __init__(self, problem: Problem, x: Vector, y: Vector, batch: Any = None) -> None:
+        self.problem, self.x, self.y, self.batch = problem, x, y, batch
+
+    @cached_property
+    def constraint(self) -> ConvexSet:
+        """The set Y at this x."""
+        return self.problem.constraint_at(self.x)
+
+    @cached_property
+    def upper_value(self) -> Tensor:
+        """f(x, y), a 0-dimensional tensor."""
+        return self._upper_value()
+
+    @cached_property
+    def lower_value(self) -> Tensor:
+        """g(x, y), a 0-dimensional tensor."""
+        return self._lower_value()
+
+    @cached_property
+    def _upper_grads(self) -> tuple[Vector, Vector]:
+        self.problem.costs.upper_gradients += 1
+        return self._upper_gradients()
+
+    @property
+    def upper_grad_x(self) -> Vector:
+        """grad_x f(x, y)."""
+        return self._upper_grads[0]
+
+    @property
+    def upper_grad_y(self) -> Vector:
+        """grad_y f(x, y)."""
+        return self._upper_grads[1]
+
+    @cached_property
+    def lower_grad_x(self) -> Vector:
+        """grad_x g(x, y)."""
+        self.problem.costs.lower_gradients += 1
+        return self._lower_gradient_x()
+
+    @cached_property
+    def lower_grad_y(self) -> Vector:
+        """grad_y g(x, y)."""
+        self.problem.costs.lower_gradients += 1
+        return self._lower_gradient_y()
+
+    def lower_hvp(self, v: Vector) -> Vector:
+        """grad^2_yy g . v, of the shape of y."""
+        self.problem.costs.hessian_products += 1
+        return self._lower_hvp(v)
+
+    def lower_cross(self, v: Vector) -> Vector:
+        """grad^2_xy g . v, of the shape of x."""
+        self.problem.costs.cross_products += 1
+        return self._lower_cross(v)
+
+    @abstractmethod
+    def _upper_value(self) -> Tensor: ...
+
+    @abstractmethod
+    def _lower_value(self) -> Tensor: ...
+
+    @abstractmethod
+    def _upper_gradients(self) -> tuple[Vector, Vector]: ...
+
+    @abstractmethod
+    def _lower_gradient_x(self) -> Vector: ...
+
+    @abstractmethod
+    def _lower_gradient_y(self) -> Vector: ...
+
+    @abstractmethod
+    def _lower_hvp(self, v: Vector) -> Vector: ...
+
+    @abstractmethod
+    def _lower_cross(self, v: Vector) -> Vector: ...
+
+
+class AutogradLinearization(Linearization):
+    """The linearisation of any f and g written in torch: one graph each, one vector-Jacobian product per question."""
+
+    @cached_property
+    def _leaves(self) -> tuple[Vector, Vector]:
+        return _as_leaves(self.x), _as_leaves(self.y)
+
+    @cached_property
+    def _upper_graph(self) -> Tensor:
+        return self.problem.call_upper(*self._leaves, self.batch)
+
+    @cached_property
+    def _lower_graph(self) -> Tensor:
+        return self.problem.call_lower(*self._leaves, self.batch)
+
+    @cached_property
+    def _lower_gradient_graph(self) -> list[Tensor]:
+        """grad_y g with its own graph: the second derivatives are vector-Jacobian products of it."""
+        return _vjp([self._lower_graph], leaves(self._leaves[1]), None, create_graph=True)
+
+    def _upper_value(self) -> Tensor:
+        return self._upper_graph.detach()
+
+    def _lower_value(self) -> Tensor:
+        return self._lower_graph.detach()
+
+    def _upper_gradients(self) -> tuple[Vector, Vector]:
+        x, y = self._leaves
+        gradients = _vjp([self._upper_graph], leaves(x) + leaves(y), None)
+        count = len(leaves(x))
+        return like(x, gradients[:count]), like(y, gradients[count:])
+
+    def _lower_gradient_x(self) -> Vector:
+        x, _ = self._leaves
+        return like(x, _vjp([self._lower_graph], leaves(x), None))
+
+    def _lower_gradient_y(self) -> Vector:
+        return like(self.y, [gradient.detach() for gradient in self._lower_gradient_graph])
+
+    def _lower_hvp(self, v: Vector) -> Vector:
+        _, y = self._leaves
+        return like(y, _vjp(self._lower_gradient_graph, leaves(y), leaves(v)))
+
+    def _lower_cross(self, v: Vector) -> Vector:
+        x, _ = self._leaves
+        return like(x, _vjp(self._lower_gradient_graph, leaves(x), leaves(v)))
+
+    def depends(self) -> dict[str, bool]:
+        """Which of "upper x", "upper y", "lower y", "lower cross" reach the value through differentiable operations."""
+        x, y = (leaves(tree) for tree in self._leaves)
+        gradient = self._lower_gradient_graph if _reaches([self._lower_graph], y) else []
+        return {
+            "upper x": _reaches([self._upper_graph], x),
+            "upper y": _reaches([self._upper_graph], y),
+            "lower y": bool(gradient),
+            "lower cross": _reaches(gradient, x),
+        }
+
+
+class Problem:
+    """min_x f(x, y*(x)) with y*(x) = argmin over y in Y of g(x, y).
+
+    Parameters
+    ----------
+    upper
+        f(x, y) -> scalar tensor, differentiable. With a `sampler`, f(x, y, batch).
+    lower
+        g(x, y) -> scalar tensor, twice differentiable and strongly convex in y. With a `sampler`, g(x, y, batch).
+    constraint
+        The convex set Y, or a function x -> set when Y moves with x; None for no constraint.
+    upper_constraint
+        The convex set X of x; None for no constraint.
+    y0
+        Where lower-level solves start, with the shape, dtype and device of y. `minimize` can take it instead.
+    sampler
+        generator -> batch. When given, f and g take a third argument: the batch, or None for all the data.
+
+    Examples
+    --------
+    >>> import bilevel, torch
+    >>> target = torch.tensor([2.0, 0.5])
+    >>> problem = bilevel.Problem(
+    ...     upper=lambda x, y: (y - target).square().sum(),
+    ...     lower=lambda x, y: (y - x).square().sum(),
+    ...     constraint=bilevel.sets.L1Ball(radius=1.0),
+    ...     y0=torch.zeros(2),
+    ... )
+    >>> bilevel.upper_value(problem, torch.tensor([3.0, 0.0]))
+    tensor(1.2500)
+    """
+
+    def __init__(
+        self,
+        upper: Objective,
+        lower: Objective,
+        constraint: ConvexSet | Callable[[Any], ConvexSet] | None = None,
+        *,
+        upper_constraint: ConvexSet | None = None,
+        y0: Vector | None = None,
+        sampler: Callable[[torch.Generator], Any] | None = None,
+    ) -> None:
+        for name, function in (("upper", upper), ("lower", lower)):
+            if not callable(function):
+                raise InvalidType(f"{name} must be a function of (x, y), got {function!r}")
+        if not (constraint is None or isinstance(constraint, ConvexSet) or callable(constraint)):
+            raise InvalidType(
+                f"constraint must be a convex set of bilevel.sets or a function x -> set, got {constraint!r}"
+            )
+        if not (upper_constraint is None or isinstance(upper_constraint, ConvexSet)):
+            raise InvalidType(f"upper_constraint must be a convex set of bilevel.sets, got {upper_constraint!r}")
+        if not (sampler is None or callable(sampler)):
+            raise InvalidType(f"sampler must be a function generator -> batch, got {sampler!r}")
+        self.upper, self.lower = upper, lower
+        self.constraint = FreeSpace() if constraint is None else constraint
+        self.upper_constraint = FreeSpace() if upper_constraint is None else upper_constraint
+        self.y0 = y0
+        self.sampler = sampler
+        self.costs = Costs()
+
+    @property
+    def moving(self) -> bool:
+        """Whether the set Y depends on x."""
+        return not isinstance(self.constraint, ConvexSet)
+
+    def constraint_at(self, x: Vector) -> ConvexSet:
+        """The set Y at x."""
+        if isinstance(self.constraint, ConvexSet):
+            return self.constraint
+        constraint = self.constraint(x)
+        if not isinstance(constraint, ConvexSet):
+            raise InvalidType(f"constraint(x) must return a convex set of bilevel.sets, got {constraint!r}")
+        return constraint
+
+    @cached_property
+    def x_space(self) -> Space:
+        """The space of x; a scalar step is one number per tensor."""
+        return Space(None if isinstance(self.upper_constraint, FreeSpace) else self.upper_constraint.event_ndim)
+
+    def y_space(self, constraint: ConvexSet) -> Space:
+        """The space of y; a scalar step is one number per factor of the set."""
+        return Space(None if isinstance(constraint, FreeSpace) else constraint.event_ndim)
+
+    def project(self, constraint: ConvexSet, z: Vector) -> Vector:
+        """P_Y(z), counted."""
+        self.costs.projections += 1
+        return constraint.project(z)
+
+    def linearize(self, x: Vector, y: Vector, batch: Any = None) -> Linearization:
+        """Everything about f and g at (x, y), lazily; a problem with structure overrides this."""
+        return AutogradLinearization(self, x, y, batch)
+
+    def lower_grad(self, x: Vector, y: Vector, batch: Any = None) -> Vector:
+        """grad_y g(x, y) alone: no graph is kept and f is not called; inner loops use it."""
+        self.costs.lower_gradients += 1
+        point = _as_leaves(y)
+        with torch.enable_grad():
+            value = self.call_lower(tree_map(Tensor.detach, x), point, batch)
+        return like(y, _vjp([value], leaves(point), None, retain_graph=False))
+
+    def constraint_vjp(self, x: Vector, z: Vector, u: Vector) -> Vector | None:
+        """theta_x' P_theta' u: how a set that moves with x passes u back to x; None when it stands still."""
+        if not self.moving:
+            return None
+        point = _as_leaves(x)
+        with torch.enable_grad():
+            projected = self.constraint_at(point).project(tree_map(Tensor.detach, z))
+        return like(x, _vjp(leaves(projected), leaves(point), leaves(u), retain_graph=False))
+
+    def call_upper(self, x: Vector, y: Vector, batch: Any = None) -> Tensor:
+        """f(x, y), checked to be a scalar tensor."""
+        return _scalar("upper", self.upper, x, y, *self._batch(batch))
+
+    def call_lower(self, x: Vector, y: Vector, batch: Any = None) -> Tensor:
+        """g(x, y), checked to be a scalar tensor."""
+        return _scalar("lower", self.lower, x, y, *self._batch(batch))
+
+    def _batch(self, batch: Any) -> tuple[Any, ...]:
+        return () if self.sampler is None and batch is None else (batch,)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(constraint={self.constraint!r}, upper_constraint={self.upper_constraint!r})"
+
+
+def _as_leaves(tree: Vector) -> Vector:
+    return tree_map(lambda u: u.detach().requires_grad_(), tree)
+
+
+def _scalar(name: str, function: Objective, *arguments: Any) -> Tensor:
+    with torch.enable_grad():
+        value = function(*arguments)
+    if not isinstance(value, Tensor):
+        raise InvalidType(
+            f"{name} returned {type(value).__name__} {value!r}: return a scalar torch tensor that autograd can follow"
+        )
+    if value.numel() != 1:
+        raise InvalidInput(
+            f"{name} returned a tensor of shape {tuple(value.shape)}: return one number, for example loss.mean()"
+        )
+    if not value.is_floating_point():
+        raise InvalidType(f"{name} returned dtype {value.dtype}: return a floating-point tensor")
+    return value.reshape(())
+
+
+def _vjp(
+    outputs: list[Tensor],
+    inputs: list[Tensor],
+    vectors: list[Tensor] | None,
+    *,
+    create_graph: bool = False,
+    retain_graph: bool = True,
+) -> list[Tensor]:
+    """Vector-Jacobian products, zero where an input does not matter."""
+    kept = [i for i, output in enumerate(outputs) if output.requires_grad]
+    if not kept:
+        return [torch.zeros_like(u) for u in inputs]
+    return list(
+        torch.autograd.grad(
+            [outputs[i] for i in kept],
+            inputs,
+            None if vectors is None else [vectors[i].detach() for i in kept],
+            create_graph=create_graph,
+            retain_graph=retain_graph or create_graph,
+            allow_unused=True,
+            materialize_grads=True,
+        )
+    )
+
+
+def _reaches(outputs: list[Tensor], inputs: list[Tensor]) -> bool:
+    """Whether some input takes part in the graph of some output."""
+    outputs = [output for output in outputs if output.requires_grad]
+    if not outputs:
+        return False
+    ones = [torch.ones_like(output) for output in outputs]
+    found = torch.autograd.grad(outputs, inputs, ones, retain_graph=True, allow_unused=True)
+    return any(gradient is not None for gradient in found)
+
+
+def is_named(tree: Any) -> bool:
+    """Whether a vector is a dictionary of tensors."""
+    return isinstance(tree, Mapping)

@@ -1,0 +1,131 @@
+"""What a run returns: the point, why it stopped, what it cost and how it went."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from .spaces import Vector
+
+
+class Status(Enum):
+    """Why a run ended, with cause and remedy.
+
+    Examples
+    --------
+    >>> print(Status.STEPS)
+    all steps were taken
+    """
+
+    STEPS = "all steps were taken"
+    STATIONARY = "the hypergradient and the lower-level residual are both within tol"
+    STOPPED = "a callback asked to stop"
+    INTERRUPTED = "interrupted from the keyboard; the last complete step is returned, resume=solution continues it"
+    SERIES_DIVERGES = (
+        "all steps were taken, but eta is at or beyond 2/L on the face, where the Neumann series diverges and its "
+        'partial sums are no hypergradient: use eta="auto", a smaller eta, or LinearSolve()'
+    )
+    DIVERGED = (
+        "the next step would not be finite; the last finite state is returned: lower upper_step or lower_step, "
+        "or check f and g for overflow"
+    )
+
+    @property
+    def ok(self) -> bool:
+        """Whether the run ended as planned."""
+        return self in (Status.STEPS, Status.STATIONARY, Status.STOPPED)
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """One evaluation of a run.
+
+    Parameters
+    ----------
+    step
+        Steps taken so far.
+    seconds
+        Time spent in steps so far; evaluations are not counted.
+    upper
+        f(x, y) at the current, possibly unconverged y (compare `upper_value` for F).
+    lower_residual
+        |y - P_Y(y - grad_y g)|.
+    stationarity
+        |h| by a linear solve at (x, y), or |x - P_X(x - h)| when x has a set.
+    contraction
+        For Neumann series: eta L - 1 on the current face (1 and beyond: diverges); None for other estimators.
+    costs
+        Gradients, products and projections so far.
+    """
+
+    step: int
+    seconds: float
+    upper: float
+    lower_residual: float
+    stationarity: float
+    contraction: float | None = None
+    costs: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(kw_only=True)
+class Solution:
+    """The result of `minimize`.
+
+    Parameters
+    ----------
+    x, y
+        The point chosen by the output rule ("last", "best" or "sampled").
+    status
+        Why the run ended; `str(status)` explains.
+    history
+        One `Record` per evaluation.
+    stats
+        Counts of gradients, Hessian and cross products and projections; seconds; steps; `series_diverged`: at how many
+        evaluations the Neumann series diverged.
+    state
+        The last state, from which `minimize(problem, resume=solution, ...)` continues.
+    """
+
+    x: Vector
+    y: Vector
+    status: Status
+    history: list[Record]
+    stats: dict[str, float]
+    state: Any
+
+    def rows(self) -> list[dict[str, float | None]]:
+        """The history as flat rows, ready for a data frame or a CSV writer."""
+        rows = []
+        for record in self.history:
+            row = asdict(record)
+            row.update(row.pop("costs"))
+            rows.append(row)
+        return rows
+
+    def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
+        """Write everything to one safetensors file, atomically; `Solution.load` reads it back."""
+        from .storage import save_solution
+
+        return save_solution(self, Path(path), overwrite=overwrite)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Solution:
+        """Read a solution that `save` wrote; nothing is unpickled."""
+        from .storage import load_solution
+
+        return load_solution(Path(path))
+
+    def plot(self, path: str | Path | None = None) -> Any:
+        """Upper value, stationarity and lower residual against steps; a matplotlib figure, also saved to `path`."""
+        from .plotting import plot_history
+
+        return plot_history(self.history, path)
+
+    def __repr__(self) -> str:
+        last = f", upper={self.history[-1].upper:.6g}" if self.history else ""
+        return f"Solution(status={self.status.name}, steps={self.stats.get('steps', 0):g}{last})"
