@@ -6,7 +6,6 @@ dimensions make one factor of a product set, so that step sizes can be one scala
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -134,11 +133,3 @@ def _pad(scale: Tensor, ndim: int) -> Tensor:
     """`scale` with trailing dimensions of size 1 until it has `ndim` of them (or stays 0-dimensional)."""
     return scale.reshape(*scale.shape, *(1,) * (ndim - scale.ndim)) if scale.ndim else scale
 
-
-def step_scale(mean_square: Any, offset: float, smallest: float, largest: float) -> Any:
-    """1 / clip(sqrt(mean_square) + offset, 1/largest, 1/smallest): the adaptive factor of a step.
-
-    It lies in [smallest, largest] whatever the estimate (the projection P_[1/c_u, 1/c_l] of the DMLCBO box).
-    """
-    low, high = 1.0 / largest, (1.0 / smallest if smallest > 0 else math.inf)
-    return tree_map(lambda m: (m.sqrt() + offset).clamp(low, high).reciprocal(), mean_square)

@@ -26,7 +26,7 @@ from ..hypergradients import Estimator, Hypergradient, LinearSolve, Neumann
 from ..problem import Linearization, Problem
 from ..randomness import Seeds
 from ..smoothing import TwoPoint
-from ..spaces import Vector, step_scale, tree_map
+from ..spaces import Vector, tree_map
 from .base import State, batch_of
 
 
@@ -42,6 +42,8 @@ class DMLCBOState(State):
     lower_momentum: Any  # v_k
     upper_moment: Any  # m2_k
     lower_moment: Any  # m1_k
+    upper_floor: Any  # 1/c_u for x
+    lower_floor: Any  # 1/c_u for y
     adjoint: Any  # warm start of the linear solve
     curvature: float  # L, refreshed at fixed step numbers
     stats: dict[str, float] = field(default_factory=dict)
@@ -56,7 +58,8 @@ class DMLCBO:
     upper_step
         gamma: how far x moves in units of its own scaled hypergradient.
     lower_step
-        tau: likewise for y; "auto" takes 1/L, L the largest curvature of g in y, with no further scaling.
+        tau: likewise for y. "auto" needs no scale of its own: it takes 1/(eta_k L), L the largest curvature of g in y,
+        so that y moves by 1/L of its gradient whatever the averaging weight eta_k.
     hypergradient
         The estimator h, which carries Q, eta and delta: `LinearSolve`, `Neumann(terms=Q, eta=...,
         smoothing=Perturbed(radius=delta))` or `Unrolled`.
@@ -65,7 +68,8 @@ class DMLCBO:
     upper_momentum, lower_momentum
         c1 and c2: the weights of a new estimate are c1 eta_k and c2 eta_k.
     smallest_scale, largest_scale
-        c_l and c_u: bounds of the adaptive factor 1/(sqrt(m_i) + G0).
+        c_l and c_u: bounds of the adaptive factor 1/(sqrt(m_i) + G0). "auto" lets the factor grow to ten times its
+        first value and no further: normalised steps would otherwise never shrink with the gradient, and circle.
     offset
         G0 > 0.
     moment_decay
@@ -85,27 +89,26 @@ class DMLCBO:
     upper_step: float = 0.1
     lower_step: float | Literal["auto"] = "auto"
     hypergradient: Estimator = LinearSolve(tol=1e-3, max_iterations=30)  # noqa: RUF009  (frozen)
-    rate: float = 10.0
+    rate: float = 1.0
     delay: float = 100.0
-    upper_momentum: float = 1.0
-    lower_momentum: float = 1.0
+    upper_momentum: float = 10.0
+    lower_momentum: float = 10.0
     smallest_scale: float = 1e-6
-    largest_scale: float = 1e6
+    largest_scale: float | Literal["auto"] = "auto"
     offset: float = 1e-8
     moment_decay: float = 0.99
     adaptivity: Literal["scalar", "elementwise"] = "scalar"
     refresh: int = 100
 
     def __post_init__(self) -> None:
-        for name in ("upper_step", "rate", "smallest_scale", "largest_scale", "offset"):
-            _positive(name, getattr(self, name))
-        if self.lower_step != "auto":
-            _positive("lower_step", self.lower_step)
+        for name in ("upper_step", "lower_step", "rate", "smallest_scale", "largest_scale", "offset"):
+            if not (name in ("lower_step", "largest_scale") and getattr(self, name) == "auto"):
+                _positive(name, getattr(self, name))
         if not (isinstance(self.delay, int | float) and self.delay >= 0):
             raise InvalidInput(f"delay (m) must be at least 0, got {self.delay!r}")
         if not 0 <= self.moment_decay < 1:
             raise InvalidInput(f"moment_decay must lie in [0, 1), got {self.moment_decay!r}")
-        if self.smallest_scale > self.largest_scale:
+        if self.largest_scale != "auto" and self.smallest_scale > self.largest_scale:
             raise InvalidInput(
                 f"smallest_scale (c_l) is {self.smallest_scale:g}, above largest_scale (c_u) {self.largest_scale:g}"
             )
@@ -165,7 +168,7 @@ class DMLCBO:
         self._warn_if_elementwise(problem, x)
         state = DMLCBOState(
             x=x, y=y, seeds=seeds, step=0, upper_momentum=None, lower_momentum=None, upper_moment=None,
-            lower_moment=None, adjoint=None, curvature=math.nan,
+            lower_moment=None, upper_floor=None, lower_floor=None, adjoint=None, curvature=math.nan,
         )  # fmt: skip
         lin = problem.linearize(x, y, batch_of(problem, state.noise(), y))
         state.curvature = self._curvature(lin, state, 0)
@@ -174,6 +177,8 @@ class DMLCBO:
         state.upper_momentum, state.lower_momentum = sample.gradient, lin.lower_grad_y
         state.upper_moment = self._square(problem.x_space, sample.gradient)
         state.lower_moment = self._square(problem.y_space(lin.constraint), lin.lower_grad_y)
+        state.upper_floor = self._floor(problem.x_space.mean_square(sample.gradient))
+        state.lower_floor = self._floor(problem.y_space(lin.constraint).mean_square(lin.lower_grad_y))
         return state
 
     def step(self, problem: Problem, state: DMLCBOState) -> DMLCBOState:
@@ -184,8 +189,8 @@ class DMLCBO:
         constraint = problem.constraint_at(x)
         y_space, y = problem.y_space(constraint), state.y
 
-        upper_scale = self._scale(state.upper_moment, average * self.upper_step)
-        lower_scale = self._lower_scale(state)
+        upper_scale = self._scale(state.upper_moment, state.upper_floor, average * self.upper_step)
+        lower_scale = self._lower_scale(state, average)
         x = x_space.add(x, state.upper_momentum, _negative(upper_scale))
         x = problem.upper_constraint.project(x)
         y_hat = problem.project(constraint, y_space.add(y, state.lower_momentum, _negative(lower_scale)))
@@ -224,15 +229,25 @@ class DMLCBO:
             return state.curvature
         return largest_curvature(lin, noise=state.noise(k))
 
-    def _lower_scale(self, state: DMLCBOState) -> Any:
+    def _lower_scale(self, state: DMLCBOState, average: float) -> Any:
         if self.lower_step == "auto":
-            return 1.0 / state.curvature if state.curvature > 0 else 1.0
-        return self._scale(state.lower_moment, float(self.lower_step))
+            return 1.0 / (average * state.curvature) if state.curvature > 0 else 1.0
+        return self._scale(state.lower_moment, state.lower_floor, float(self.lower_step))
 
-    def _scale(self, moment: Any, step: float) -> Any:
-        """step / clip(sqrt(moment) + G0, 1/c_u, 1/c_l)."""
-        scale = step_scale(moment, self.offset, self.smallest_scale, self.largest_scale)
-        return tree_map(lambda s: step * s, scale)
+    def _scale(self, moment: Any, floor: Any, step: float) -> Any:
+        """step / clip(sqrt(moment) + G0, 1/c_u, 1/c_l), the clip being the P_[1/c_u, 1/c_l] of the box."""
+        ceiling = 1.0 / self.smallest_scale
+        return tree_map(
+            lambda m, low: step / torch.minimum(torch.maximum(m.sqrt() + self.offset, low), low.new_tensor(ceiling)),
+            moment,
+            floor,
+        )
+
+    def _floor(self, first: Any) -> Any:
+        """1/c_u; for "auto", a tenth of the root mean square of the first estimate."""
+        if self.largest_scale == "auto":
+            return tree_map(lambda m: 0.1 * m.sqrt(), first)
+        return tree_map(lambda m: torch.full_like(m, 1.0 / float(self.largest_scale)), first)
 
     def _square(self, space: Any, estimate: Vector) -> Any:
         if self.adaptivity == "elementwise":
