@@ -27,6 +27,8 @@ class HalfSpace(ConvexSet):
     tensor([0., 1.])
     """
 
+    parameters = ("normal", "offset")
+
     def __init__(self, normal: Tensor, offset: float | Tensor = 0.0) -> None:
         self.normal = parameter("normal", normal)
         if not isinstance(self.normal, Tensor) or self.normal.ndim != 1:
@@ -96,6 +98,8 @@ class AffineSet(ConvexSet):
     >>> AffineSet(torch.tensor([[1.0, 1.0]]), torch.tensor([1.0])).project(torch.tensor([2.0, 1.0]))
     tensor([1., 0.])
     """
+
+    parameters = ("matrix", "offset")
 
     def __init__(self, matrix: Tensor, offset: Tensor | None = None) -> None:
         self.matrix = parameter("matrix", matrix)

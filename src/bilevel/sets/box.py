@@ -30,6 +30,8 @@ class Box(ConvexSet):
 
     separable = True
 
+    parameters = ("lower", "upper")
+
     def __init__(self, lower: float | Tensor = -math.inf, upper: float | Tensor = math.inf) -> None:
         self.lower, self.upper = _bound("lower", lower), _bound("upper", upper)
         gap = torch.as_tensor(self.upper) - torch.as_tensor(self.lower)

@@ -26,6 +26,8 @@ class L2Ball(ConvexSet):
     tensor([0.6000, 0.8000])
     """
 
+    parameters = ("radius", "center")
+
     def __init__(self, radius: float | Tensor = 1.0, center: float | Tensor = 0.0) -> None:
         self.radius = parameter("radius", radius, low=0.0)
         self.center = parameter("center", center)
