@@ -5,8 +5,13 @@ from .base import ConvexSet, Face, Membership
 from .box import Box, NonNegative
 from .free_space import FreeSpace
 from .l2_ball import L2Ball
+from .monotone_cone import MonotoneCone
+from .permutahedron import Permutahedron
 from .product import ProductSet
+from .psd_cone import PSDCone
+from .second_order_cone import SecondOrderCone
 from .simplex import L1Ball, Simplex
+from .singular_value_balls import NuclearNormBall, SpectralNormBall
 
 __all__ = [
     "AffineSet",
@@ -18,7 +23,13 @@ __all__ = [
     "L1Ball",
     "L2Ball",
     "Membership",
+    "MonotoneCone",
     "NonNegative",
+    "NuclearNormBall",
+    "Permutahedron",
     "ProductSet",
+    "PSDCone",
+    "SecondOrderCone",
     "Simplex",
+    "SpectralNormBall",
 ]

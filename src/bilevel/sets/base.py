@@ -96,13 +96,16 @@ class ConvexSet(ABC):
 
     def contains(self, y: Any, *, tol: float | None = None) -> Membership:
         """Whether y lies in Y up to `tol` times the scale of the set (default: the tolerance of the dtype)."""
+        if isinstance(y, Tensor) and not bool(torch.isfinite(y).all()):
+            return Membership(False, math.inf, "the point has NaN or infinite entries")
         amount, scale, what = self.excess(y)
+        amount = amount.detach()
         if tol is None:
             tol = tolerances.feasibility(amount.dtype)
         worst = float(amount.max()) if amount.numel() else 0.0
         if math.isnan(worst):
             return Membership(False, math.inf, "the point has NaN entries")
-        inside = bool((amount <= tol * torch.as_tensor(scale, device=amount.device)).all())
+        inside = bool((amount <= tol * torch.as_tensor(scale, device=amount.device).detach()).all())
         return Membership(inside, worst, "inside" if inside else f"{what} (by {worst:.3g})")
 
     def distance(self, y: Any) -> Tensor:

@@ -41,7 +41,7 @@ class MonotoneCone(ConvexSet):
         return center + block_mean(z - center, blocks)
 
     def jacobian(self, z: Tensor) -> Face:
-        return BlockFace(self._blocks(self.checked(z.detach())))
+        return BlockFace(self._blocks(self.checked(z.detach())), z.dtype)
 
     def excess(self, y: Tensor) -> tuple[Tensor, Tensor, str]:
         step = y.diff(dim=-1) if self.increasing else -y.diff(dim=-1)
@@ -62,8 +62,8 @@ class BlockFace(Face):
 
     is_projector = True
 
-    def __init__(self, blocks: Tensor) -> None:
-        self._blocks = blocks
+    def __init__(self, blocks: Tensor, dtype: torch.dtype) -> None:
+        self._blocks, self._dtype = blocks, dtype
         self.dimension = blocks[..., -1] + 1
 
     def apply(self, v: Tensor) -> Tensor:
@@ -72,7 +72,7 @@ class BlockFace(Face):
     def basis(self) -> Tensor | None:
         if self._blocks.ndim > 1:
             return None
-        indicator = torch.nn.functional.one_hot(self._blocks).to(torch.get_default_dtype())
+        indicator = torch.nn.functional.one_hot(self._blocks).to(self._dtype)
         return indicator / indicator.norm(dim=0)
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..errors import InvalidInput
 from .base import ConvexSet, Face, can_look_at_values, event_norm
-from .spectral import divided_differences, positive_part, symmetric, tracked, wide
+from .spectral import divided_differences, positive_part, symmetric, tracked, wide, without_rounding
 
 
 class PSDCone(ConvexSet):
@@ -29,18 +29,18 @@ class PSDCone(ConvexSet):
     def project(self, z: Tensor) -> Tensor:
         z = self._square(z)
         work = symmetric(wide(z))
-        values, vectors = torch.linalg.eigh(work.detach())
+        values, vectors = _eigen(work.detach())
         change = vectors.mT @ (work - work.detach()) @ vectors if tracked(z) else None
         return symmetric(vectors @ positive_part(values, change) @ vectors.mT).to(z)
 
     def jacobian(self, z: Tensor) -> Face:
-        return EigenFace(*torch.linalg.eigh(symmetric(wide(self._square(z.detach())))))
+        return EigenFace(*_eigen(symmetric(wide(self._square(z.detach())))))
 
     def excess(self, y: Tensor) -> tuple[Tensor, Tensor, str]:
-        y = wide(self._square(y).detach())
+        y, dtype = wide(self._square(y).detach()), y.dtype
         lowest = torch.linalg.eigvalsh(symmetric(y))[..., 0]
         amount = torch.maximum(-lowest, (y - y.mT).abs().amax((-2, -1))).clamp_min(0)
-        return amount, event_norm(y, 2), "the matrix is not symmetric with eigenvalues >= 0"
+        return amount.to(dtype), event_norm(y, 2), "the matrix is not symmetric with eigenvalues >= 0"
 
     def margin(self, z: Tensor) -> Tensor:
         return torch.linalg.eigvalsh(symmetric(wide(self._square(z.detach())))).abs().amin(-1)
@@ -68,3 +68,9 @@ class EigenFace(Face):
     def apply(self, v: Tensor) -> Tensor:
         inner = self._gain * (self._vectors.mT @ symmetric(v).to(self._vectors) @ self._vectors)
         return (self._vectors @ inner @ self._vectors.mT).to(v)
+
+
+def _eigen(z: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues, those within rounding of zero set to zero, and eigenvectors."""
+    values, vectors = torch.linalg.eigh(z)
+    return without_rounding(values, values), vectors

@@ -35,13 +35,14 @@ class SecondOrderCone(ConvexSet):
         return ConeFace(self.checked(z.detach()))
 
     def excess(self, y: Tensor) -> tuple[Tensor, Tensor, str]:
-        amount = event_norm(y[..., 1:]) - y[..., 0]
+        amount = _regions(y)[2].squeeze(-1) - y[..., 0]
         return amount.clamp_min(0), event_norm(y), "|x| exceeds t, the first entry"
 
     def margin(self, z: Tensor) -> Tensor:
         """The distance to the boundary of the cone or of its polar, | |t| - |x| |/sqrt 2."""
         z = self.checked(z.detach())
-        return (z[..., 0].abs() - event_norm(z[..., 1:])).abs() / 2**0.5
+        gap = (z[..., 0].abs() - _regions(z)[2].squeeze(-1)).abs()
+        return gap / 2**0.5 if z.shape[-1] > 1 else gap
 
     def __repr__(self) -> str:
         return "SecondOrderCone()"

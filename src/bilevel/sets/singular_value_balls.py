@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from .base import ConvexSet, Face, parameter, per_point, show
-from .spectral import Dilation, ShrinkFace, tracked, wide
+from .spectral import Dilation, ShrinkFace, tracked, wide, without_rounding
 
 
 class SpectralNormBall(ConvexSet):
@@ -47,10 +47,10 @@ class SpectralNormBall(ConvexSet):
         z = wide(self.checked(z.detach()))
         left, values, right = torch.linalg.svd(z, full_matrices=False)
         shrunk = values - per_point(self.radius, z, 2).detach().squeeze(-1)
-        return ClipFace(ShrinkFace(left, values, right, shrunk), self.radius)
+        return ClipFace(ShrinkFace(left, values, right, without_rounding(shrunk, values)), self.radius)
 
     def excess(self, y: Tensor) -> tuple[Tensor, float | Tensor, str]:
-        amount = torch.linalg.matrix_norm(wide(y.detach()), 2) - self.radius
+        amount = torch.linalg.matrix_norm(wide(y.detach()), 2).to(y.dtype) - self.radius
         return amount.clamp_min(0), self.radius, f"the spectral norm exceeds the radius {show(self.radius)}"
 
     def margin(self, z: Tensor) -> Tensor:
@@ -110,7 +110,7 @@ class NuclearNormBall(ConvexSet):
         return NuclearFace(ShrinkFace(left, values, right, shrunk), outside, self.radius)
 
     def excess(self, y: Tensor) -> tuple[Tensor, float | Tensor, str]:
-        amount = torch.linalg.svdvals(wide(y.detach())).sum(-1) - self.radius
+        amount = torch.linalg.svdvals(wide(y.detach())).sum(-1).to(y.dtype) - self.radius
         return amount.clamp_min(0), self.radius, f"the nuclear norm exceeds the radius {show(self.radius)}"
 
     def margin(self, z: Tensor) -> Tensor:
@@ -170,6 +170,6 @@ def _threshold(values: Tensor, radius: Tensor) -> tuple[Tensor, Tensor]:
     rank = torch.arange(1, values.shape[-1] + 1, dtype=values.dtype, device=values.device)
     excess = shifted.cumsum(-1) - radius
     count = (rank * shifted > excess).sum(-1, keepdim=True).clamp_min(1)
-    shrunk = shifted - excess.gather(-1, count - 1) / count
+    shrunk = without_rounding(shifted - excess.gather(-1, count - 1) / count, values)
     outside = values.sum(-1, keepdim=True) > radius
     return torch.where(outside, shrunk, values), outside

@@ -97,7 +97,7 @@ class Dilation:
     def _positive_part(self, level: Tensor, moved: Tensor) -> Tensor:
         """(A - moved I)_+ in the eigenbasis, where `moved` has the value of `level`."""
         level, values = level.squeeze(-1), self.values
-        spectrum = torch.cat([values - level, -values - level], -1)
+        spectrum = torch.cat([without_rounding(values - level, values), -values - level], -1)
         rest = -level.expand(*values.shape[:-1], self._rest)
         identity = torch.eye(self._upper.shape[-1], dtype=values.dtype, device=values.device)
         return positive_part(
@@ -121,6 +121,12 @@ def tracked(*values: float | Tensor) -> bool:
         return True
     asked = torch.is_grad_enabled() and any(value.requires_grad for value in tensors)
     return asked or any(forward_ad.unpack_dual(value).tangent is not None for value in tensors)
+
+
+def without_rounding(values: Tensor, spectrum: Tensor) -> Tensor:
+    """`values`, those within rounding of their spectrum set to 0: the same choice at every kink."""
+    size = 4 * spectrum.shape[-1] * torch.finfo(values.dtype).eps * spectrum.abs().amax(-1, keepdim=True)
+    return torch.where(values.abs() <= size, torch.zeros_like(values), values)
 
 
 def symmetric(z: Tensor) -> Tensor:
