@@ -117,16 +117,19 @@ class SetCases:
         margin = Y.margin(z)
         if margin is not None:
             return margin.detach() > reach
-        here = dense(Y.jacobian(z), z)
-        changes = []
-        for _ in range(6):
-            d = torch.randn(z.shape, generator=generator, dtype=z.dtype)
-            there = dense(Y.jacobian(z + reach * d / d.norm()), z)
-            changes.append((there - here).abs().max())
-        return torch.stack(changes).max() < 30 * reach
+        d = torch.randn((6, *z.shape), generator=generator, dtype=z.dtype)
+        near = torch.cat([z[None], z + reach * d / d.norm()])
+        H = dense_batch(Y.jacobian(near), near)
+        return (H - H[0]).abs().amax() < 30 * reach
 
 
 def dense(face: Face, z: Tensor) -> Tensor:
     """H as a matrix (N, N), for one point z with N entries."""
-    eye = torch.eye(z.numel(), dtype=z.dtype).reshape(z.numel(), *z.shape)
-    return face.apply(eye).reshape(z.numel(), z.numel()).T
+    return dense_batch(face, z[None])[0] if z.ndim else face.apply(torch.ones_like(z))
+
+
+def dense_batch(face: Face, z: Tensor) -> Tensor:
+    """H as matrices (K, N, N), for K points z or one that stands for all."""
+    size = z[0].numel()
+    eye = torch.eye(size, dtype=z.dtype).reshape(size, 1, *z.shape[1:]).expand(size, *z.shape)
+    return face.apply(eye).reshape(size, len(z), size).transpose(0, 1)

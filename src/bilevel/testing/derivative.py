@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..sets.base import ConvexSet
-from .cases import Case, SetCases, dense
+from .cases import Case, SetCases, dense, dense_batch
 
 NEAR = 1e-6
 """Largest distance between closed form, autograd and central differences away from kinks."""
@@ -89,7 +89,7 @@ class DerivativeTests(SetCases):
                 H = dense(case.Y.jacobian(z), z).reshape(-1)
                 d = torch.randn((100, *case.shape), generator=generator, dtype=z.dtype)
                 near = z + 1e-7 * d / d.flatten(1).norm(dim=1).reshape(-1, *(1,) * z.ndim)
-                limits = torch.stack([dense(case.Y.jacobian(w), w).reshape(-1) for w in near], -1)
+                limits = dense_batch(case.Y.jacobian(near), near).flatten(1).T
                 weights = torch.cat([limits, torch.ones(1, limits.shape[-1], dtype=z.dtype)])
                 _, miss = nnls(weights.numpy(), torch.cat([H, torch.ones(1, dtype=z.dtype)]).numpy())
                 assert miss <= 1e-4, f"{case.Y}: H at the kink {z.tolist()} is {miss:.2g} from the hull of its limits"
