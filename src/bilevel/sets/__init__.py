@@ -1,8 +1,9 @@
 """Convex sets: nearest point, derivative of the nearest point, membership."""
 
-from .affine import AffineSet, HalfSpace
+from .affine import AffineSet, HalfSpace, Hyperplane
 from .base import ConvexSet, Face, Membership
-from .box import Box, NonNegative
+from .box import Box, LInfBall, NonNegative
+from .box_section import BoxSection, CappedSimplex
 from .free_space import FreeSpace
 from .l2_ball import L2Ball
 from .monotone_cone import MonotoneCone
@@ -16,12 +17,16 @@ from .singular_value_balls import NuclearNormBall, SpectralNormBall
 __all__ = [
     "AffineSet",
     "Box",
+    "BoxSection",
+    "CappedSimplex",
     "ConvexSet",
     "Face",
     "FreeSpace",
     "HalfSpace",
+    "Hyperplane",
     "L1Ball",
     "L2Ball",
+    "LInfBall",
     "Membership",
     "MonotoneCone",
     "NonNegative",
