@@ -23,6 +23,10 @@ class Incompatible(BilevelError, ValueError):
     """Two parts that cannot work together: says what is needed and which parts would do."""
 
 
+class NotConverged(BilevelError, RuntimeError):
+    """An iteration or a solver stopped short of its tolerance; the message gives the residual and the remedy."""
+
+
 class MissingExtra(BilevelError, ImportError):
     """An optional dependency is absent; the message gives the pip line that installs it."""
 

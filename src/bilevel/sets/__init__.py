@@ -1,24 +1,48 @@
 """Convex sets: nearest point, derivative of the nearest point, membership."""
 
-from .affine import AffineSet, HalfSpace
+from .affine import AffineSet, HalfSpace, Hyperplane
 from .base import ConvexSet, Face, Membership
-from .box import Box, NonNegative
+from .box import Box, LInfBall, NonNegative
+from .box_section import BoxSection, CappedSimplex
+from .elastic_net_ball import ElasticNetBall
 from .free_space import FreeSpace
+from .group_l1_ball import GroupL1Ball
 from .l2_ball import L2Ball
+from .monotone_cone import MonotoneCone
+from .permutahedron import Permutahedron
+from .polyhedron import Polyhedron
 from .product import ProductSet
+from .psd_cone import PSDCone
+from .second_order_cone import SecondOrderCone
 from .simplex import L1Ball, Simplex
+from .singular_value_balls import NuclearNormBall, SpectralNormBall
+from .weighted_l1_ball import WeightedL1Ball
 
 __all__ = [
     "AffineSet",
     "Box",
+    "BoxSection",
+    "CappedSimplex",
     "ConvexSet",
+    "ElasticNetBall",
     "Face",
     "FreeSpace",
+    "GroupL1Ball",
     "HalfSpace",
+    "Hyperplane",
     "L1Ball",
     "L2Ball",
+    "LInfBall",
     "Membership",
+    "MonotoneCone",
     "NonNegative",
+    "NuclearNormBall",
+    "Permutahedron",
+    "Polyhedron",
     "ProductSet",
+    "PSDCone",
+    "SecondOrderCone",
     "Simplex",
+    "SpectralNormBall",
+    "WeightedL1Ball",
 ]

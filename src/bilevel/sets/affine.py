@@ -1,4 +1,4 @@
-"""Half-spaces and affine sets."""
+"""Half-spaces, hyperplanes and affine sets."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import torch
 from torch import Tensor
 
 from ..errors import EmptySet, InvalidInput
-from .base import ConvexSet, Face, parameter, per_point
+from .base import ConvexSet, Face, can_look_at_values, event_norm, parameter, per_point, show
 
 
 class HalfSpace(ConvexSet):
-    """{y : normal . y <= offset}; P(z) = z - (normal.z - offset)_+ normal/|normal|^2.
+    """{y : normal . y <= offset}; P(z) = z - multiplier normal, multiplier = (normal.z - offset)_+ / |normal|^2.
 
     Inside (and on the boundary) H = I; outside H = I - n n' with n = normal/|normal|.
 
     Parameters
     ----------
     normal
-        Tensor of shape (n,), not zero.
+        Tensor of shape (n,), or (..., n) with one normal per batch element; not zero.
     offset
         A number, or a tensor with one value per batch element.
 
@@ -27,56 +27,102 @@ class HalfSpace(ConvexSet):
     tensor([0., 1.])
     """
 
-    def __init__(self, normal: Tensor, offset: float | Tensor = 0.0) -> None:
-        self.normal = parameter("normal", normal)
-        if not isinstance(self.normal, Tensor) or self.normal.ndim != 1:
-            raise InvalidInput(f"normal must be a tensor of shape (n,), got {normal!r}")
-        if not bool((self.normal != 0).any()):
-            raise InvalidInput("normal is zero: the set would be everything or nothing")
-        self.offset = parameter("offset", offset)
+    parameters = ("normal", "offset")
 
-    def _slack(self, z: Tensor) -> Tensor:
-        """(normal . z - offset)/|normal|: signed distance to the boundary, positive outside; last dimension kept."""
-        normal = self.normal.to(z)  # type: ignore[union-attr]
-        return ((z * normal).sum(-1, keepdim=True) - per_point(self.offset, z)) / normal.norm()
+    def __init__(self, normal: Tensor, offset: float | Tensor = 0.0) -> None:
+        if not isinstance(normal, Tensor) or normal.ndim == 0:
+            raise InvalidInput(f"normal must be a tensor of shape (..., n), got {normal!r}")
+        parameter("normal", normal)
+        if can_look_at_values() and not bool((normal != 0).any(-1).all()):
+            raise InvalidInput("normal is zero: the set would be everything or nothing")
+        self.normal, self.offset = normal, parameter("offset", offset)
+
+    def _slack(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """Signed distance to the boundary (last dimension kept), positive outside, and the unit normal."""
+        normal = self.normal.to(z)
+        length = event_norm(normal, keepdim=True)
+        unit = normal / length
+        return (z * unit).sum(-1, keepdim=True) - per_point(self.offset, z) / length, unit
+
+    def _active(self, slack: Tensor) -> Tensor:
+        """Whether the constraint holds the point back."""
+        return slack.detach() > 0
 
     def project(self, z: Tensor) -> Tensor:
         z = self.checked(z)
-        normal = self.normal.to(z)  # type: ignore[union-attr]
-        return z - self._slack(z).clamp_min(0) * (normal / normal.norm())
+        slack, unit = self._slack(z)
+        active = self._active(slack)
+        y = z - slack * active * unit
+        # A second step removes the rounding of a far z: the error is then that of y.
+        return y - self._slack(y)[0] * active * unit
 
     def jacobian(self, z: Tensor) -> Face:
         z = self.checked(z.detach())
-        normal = self.normal.detach().to(z)  # type: ignore[union-attr]
-        return NormalFace(normal, self._slack(z).detach() > 0, self.offset)
+        slack, unit = (part.detach() for part in self._slack(z))
+        return NormalFace(self, self.project(z).detach(), slack, unit, self._active(slack))
 
     def excess(self, y: Tensor) -> tuple[Tensor, Tensor, str]:
-        scale = y.detach().abs().amax(-1).clamp_min(1.0)
-        return self._slack(y).squeeze(-1).clamp_min(0), scale, "normal . y exceeds the offset"
+        amount = self._slack(y)[0].squeeze(-1).clamp_min(0)
+        return amount, self._scale(y), f"normal . y exceeds the offset {show(self.offset)}"
+
+    def _scale(self, y: Tensor) -> Tensor:
+        """The size of y, or the distance of the boundary from the origin when larger."""
+        length = event_norm(self.normal.detach().to(y))
+        return event_norm(y.detach()) + per_point(self.offset, y, 0).detach().abs() / length
+
+    def margin(self, z: Tensor) -> Tensor:
+        return self._slack(z)[0].squeeze(-1).abs()
 
     def __repr__(self) -> str:
-        return f"HalfSpace(normal=tensor{tuple(self.normal.shape)}, offset={self.offset})"  # type: ignore[union-attr]
+        return f"{type(self).__name__}(normal=tensor{tuple(self.normal.shape)}, offset={show(self.offset)})"
+
+
+class Hyperplane(HalfSpace):
+    """{y : normal . y = offset}; P(z) = z - (normal.z - offset)/|normal|^2 normal, H = I - n n'.
+
+    Parameters are those of `HalfSpace`. There are no kinks.
+
+    Examples
+    --------
+    >>> Hyperplane(torch.tensor([1.0, 1.0]), 1.0).project(torch.tensor([0.0, 0.0]))
+    tensor([0.5000, 0.5000])
+    """
+
+    def _active(self, slack: Tensor) -> Tensor:
+        return torch.ones_like(slack, dtype=torch.bool)
+
+    def excess(self, y: Tensor) -> tuple[Tensor, Tensor, str]:
+        amount = self._slack(y)[0].squeeze(-1).abs()
+        return amount, self._scale(y), f"normal . y differs from the offset {show(self.offset)}"
+
+    def margin(self, z: Tensor) -> Tensor:
+        return torch.full_like(self._slack(z)[0].squeeze(-1).detach(), torch.inf)
 
 
 class NormalFace(Face):
-    """H = I - n n' for the batch elements outside a half-space, I for the others."""
+    """H = I - n n' for the batch elements held back by a half-space or hyperplane, I for the others."""
 
     is_projector = True
 
-    def __init__(self, normal: Tensor, outside: Tensor, offset: float | Tensor) -> None:
-        self._length = normal.norm()
-        self._normal = normal / self._length * outside
-        self._offset = offset
-        self.dimension = normal.shape[-1] - outside.squeeze(-1).to(torch.int64)
+    def __init__(self, owner: HalfSpace, y: Tensor, slack: Tensor, unit: Tensor, active: Tensor) -> None:
+        self._owner, self._y = owner, y
+        self._length = event_norm(owner.normal.detach().to(y), keepdim=True)
+        self._unit = unit * active
+        self._multiplier = slack / self._length
+        self.dimension = y.shape[-1] - active.squeeze(-1).to(torch.int64)
 
     def apply(self, v: Tensor) -> Tensor:
-        return v - (v * self._normal).sum(-1, keepdim=True) * self._normal
+        return v - (v * self._unit).sum(-1, keepdim=True) * self._unit
 
     def parameter_vjp(self, u: Tensor) -> dict[str, Tensor]:
-        """dP/doffset = normal/|normal|^2 outside, 0 inside."""
-        if not isinstance(self._offset, Tensor):
-            return {}
-        return {"offset": ((u * self._normal).sum(-1) / self._length).sum_to_size(self._offset.shape)}
+        """With y = z - t normal and w = n.u/|normal|: dP/doffset' u = w, dP/dnormal' u = -t H u - w y."""
+        w = (u * self._unit).sum(-1, keepdim=True) / self._length
+        held = (self._unit != 0).any(-1, keepdim=True)
+        along = -(held * self._multiplier) * self.apply(u) - w * self._y
+        products = {"normal": along.sum_to_size(self._owner.normal.shape)}
+        if isinstance(self._owner.offset, Tensor):
+            products["offset"] = w.squeeze(-1).sum_to_size(self._owner.offset.shape)
+        return products
 
 
 class AffineSet(ConvexSet):
@@ -97,46 +143,66 @@ class AffineSet(ConvexSet):
     tensor([1., 0.])
     """
 
+    parameters = ("matrix", "offset")
+
     def __init__(self, matrix: Tensor, offset: Tensor | None = None) -> None:
-        self.matrix = parameter("matrix", matrix)
-        if not isinstance(self.matrix, Tensor) or self.matrix.ndim != 2:
+        if not isinstance(matrix, Tensor) or matrix.ndim != 2:
             raise InvalidInput(f"matrix must be a tensor of shape (m, n), got {matrix!r}")
-        if offset is None:
-            offset = torch.zeros(self.matrix.shape[0], dtype=self.matrix.dtype, device=self.matrix.device)
-        self.offset = parameter("offset", offset)
-        if not isinstance(self.offset, Tensor) or self.offset.shape[-1:] != self.matrix.shape[:1]:
-            raise InvalidInput(f"offset must have {self.matrix.shape[0]} entries, one per row of matrix, got {offset!r}")
+        parameter("matrix", matrix)
+        offset = matrix.new_zeros(matrix.shape[0]) if offset is None else offset
+        if not isinstance(offset, Tensor) or offset.shape[-1:] != matrix.shape[:1]:
+            raise InvalidInput(f"offset must have {matrix.shape[0]} entries, one per row of matrix, got {offset!r}")
+        parameter("offset", offset)
+        self.matrix, self.offset = matrix, offset
         self._factor()
 
     def _factor(self) -> None:
         """matrix = U diag(s) V' without its null part; P(z) = z - V (V'z - s^-1 U'offset)."""
-        left, values, right = torch.linalg.svd(self.matrix.detach().double(), full_matrices=False)
-        scale = values.max() if values.numel() else values.new_zeros(())
-        keep = values > scale * max(self.matrix.shape) * torch.finfo(self.matrix.dtype).eps
-        self._rows = right[keep]
-        self._solve = left[:, keep] / values[keep]
-        target = self.offset.detach().double()  # type: ignore[union-attr]
-        reached = (target @ self._solve) @ self._rows @ self.matrix.detach().double().T
-        gap = float((reached - target).abs().max())
-        if gap > 1e3 * torch.finfo(self.matrix.dtype).eps * max(1.0, float(target.abs().max())):
-            raise EmptySet(f"matrix y = offset has no solution: the best y leaves a gap of {gap:.3g}")
+        matrix, target = self.matrix.detach().double(), self.offset.detach().double()
+        left, values, right = torch.linalg.svd(matrix, full_matrices=False)
+        self._cut = max(matrix.shape) * torch.finfo(self.matrix.dtype).eps
+        keep = values > values.amax() * self._cut
+        self._rows, self._solve = right[keep], left[:, keep] / values[keep]
+        gap = (target - target @ self._solve @ self._rows @ matrix.T).abs().amax()
+        if float(gap) > 1e3 * torch.finfo(self.matrix.dtype).eps * float(target.abs().amax()):
+            raise EmptySet(
+                f"matrix y = offset has no solution: the best y leaves a gap of {float(gap):.3g} "
+                f"(rank {int(keep.sum())}, {matrix.shape[0]} equations); drop or correct the contradicting rows"
+            )
+
+    def _gap(self, y: Tensor) -> Tensor:
+        """V'y - s^-1 U'offset: how far y is from the set, in an orthonormal basis of the normals."""
+        return y @ self._rows.to(y).T - self.offset.to(y) @ self._solve.to(y)
 
     def project(self, z: Tensor) -> Tensor:
         z = self.checked(z)
-        rows, solve = self._rows.to(z), self._solve.to(z)
-        return z - (z @ rows.T - self.offset.to(z) @ solve) @ rows  # type: ignore[union-attr]
+        self._check_size(z)
+        if self.matrix.requires_grad:  # the same formula, differentiable in the matrix
+            matrix = self.matrix.to(z)
+            pseudo = torch.linalg.pinv(matrix, rtol=self._cut)
+            return z - (z @ matrix.T - self.offset.to(z)) @ pseudo.T
+        rows = self._rows.to(z)
+        y = z - self._gap(z) @ rows
+        return y - self._gap(y) @ rows  # removes the rounding of a far z
+
+    def _check_size(self, z: Tensor) -> None:
+        if z.shape[-1] != self.matrix.shape[1]:
+            raise InvalidInput(f"AffineSet: the matrix has {self.matrix.shape[1]} columns, the point {z.shape[-1]} entries")
 
     def jacobian(self, z: Tensor) -> Face:
-        return AffineFace(self._rows.to(z), self._solve.to(z), self.offset.shape)  # type: ignore[union-attr]
+        z = self.checked(z.detach())
+        return AffineFace(self._rows.to(z), self._solve.to(z), z, self.project(z).detach(), self.offset.shape)
 
     def excess(self, y: Tensor) -> tuple[Tensor, Tensor, str]:
-        rows, solve = self._rows.to(y), self._solve.to(y)
-        gap = y @ rows.T - self.offset.to(y) @ solve  # type: ignore[union-attr]
-        scale = y.detach().abs().amax(-1).clamp_min(1.0)
-        return gap.square().sum(-1).sqrt(), scale, "matrix y = offset does not hold"
+        nearest = (self.offset.to(y) @ self._solve.to(y)).detach()
+        scale = event_norm(y.detach()) + event_norm(nearest)
+        return event_norm(self._gap(y)), scale, "matrix y = offset does not hold"
+
+    def margin(self, z: Tensor) -> Tensor:
+        return torch.full_like(self._gap(z).sum(-1).detach(), torch.inf)
 
     def __repr__(self) -> str:
-        return f"AffineSet(matrix=tensor{tuple(self.matrix.shape)})"  # type: ignore[union-attr]
+        return f"AffineSet(matrix=tensor{tuple(self.matrix.shape)})"
 
 
 class AffineFace(Face):
@@ -144,13 +210,16 @@ class AffineFace(Face):
 
     is_projector = True
 
-    def __init__(self, rows: Tensor, solve: Tensor, offset_shape: torch.Size) -> None:
+    def __init__(self, rows: Tensor, solve: Tensor, z: Tensor, y: Tensor, offset_shape: torch.Size) -> None:
         self._rows, self._solve, self._offset_shape = rows, solve, offset_shape
-        self.dimension = torch.tensor(rows.shape[-1] - rows.shape[0])
+        self._z, self._y = z, y
+        self.dimension = torch.full(y.shape[:-1], rows.shape[-1] - rows.shape[0])
 
     def apply(self, v: Tensor) -> Tensor:
         return v - (v @ self._rows.T) @ self._rows
 
     def parameter_vjp(self, u: Tensor) -> dict[str, Tensor]:
-        """dP/doffset = matrix^+."""
-        return {"offset": (u @ self._rows.T @ self._solve.T).sum_to_size(self._offset_shape)}
+        """With z - y = A't and w = (A^+)'u: dP/doffset' u = w, dP/dA' u = -t (H u)' - w y'."""
+        w, t = (v @ self._rows.T @ self._solve.T for v in (u, self._z - self._y))
+        Hu, y, w_, t = (v.flatten(0, -2) if v.ndim > 1 else v[None] for v in (self.apply(u), self._y, w, t))
+        return {"matrix": -(t.T @ Hu) - w_.T @ y, "offset": w.sum_to_size(self._offset_shape)}

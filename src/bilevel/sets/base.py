@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -45,7 +45,7 @@ class Face(ABC):
     support : Tensor or None
         Boolean mask (shape of the point) outside of which H v is zero and v is ignored; None when not sparse.
     dimension : Tensor or None
-        The rank of H for each batch element, when cheap.
+        The rank of H for each batch element (or one number for all), when cheap.
     """
 
     is_projector: bool = False
@@ -57,8 +57,12 @@ class Face(ABC):
         """H v, for v of the shape of the point (leading dimensions may be added)."""
 
     def parameter_vjp(self, u: Any) -> dict[str, Tensor]:
-        """P_theta' u for each parameter theta of the set, by name; empty when the set has none."""
+        """P_theta' u for each tensor parameter theta of the set, by name; empty when the set has none."""
         return {}
+
+    def basis(self) -> Tensor | None:
+        """Orthonormal columns (n, dimension) that span the range of H, for one vector; None when not cheap."""
+        return None
 
 
 class ConvexSet(ABC):
@@ -66,11 +70,17 @@ class ConvexSet(ABC):
 
     The last `event_ndim` dimensions of a tensor are one point; the dimensions in front are a batch, and each
     element of the batch is projected on its own. Device and dtype are those of the point.
+
+    `project` finds the face of the answer without gradients, then writes the projection on that face as a plain
+    formula of z and of the parameters: autograd then gives first and second derivatives. `jacobian` gives the
+    same products in closed form.
     """
 
     event_ndim: ClassVar[int | dict[str, int]] = 1
     separable: ClassVar[bool] = False
     """Whether Y is a product of intervals, so that a different step per coordinate keeps the fixed points."""
+    parameters: ClassVar[tuple[str, ...]] = ()
+    """The arguments of the constructor, each also an attribute; the tensors among them carry derivatives."""
 
     @abstractmethod
     def project(self, z: Any) -> Any:
@@ -86,35 +96,75 @@ class ConvexSet(ABC):
 
     def contains(self, y: Any, *, tol: float | None = None) -> Membership:
         """Whether y lies in Y up to `tol` times the scale of the set (default: the tolerance of the dtype)."""
+        if isinstance(y, Tensor) and not bool(torch.isfinite(y).all()):
+            return Membership(False, math.inf, "the point has NaN or infinite entries")
         amount, scale, what = self.excess(y)
+        amount = amount.detach()
         if tol is None:
             tol = tolerances.feasibility(amount.dtype)
         worst = float(amount.max()) if amount.numel() else 0.0
         if math.isnan(worst):
             return Membership(False, math.inf, "the point has NaN entries")
-        inside = bool((amount <= tol * torch.as_tensor(scale, device=amount.device).clamp_min(1e-300)).all())
+        inside = bool((amount <= tol * torch.as_tensor(scale, device=amount.device).detach()).all())
         return Membership(inside, worst, "inside" if inside else f"{what} (by {worst:.3g})")
 
+    def distance(self, y: Any) -> Tensor:
+        """|y - P_Y(y)| for each batch element."""
+        return event_norm(y - self.project(y), int(self.event_ndim))  # type: ignore[arg-type]
+
+    def random_point(
+        self, generator: torch.Generator, *shape: int, scale: float = 1.0, dtype: torch.dtype | None = None
+    ) -> Any:
+        """A random point of Y of the given shape (batch and event): between the projections of two normal draws.
+
+        `scale` is the standard deviation of the draws; half of the points are such projections themselves, so
+        that the boundary is visited as well as the interior.
+        """
+        event = int(self.event_ndim)  # type: ignore[arg-type]
+        options: Any = {"generator": generator, "dtype": dtype, "device": generator.device}
+        first, second = (self.project(scale * torch.randn(shape, **options)) for _ in range(2))
+        batch = (*shape[: len(shape) - event], *(1,) * event)
+        weight = (2 * torch.rand(batch, **options)).clamp_max(1)
+        return torch.where(weight < 1, torch.lerp(second, first, weight), first)
+
+    def margin(self, z: Any) -> Tensor | None:
+        """Distance from z to the nearest kink of P_Y, per batch element (inf without kinks); None: no formula.
+
+        Within that distance of z the projection is smooth and, for a polyhedral set, H does not change.
+        """
+        return None
+
+    def tensor_parameters(self) -> dict[str, Tensor]:
+        """The parameters that are tensors, under the names that `Face.parameter_vjp` gives their derivatives."""
+        values = {name: getattr(self, name) for name in self.parameters}
+        return {name: value for name, value in values.items() if isinstance(value, Tensor)}
+
+    def replace(self, **values: Any) -> Self:
+        """The same set with some parameters changed."""
+        unknown = set(values) - set(self.parameters)
+        if unknown:
+            raise InvalidInput(
+                f"{type(self).__name__} has no parameter {sorted(unknown)}; it has {list(self.parameters)}"
+            )
+        return type(self)(**{**{name: getattr(self, name) for name in self.parameters}, **values})
+
     def checked(self, z: Tensor) -> Tensor:
-        """z itself, once it is known to be a finite floating-point tensor with at least `event_ndim` dimensions."""
-        name = type(self).__name__
+        """z itself, once it is known to be a finite floating-point tensor of non-empty points."""
+        name, event = type(self).__name__, int(self.event_ndim)  # type: ignore[arg-type]
         if not isinstance(z, Tensor):
             raise InvalidType(f"{name} takes a tensor, got {type(z).__name__}; for dictionaries use ProductSet")
         if not z.is_floating_point():
             raise InvalidType(f"{name} takes floating-point tensors, got {z.dtype}: use z.double()")
-        if z.ndim < int(self.event_ndim):  # type: ignore[arg-type]
-            raise InvalidInput(
-                f"{name} takes points of {self.event_ndim} dimension(s), got shape {tuple(z.shape)}"
-            )
-        if _can_look_at_values() and not bool(torch.isfinite(z).all()):
+        if z.ndim < event:
+            raise InvalidInput(f"{name} takes points of {event} dimension(s), got shape {tuple(z.shape)}")
+        if 0 in z.shape[z.ndim - event :]:
+            raise InvalidInput(f"{name}: a point of shape {tuple(z.shape)} has no entries")
+        # A finite sum proves finite entries at the price of one pass; only then is every entry looked at.
+        if can_look_at_values() and not math.isfinite(z.detach().sum()):
             bad = int((~torch.isfinite(z)).sum())
-            raise InvalidInput(f"{name}: {bad} of {z.numel()} entries of the point are NaN or infinite")
+            if bad:
+                raise InvalidInput(f"{name}: {bad} of {z.numel()} entries of the point are NaN or infinite")
         return z
-
-    def distance(self, y: Tensor) -> Tensor:
-        """|y - P_Y(y)| for each batch element."""
-        dims = tuple(range(-int(self.event_ndim), 0))  # type: ignore[arg-type]
-        return (y - self.project(y)).square().sum(dims).sqrt()
 
 
 def parameter(name: str, value: Any, *, low: float = -math.inf, strict: bool = False) -> float | Tensor:
@@ -124,6 +174,8 @@ def parameter(name: str, value: Any, *, low: float = -math.inf, strict: bool = F
             raise InvalidType(f"{name} has dtype {value.dtype}: give a floating-point tensor")
         if value.numel() == 0:
             raise InvalidInput(f"{name} is an empty tensor of shape {tuple(value.shape)}: give a value")
+        if not can_look_at_values():
+            return value
         smallest, finite = float(value.detach().min()), bool(torch.isfinite(value.detach()).all())
     else:
         try:
@@ -138,13 +190,30 @@ def parameter(name: str, value: Any, *, low: float = -math.inf, strict: bool = F
     return value
 
 
-def per_point(value: float | Tensor, z: Tensor, event_ndim: int = 1) -> float | Tensor:
-    """A per-batch-element parameter in a shape that broadcasts against z: one value, or shape (...batch)."""
-    if not isinstance(value, Tensor) or value.ndim == 0:
-        return value
-    return value.reshape(*value.shape, *(1,) * event_ndim)
+def per_point(value: float | Tensor, z: Tensor, event_ndim: int = 1) -> Tensor:
+    """A per-batch-element parameter (one value, or shape (...batch)) in the dtype of z, broadcasting against it."""
+    if not isinstance(value, Tensor):
+        return torch.full((), value, dtype=z.dtype, device=z.device)
+    return value.to(z).reshape(*value.shape, *(1,) * event_ndim) if value.ndim else value.to(z)
 
 
-def _can_look_at_values() -> bool:
+def event_norm(v: Tensor, event_ndim: int = 1, *, keepdim: bool = False) -> Tensor:
+    """|v| over the last `event_ndim` dimensions; no overflow or underflow, derivative 0 at v = 0."""
+    dims = tuple(range(-event_ndim, 0))
+    scale = v.detach().abs().amax(dims, keepdim=True)
+    scale = torch.where(scale > 0, scale, torch.ones_like(scale))
+    square = (v / scale).square().sum(dims, keepdim=True)
+    norm = torch.where(square > 0, square, torch.ones_like(square)).sqrt() * scale * (square > 0)
+    return norm if keepdim else norm.reshape(norm.shape[: norm.ndim - event_ndim])
+
+
+def show(value: float | Tensor) -> str:
+    """A parameter in a repr or a message: the number, or the shape of a tensor with several."""
+    if isinstance(value, Tensor) and (value.numel() > 1 or not can_look_at_values()):
+        return f"tensor{tuple(value.shape)}"
+    return f"{float(value):g}"
+
+
+def can_look_at_values() -> bool:
     """Whether a tensor's values may steer Python: not under torch.compile or a torch.func transform."""
     return not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is None

@@ -1,4 +1,4 @@
-"""Products of intervals: boxes and the non-negative orthant."""
+"""Products of intervals: boxes, the non-negative orthant and the l-infinity ball."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..errors import EmptySet, InvalidInput, InvalidType
-from .base import ConvexSet, Face
+from .base import ConvexSet, Face, can_look_at_values, parameter, per_point, show
 
 
 class Box(ConvexSet):
@@ -29,29 +29,40 @@ class Box(ConvexSet):
     """
 
     separable = True
+    parameters = ("lower", "upper")
 
     def __init__(self, lower: float | Tensor = -math.inf, upper: float | Tensor = math.inf) -> None:
-        self.lower, self.upper = _bound("lower", lower), _bound("upper", upper)
-        gap = torch.as_tensor(self.upper) - torch.as_tensor(self.lower)
-        if bool((gap < 0).any()):
-            raise EmptySet(f"{type(self).__name__}: lower exceeds upper by {float(-gap.min()):g}: no point is left")
+        self.lower, self.upper = bound("lower", lower), bound("upper", upper)
+        check_order(type(self).__name__, self.lower, self.upper)
+
+    def _bounds(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        return as_point(self.lower, z), as_point(self.upper, z)
 
     def project(self, z: Tensor) -> Tensor:
         z = self.checked(z)
-        return torch.minimum(torch.maximum(z, _as(self.lower, z)), _as(self.upper, z))
+        lower, upper = self._bounds(z)
+        # `where` rather than clamp: at a kink its derivative is 0, like that of the Jacobian.
+        return torch.where(z <= lower, lower, torch.where(z >= upper, upper, z))
 
     def jacobian(self, z: Tensor) -> Face:
         z = self.checked(z.detach())
-        above, below = z <= _as(self.upper, z), z >= _as(self.lower, z)
-        inside = (z < _as(self.upper, z)) & (z > _as(self.lower, z))
-        return Coordinates(inside, {"lower": (self.lower, ~below), "upper": (self.upper, ~above)})
+        lower, upper = self._bounds(z)
+        below = z <= lower
+        above = (z >= upper) & ~below
+        return Coordinates(~(below | above), {"lower": (self.lower, below), "upper": (self.upper, above)})
 
     def excess(self, y: Tensor) -> tuple[Tensor, Tensor, str]:
-        amount = torch.maximum(_as(self.lower, y) - y, y - _as(self.upper, y)).clamp_min(0)
-        return amount.amax(-1), y.detach().abs().amax(-1).clamp_min(1.0), "an entry leaves its bounds"
+        lower, upper = self._bounds(y)
+        amount = torch.maximum(lower - y, y - upper).clamp_min(0).amax(-1)
+        return amount, y.detach().abs().amax(-1), "an entry leaves its bounds"
+
+    def margin(self, z: Tensor) -> Tensor:
+        lower, upper = self._bounds(z)
+        gap = torch.minimum((z - lower).abs(), (z - upper).abs())
+        return torch.where(lower < upper, gap, torch.inf).amin(-1)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}(lower={_show(self.lower)}, upper={_show(self.upper)})"
+        return f"{type(self).__name__}(lower={show(self.lower)}, upper={show(self.upper)})"
 
 
 class NonNegative(Box):
@@ -63,6 +74,8 @@ class NonNegative(Box):
     tensor([0., 2.])
     """
 
+    parameters = ()
+
     def __init__(self) -> None:
         super().__init__(lower=0.0)
 
@@ -70,34 +83,77 @@ class NonNegative(Box):
         return "NonNegative()"
 
 
+class LInfBall(Box):
+    """{y : |y_i| <= radius for all i}; P(z) = min(max(z, -radius), radius).
+
+    H is diagonal: 1 where |z| < radius, else 0.
+
+    Parameters
+    ----------
+    radius
+        Non-negative: a number, or a tensor with one value per batch element.
+
+    Examples
+    --------
+    >>> LInfBall(0.5).project(torch.tensor([-2.0, 0.25]))
+    tensor([-0.5000,  0.2500])
+    """
+
+    parameters = ("radius",)
+
+    def __init__(self, radius: float | Tensor = 1.0) -> None:
+        self.radius = parameter("radius", radius, low=0.0)
+
+    def _bounds(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        radius = per_point(self.radius, z)
+        return -radius, radius
+
+    def jacobian(self, z: Tensor) -> Face:
+        z = self.checked(z.detach())
+        radius = per_point(self.radius, z).detach()
+        inside = z.abs() < radius
+        signs = torch.where(z <= -radius, -1.0, 1.0).to(z) * ~inside
+        return Coordinates(inside, {"radius": (self.radius, signs)}, per_batch=True)
+
+    def __repr__(self) -> str:
+        return f"LInfBall(radius={show(self.radius)})"
+
+
 class Coordinates(Face):
     """H = diag(mask): the face of a box."""
 
     is_projector = True
 
-    def __init__(self, mask: Tensor, parameters: dict[str, tuple[float | Tensor, Tensor]]) -> None:
+    def __init__(
+        self, mask: Tensor, rates: dict[str, tuple[float | Tensor, Tensor]], *, per_batch: bool = False
+    ) -> None:
         self.support = mask
         self.dimension = mask.sum(-1)
-        self._parameters = parameters
+        self._rates, self._per_batch = rates, per_batch
 
     def apply(self, v: Tensor) -> Tensor:
         return v * self.support
 
     def parameter_vjp(self, u: Tensor) -> dict[str, Tensor]:
-        """A bound moves exactly the entries that sit on it."""
-        return {
-            name: (u * at_bound).sum_to_size(value.shape)
-            for name, (value, at_bound) in self._parameters.items()
-            if isinstance(value, Tensor)
-        }
+        """A bound moves exactly the entries that sit on it: dP_i/dtheta is 1 (or a sign) there."""
+        products = {}
+        for name, (value, rate) in self._rates.items():
+            if isinstance(value, Tensor):
+                moved = u * rate
+                products[name] = (moved.sum(-1) if self._per_batch else moved).sum_to_size(value.shape)
+        return products
+
+    def basis(self) -> Tensor | None:
+        return torch.eye(len(self.support))[:, self.support].double() if self.support.ndim == 1 else None
 
 
-def _bound(name: str, value: Any) -> float | Tensor:
+def bound(name: str, value: Any) -> float | Tensor:
+    """A checked bound: numbers, infinite ones included, but no NaN."""
     if isinstance(value, Tensor):
         if not value.is_floating_point():
             raise InvalidType(f"{name} has dtype {value.dtype}: give a floating-point tensor")
-        if bool(torch.isnan(value).any()):
-            raise InvalidInput(f"{name} has NaN entries: use -inf or inf for an open side")
+        if can_look_at_values() and bool(torch.isnan(value).any()):
+            raise InvalidInput(f"{name} has {int(torch.isnan(value).sum())} NaN entries: use -inf or inf for an open side")
         return value
     try:
         value = float(value)
@@ -108,9 +164,18 @@ def _bound(name: str, value: Any) -> float | Tensor:
     return value
 
 
-def _as(value: float | Tensor, z: Tensor) -> Tensor:
-    return torch.as_tensor(value, dtype=z.dtype, device=z.device)
+def check_order(name: str, lower: float | Tensor, upper: float | Tensor) -> None:
+    """Refuse lower > upper, and bounds at infinity that no number reaches."""
+    if not can_look_at_values():
+        return
+    low, high = torch.as_tensor(lower).detach(), torch.as_tensor(upper).detach()
+    if bool((low > high).any()):
+        gap = float((low - high).max())
+        raise EmptySet(f"{name}: lower exceeds upper by {gap:g}: no point is left")
+    if bool((low == math.inf).any()) or bool((high == -math.inf).any()):
+        raise EmptySet(f"{name}: a lower bound of inf or an upper bound of -inf leaves no point")
 
 
-def _show(value: float | Tensor) -> str:
-    return f"tensor{tuple(value.shape)}" if isinstance(value, Tensor) else f"{value:g}"
+def as_point(value: float | Tensor, z: Tensor) -> Tensor:
+    """A bound in the dtype and on the device of z."""
+    return value.to(z) if isinstance(value, Tensor) else torch.full((), value, dtype=z.dtype, device=z.device)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .base import ConvexSet, Face, parameter, per_point
+from .base import ConvexSet, Face, can_look_at_values, event_norm, parameter, per_point, show
+from .box import as_point
 
 
 class L2Ball(ConvexSet):
@@ -26,41 +27,51 @@ class L2Ball(ConvexSet):
     tensor([0.6000, 0.8000])
     """
 
+    parameters = ("radius", "center")
+
     def __init__(self, radius: float | Tensor = 1.0, center: float | Tensor = 0.0) -> None:
         self.radius = parameter("radius", radius, low=0.0)
         self.center = parameter("center", center)
 
+    def _offset(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """z - center, its norm (1 in place of 0), and whether z is outside."""
+        offset = z - as_point(self.center, z)
+        norm = event_norm(offset, keepdim=True)
+        return offset, torch.where(norm > 0, norm, torch.ones_like(norm)), norm > per_point(self.radius, z)
+
     def project(self, z: Tensor) -> Tensor:
         z = self.checked(z)
-        radius = per_point(self.radius, z)
-        offset = z - self.center
-        norm = _norm(offset)
-        outside = norm > radius
-        return torch.where(outside, self.center + radius * (offset / norm), z)
+        offset, norm, outside = self._offset(z)
+        return torch.where(outside, as_point(self.center, z) + per_point(self.radius, z) * (offset / norm), z)
 
     def jacobian(self, z: Tensor) -> Face:
-        offset = self.checked(z.detach()) - self.center
-        return SphereFace(offset, self.radius, self.center)
+        z = self.checked(z.detach())
+        offset, norm, outside = (part.detach() for part in self._offset(z))
+        shrink = torch.where(outside, per_point(self.radius, z).detach() / norm, torch.ones_like(norm))
+        return SphereFace(torch.where(outside, offset / norm, 0.0), shrink, outside, self.radius, self.center)
 
-    def excess(self, y: Tensor) -> tuple[Tensor, float | Tensor, str]:
-        norm = _norm(y - self.center).squeeze(-1)
-        return (norm - self.radius).clamp_min(0), self.radius, f"the norm exceeds the radius {self.radius}"
+    def excess(self, y: Tensor) -> tuple[Tensor, Tensor, str]:
+        amount = event_norm(y - as_point(self.center, y)) - per_point(self.radius, y, 0)
+        scale = per_point(self.radius, y, 0).detach() + y.detach().abs().amax(-1)
+        return amount.clamp_min(0), scale, f"the norm exceeds the radius {show(self.radius)}"
+
+    def margin(self, z: Tensor) -> Tensor:
+        return (event_norm(z - as_point(self.center, z)) - per_point(self.radius, z, 0)).abs()
 
     def __repr__(self) -> str:
-        return f"L2Ball(radius={self.radius}, center={self.center})"
+        return f"L2Ball(radius={show(self.radius)}, center={show(self.center)})"
 
 
 class SphereFace(Face):
     """H = shrink (I - n n') with the unit normal n and shrink = radius/|d|; the identity inside the ball."""
 
-    def __init__(self, offset: Tensor, radius: float | Tensor, center: float | Tensor) -> None:
-        norm = _norm(offset)
-        self._outside = norm > per_point(radius, offset)
-        self._normal = torch.where(self._outside, offset / norm, torch.zeros_like(offset))
-        self._shrink = torch.where(self._outside, per_point(radius, offset) / norm, torch.ones_like(norm))
-        self._radius, self._center = radius, center
-        self.is_projector = not bool(self._outside.any())
-        self.dimension = offset.shape[-1] - self._outside.squeeze(-1).to(torch.int64)
+    def __init__(
+        self, normal: Tensor, shrink: Tensor, outside: Tensor, radius: float | Tensor, center: float | Tensor
+    ) -> None:
+        self._normal, self._shrink, self._radius, self._center = normal, shrink, radius, center
+        self.is_projector = can_look_at_values() and not bool(outside.any())
+        full = normal.shape[-1]
+        self.dimension = torch.where(outside, full - 1, full).squeeze(-1) * (shrink > 0).squeeze(-1)
 
     def apply(self, v: Tensor) -> Tensor:
         return self._shrink * (v - (v * self._normal).sum(-1, keepdim=True) * self._normal)
@@ -73,11 +84,3 @@ class SphereFace(Face):
         if isinstance(self._center, Tensor):
             products["center"] = (u - self.apply(u)).sum_to_size(self._center.shape)
         return products
-
-
-def _norm(v: Tensor) -> Tensor:
-    """|v| over the last dimension, kept; safe against overflow, and with derivative 0 at v = 0."""
-    scale = v.detach().abs().amax(-1, keepdim=True)
-    scale = torch.where(scale > 0, scale, torch.ones_like(scale))
-    square = (v / scale).square().sum(-1, keepdim=True)
-    return torch.where(square > 0, square, torch.ones_like(square)).sqrt() * scale * (square > 0)

@@ -48,6 +48,8 @@ class Simplex(ConvexSet):
     tensor([0.7500, 0.2500, 0.0000])
     """
 
+    parameters = ("radius",)
+
     def __init__(self, radius: float | Tensor = 1.0) -> None:
         self.radius = parameter("radius", radius, low=0.0, strict=True)
 
@@ -85,6 +87,8 @@ class L1Ball(ConvexSet):
     >>> L1Ball(radius=1.0).project(torch.tensor([2.0, -1.5, 0.1]))
     tensor([ 0.7500, -0.2500,  0.0000])
     """
+
+    parameters = ("radius",)
 
     def __init__(self, radius: float | Tensor = 1.0) -> None:
         self.radius = parameter("radius", radius, low=0.0)

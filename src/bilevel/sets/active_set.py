@@ -1,0 +1,192 @@
+"""Which inequalities hold a nearest point back: Clarabel's answer, made exact.
+
+    min |d|^2/2  subject to  A d = gap,  G d <= slack        (rows of unit length, A of full row rank)
+
+is solved for the set W of rows with positive multipliers, linearly independent together with A. The nearest
+point is then the projection on an affine set, to rounding, whatever the accuracy of the solver.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ..errors import EmptySet, MissingExtra, NotConverged
+
+Array = NDArray[Any]
+
+EXACT, CLEAR, ACCEPTABLE = 1e-12, 1e-9, 1e-8
+"""Relative KKT residuals: exact to rounding; clearly no kink (slacks and multipliers); good enough at all."""
+FAR = 1e6
+"""Rows further away than this times the largest violation are brought to that distance for the solver."""
+
+
+@torch.library.custom_op("bilevel::active_rows", mutates_args=())
+def active_rows(slack: Tensor, gap: Tensor, G: Tensor, A: Tensor, guess: Tensor) -> Tensor:
+    """Mask (..., m) of the rows of G that hold back the nearest point, for slack = h - Gz and gap = b - Az.
+
+    `guess` is tried first (the active rows at a previous point); then every face that a point needs is tried
+    on all the points that are left. Points at a kink use no guess: their face depends on them alone.
+    """
+    batch = slack.shape[:-1].numel()
+    slacks, gaps = (v.detach().cpu().numpy().reshape(batch, v.shape[-1]) for v in (slack, gap))
+    solver = ActiveSet(G.detach().cpu().numpy(), A.detach().cpu().numpy())
+    scale = np.maximum((-slacks).max(-1, initial=0.0), np.abs(gaps).max(-1, initial=0.0))
+    active = np.zeros(slacks.shape, dtype=bool)
+    todo = np.flatnonzero(scale > 0)
+    unit = np.where(scale > 0, scale, 1.0)[:, None]
+    slacks, gaps = slacks / unit, gaps / unit
+    face = guess.cpu().numpy()
+    while len(todo):
+        residual, clear = solver.judge(face, slacks[todo], gaps[todo])
+        settled = (residual <= EXACT) & clear
+        active[todo[settled]] = face
+        todo = todo[~settled]
+        if len(todo):
+            active[todo[0]] = face = solver.face(slacks[todo[0]], gaps[todo[0]])
+            todo = todo[1:]
+    return torch.from_numpy(active).reshape(slack.shape).to(slack.device)
+
+
+@active_rows.register_fake
+def _(slack: Tensor, gap: Tensor, G: Tensor, A: Tensor, guess: Tensor) -> Tensor:
+    return torch.empty_like(slack, dtype=torch.bool)
+
+
+@active_rows.register_vmap
+def _(info: Any, in_dims: tuple[int | None, ...], *tensors: Tensor) -> tuple[Tensor, int]:
+    moved = [t if d is None else t.movedim(d, 0) for t, d in zip(tensors, in_dims, strict=True)]
+    return active_rows(*moved), 0
+
+
+class ActiveSet:
+    """The problem above for one G and A and many right-hand sides."""
+
+    def __init__(self, G: Array, A: Array) -> None:
+        self.G, self.A = G, A
+        self._rows = np.linalg.qr(A.T)[0].T  # orthonormal rows with the span of A's
+        self._solver: Any = None
+
+    def face(self, slack: Array, gap: Array) -> Array:
+        """The mask W for one right-hand side."""
+        best = (np.inf, np.zeros(len(slack), dtype=bool))
+        for active in self._candidates(slack, gap):
+            residual, clear = (float(v[0]) for v in self.judge(active, slack[None], gap[None]))
+            if residual <= EXACT and clear:
+                return active
+            best = min((residual, active), best, key=lambda entry: max(entry[0], EXACT))
+        if best[0] > ACCEPTABLE:
+            raise NotConverged(
+                f"projection on a polyhedron: the best active set has a KKT residual of {best[0]:.2g} times "
+                f"the violation at z; drop rows that nearly depend on others"
+            )
+        return best[1]
+
+    def _candidates(self, slack: Array, gap: Array) -> Iterator[Array]:
+        """The solver's active rows, then exact answers over a growing set of nearby rows."""
+        step, left, multipliers = self._interior_point(slack, gap)
+        yield multipliers > left
+        near = left <= 1e-5 * (1 + np.abs(step).max(initial=0.0))
+        for _ in range(20):
+            active = self._least_distance(near, slack, gap)
+            yield active
+            violated = self.G @ self._steps(active, slack[None], gap[None])[0][0] - slack > EXACT
+            if not (violated & ~near).any():
+                return
+            near = near | violated
+
+    def _steps(self, active: Array, slack: Array, gap: Array) -> tuple[Array, Array]:
+        """d with A d = gap and equality in the active rows, -d = A' nu + G_W' mu; nan where rows depend."""
+        rows = np.concatenate([self.A, self.G[active]])
+        k, n = rows.shape
+        Q, R = np.linalg.qr(rows.T)
+        if k > n or (k and np.abs(np.diag(R)).min() < CLEAR):
+            return np.full((len(slack), n), np.nan), np.full((len(slack), k), np.nan)
+        along = np.linalg.solve(R.T, np.concatenate([gap, slack[:, active]], -1).T)
+        return (Q @ along).T, -np.linalg.solve(R, along).T
+
+    def judge(self, active: Array, slack: Array, gap: Array) -> tuple[Array, Array]:
+        """For each right-hand side: largest violation or negative multiplier, relative to the step (inf for
+        dependent rows), and whether all multipliers and all other slacks are clearly positive."""
+        steps, multipliers = self._steps(active, slack, gap)
+        size = 1 + np.abs(steps).max(-1, initial=0.0)
+        left = (slack - steps @ self.G.T) / size[:, None]
+        multipliers = multipliers[:, len(self.A) :] / size[:, None]
+        residual = np.maximum((-left).max(-1, initial=0.0), (-multipliers).max(-1, initial=0.0))
+        idle = np.where(active, np.inf, left).min(-1, initial=np.inf)
+        clear = np.minimum(idle, multipliers.min(-1, initial=np.inf)) > CLEAR
+        return np.where(np.isfinite(size), residual, np.inf), clear
+
+    def _interior_point(self, slack: Array, gap: Array) -> tuple[Array, Array, Array]:
+        """Step, slacks left and multipliers by Clarabel."""
+        right = np.concatenate([gap, np.minimum(slack, FAR)])
+        if self._solver is None:
+            self._solver = self._clarabel(right)
+        else:
+            self._solver.update(b=right)
+        answer = self._solver.solve()
+        if "PrimalInfeasible" in str(answer.status):
+            least = least_violation(np.concatenate([self.A, self.G]), np.concatenate([gap, slack]), len(gap))
+            raise EmptySet(
+                f"no point has Ay = b and Gy <= h: every y breaks a row by {least:.3g} x the violation at z"
+            )
+        m = len(gap)
+        return np.array(answer.x), np.array(answer.s)[m:], np.array(answer.z)[m:]
+
+    def _clarabel(self, right: Array) -> Any:
+        try:
+            import clarabel as _clarabel
+            from scipy import sparse
+        except ImportError:
+            raise MissingExtra("projection on a polyhedron", "sets") from None
+        clarabel: Any = _clarabel  # its names come from a compiled module
+        settings = clarabel.DefaultSettings()
+        settings.verbose = False
+        settings.presolve_enable = False  # so that the right-hand side may be updated
+        settings.tol_gap_abs = settings.tol_gap_rel = settings.tol_feas = 1e-13
+        n = self.G.shape[1]
+        rows = sparse.csc_matrix(np.concatenate([self.A, self.G]))
+        cones = [clarabel.ZeroConeT(len(self.A)), clarabel.NonnegativeConeT(len(self.G))]
+        identity = sparse.identity(n, format="csc")
+        return clarabel.DefaultSolver(identity, np.zeros(n), rows, right, cones, settings)
+
+    def _least_distance(self, near: Array, slack: Array, gap: Array) -> Array:
+        """The exact active rows among the `near` ones, by non-negative least squares.
+
+        Lawson & Hanson (1974), chapter 23: min |x| s.t. E x <= t has the active rows u > 0 of
+        min |[E'; t'] u + e_{n+1}|, u >= 0, here for x orthogonal to the rows of A.
+        """
+        from scipy.optimize import nnls
+
+        start = np.linalg.lstsq(self.A, gap, rcond=None)[0] if len(gap) else np.zeros(self.G.shape[1])
+        E = self.G[near] - self.G[near] @ self._rows.T @ self._rows
+        t = slack[near] - self.G[near] @ start
+        active = np.zeros(len(slack), dtype=bool)
+        if len(t):
+            target = np.zeros(E.shape[1] + 1)
+            target[-1] = -1.0
+            with contextlib.suppress(RuntimeError):  # too many rounds: no answer, the caller keeps its best
+                active[near] = nnls(np.vstack([E.T, t]), target)[0] > 0
+        return active
+
+
+def least_violation(rows: Array, right: Array, equations: int) -> float:
+    """min t such that some y satisfies the equations (first rows) and breaks no inequality by more than t."""
+    try:
+        from scipy.optimize import linprog
+    except ImportError:
+        raise MissingExtra("the check that a polyhedron is not empty", "sets") from None
+    unit = max(float(np.abs(right).max()), 1e-300)
+    wide = np.pad(rows, ((0, 0), (0, 1)), constant_values=-1.0)
+    wide[:equations, -1] = 0.0
+    equal = (wide[:equations], right[:equations] / unit) if equations else (None, None)
+    bounds = [(None, None)] * rows.shape[1] + [(0.0, None)]
+    cost = np.eye(wide.shape[1])[-1]
+    answer = linprog(cost, wide[equations:], right[equations:] / unit, *equal, bounds=bounds)
+    return float(answer.fun) * unit if answer.status == 0 else 0.0

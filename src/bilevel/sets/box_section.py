@@ -1,0 +1,249 @@
+"""Boxes cut by one hyperplane: the box section and the capped simplex."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..errors import EmptySet, InvalidInput
+from .base import ConvexSet, Face, can_look_at_values, event_norm, parameter, per_point, show
+from .box import as_point, bound, check_order
+
+
+class Section(NamedTuple):
+    """Where each entry of the projection lies, and the level near which: y = clip(z - level * weight)."""
+
+    free: Tensor
+    at_lower: Tensor
+    level: Tensor
+
+
+@torch.no_grad()
+def find_section(z: Tensor, weight: Tensor, lower: Tensor, upper: Tensor, total: Tensor) -> Section:
+    """The face of {lower <= y <= upper, weight.y = total} that holds P(z) = clip(z - level weight, lower, upper).
+
+    weight.clip(z - t weight) falls with t, and is linear between the 2n values of t at which an entry leaves one
+    bound or reaches the other. A binary search over these, sorted, evaluates the sum itself, without running sums
+    whose rounding would pile up. A second search around the level found by the first makes up for large offsets
+    of z along the weight, which do not change P(z).
+    """
+    z, weight, lower, upper = torch.broadcast_tensors(z, weight, lower, upper)
+    first = _search(z, weight, lower, upper, total)
+    again = _search(z - first.level * weight, weight, lower, upper, total)
+    return Section(again.free, again.at_lower, first.level)
+
+
+def _search(z: Tensor, weight: Tensor, lower: Tensor, upper: Tensor, total: Tensor) -> Section:
+    flip = weight < 0  # (z, l, u, w) -> (-z, -u, -l, -w): from here on all weights are positive
+    z, low, high = torch.where(flip, -z, z), torch.where(flip, -upper, lower), torch.where(flip, -lower, upper)
+    slope = weight.abs()
+    counts = slope > 0
+    safe = torch.where(counts, slope, torch.ones_like(slope))
+    leaves = torch.where(counts, (z - high) / safe, torch.inf)
+    arrives = torch.where(counts, (z - low) / safe, torch.inf)
+    breaks = torch.cat([leaves, arrives], -1).sort(-1).values
+    size = breaks.shape[-1]
+    left = torch.full_like(breaks[..., :1], -1, dtype=torch.int64)  # the sum is >= total there
+    right = torch.full_like(left, size)
+    for _ in range(math.ceil(math.log2(size + 1))):
+        middle = (left + right) // 2
+        t = breaks.gather(-1, middle.clamp(0, size - 1))
+        sum_at = torch.where(counts, slope * torch.clamp(z - t * safe, low, high), 0).sum(-1, keepdim=True)
+        more, open_ = sum_at >= total, right - left > 1
+        left, right = torch.where(open_ & more, middle, left), torch.where(open_ & ~more, middle, right)
+    t_left = torch.where(left >= 0, breaks.gather(-1, left.clamp_min(0)), -torch.inf)
+    t_right = torch.where(right < size, breaks.gather(-1, right.clamp_max(size - 1)), torch.inf)
+    # An entry of weight zero does not enter the sum: it is free between its bounds.
+    free = torch.where(counts, (leaves <= t_left) & (arrives >= t_right), (low < z) & (z < high))
+    below = torch.where(counts, arrives <= t_left, z <= low) & ~free
+    square = (slope.square() * free).sum(-1, keepdim=True)
+    held = torch.where(free, z, torch.where(below, low, high))
+    level = ((slope * held).sum(-1, keepdim=True) - total) / torch.where(square > 0, square, 1)
+    anchor = torch.where(torch.isfinite(t_left), t_left, torch.where(torch.isfinite(t_right), t_right, 0))
+    at_lower = torch.where(flip, ~(free | below), below)
+    return Section(free, at_lower, torch.where(square > 0, level, anchor))
+
+
+def on_section(
+    z: Tensor, section: Section, weight: Tensor, lower: Tensor, upper: Tensor, total: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The point of that face, as a differentiable formula, and its level: z - level weight on the free entries."""
+    near = z - section.level * weight
+    bounds = torch.where(section.at_lower, lower, upper)
+    held = torch.where(section.free, near, bounds)
+    square = (weight.square() * section.free).sum(-1, keepdim=True)
+    step = ((weight * held).sum(-1, keepdim=True) - total) / torch.where(square > 0, square, 1) * (square > 0)
+    inside = torch.maximum(torch.minimum(near - step * weight, upper), lower)
+    return torch.where(section.free, inside, bounds), section.level + step.detach()
+
+
+class BoxSection(ConvexSet):
+    """{y : lower <= y <= upper, weight.y = total}; P(z) = clip(z - level weight, lower, upper).
+
+    With F the entries strictly between their bounds, H = diag(F) - w_F w_F'/|w_F|^2. At kinks an entry that is
+    about to leave its upper bound counts as free, one that just reached its lower bound as fixed (the other way
+    round for a negative weight).
+
+    Parameters
+    ----------
+    lower, upper
+        Numbers or tensors that broadcast against the point; infinite values leave that side open.
+    weight
+        A number or a tensor that broadcasts against the point; entries of any sign, zero included.
+    total
+        A number, or a tensor with one value per batch element.
+
+    Examples
+    --------
+    >>> BoxSection(0.0, 1.0, torch.tensor([1.0, 2.0]), 2.0).project(torch.tensor([2.0, 2.0]))
+    tensor([1.0000, 0.5000])
+    """
+
+    parameters = ("lower", "upper", "weight", "total")
+
+    def __init__(
+        self,
+        lower: float | Tensor = 0.0,
+        upper: float | Tensor = math.inf,
+        weight: float | Tensor = 1.0,
+        total: float | Tensor = 1.0,
+    ) -> None:
+        self.lower, self.upper = bound("lower", lower), bound("upper", upper)
+        check_order(type(self).__name__, self.lower, self.upper)
+        self.weight, self.total = parameter("weight", weight), parameter("total", total)
+        if isinstance(self.weight, Tensor) and self.weight.ndim:
+            self._check_total(*self._parts(self.weight))
+
+    def _parts(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        return as_point(self.weight, z), as_point(self.lower, z), as_point(self.upper, z), per_point(self.total, z)
+
+    def _check_total(self, weight: Tensor, lower: Tensor, upper: Tensor, total: Tensor) -> None:
+        """Refuse a total that no point between the bounds reaches."""
+        if not can_look_at_values():
+            return
+        weight, lower, upper = (v.detach().double() for v in torch.broadcast_tensors(weight, lower, upper))
+        ends = torch.where(weight == 0, 0, torch.stack([weight * lower, weight * upper]))
+        least, most, total = ends.amin(0).sum(-1, True), ends.amax(0).sum(-1, True), total.detach().double()
+        room = 1e-6 * ends.abs().where(ends.isfinite(), 0).amax(0).sum(-1, True)
+        if bool((total < least - room).any()) or bool((total > most + room).any()):
+            raise EmptySet(
+                f"{type(self).__name__}: weight.y lies between {float(least.min()):g} and {float(most.max()):g}, "
+                f"and never reaches the total {show(total)}"
+            )
+
+    def _solve(self, z: Tensor) -> tuple[Section, tuple[Tensor, Tensor, Tensor, Tensor]]:
+        parts = self._parts(z)
+        n = torch.broadcast_shapes(z.shape, *(part.shape for part in parts))[-1]
+        if z.shape[-1] != n:
+            raise InvalidInput(f"{type(self).__name__}: the parameters have {n} entries, the point {z.shape[-1]}")
+        self._check_total(parts[0].expand(n) if parts[0].ndim == 0 else parts[0], *parts[1:])
+        return find_section(z, *parts), parts
+
+    def project(self, z: Tensor) -> Tensor:
+        z = self.checked(z)
+        section, parts = self._solve(z)
+        return on_section(z, section, *parts)[0]
+
+    def jacobian(self, z: Tensor) -> Face:
+        z = self.checked(z.detach())
+        section, parts = self._solve(z)
+        parts = tuple(part.detach() for part in parts)
+        y, level = on_section(z, section, *parts)
+        values = {name: getattr(self, name) for name in self.parameters}
+        return SectionFace(section, parts[0], y, level, values)
+
+    def excess(self, y: Tensor) -> tuple[Tensor, Tensor, str]:
+        weight, lower, upper, total = self._parts(y)
+        length = event_norm(weight.expand(y.shape[-1]) if weight.ndim == 0 else weight)
+        off = ((weight * y).sum(-1) - total.squeeze(-1) if total.ndim else (weight * y).sum(-1) - total).abs() / length
+        out = torch.maximum(lower - y, y - upper).clamp_min(0).amax(-1)
+        scale = (weight * y).detach().abs().sum(-1) / length + y.detach().abs().amax(-1)
+        return torch.maximum(off, out), scale, "an entry leaves its bounds or weight.y is not the total"
+
+    def margin(self, z: Tensor) -> Tensor:
+        """The nearest wall of the cell of z: a free entry meets a bound, or a fixed one leaves it."""
+        section, (weight, lower, upper, total) = self._solve(z.detach())
+        inner = z - on_section(z, section, weight, lower, upper, total)[1] * weight
+        gap = torch.minimum((inner - lower).abs(), (upper - inner).abs())
+        gap = torch.where(section.free, gap, torch.where(section.at_lower, lower - inner, inner - upper).abs())
+        return wall_distance(torch.where(lower < upper, gap, torch.inf), section.free, weight)
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{name}={show(getattr(self, name))}" for name in self.parameters)
+        return f"{type(self).__name__}({shown})"
+
+
+def wall_distance(gap: Tensor, free: Tensor, weight: Tensor) -> Tensor:
+    """Distance in z at which the first entry y_i = z_i - level w_i has moved by gap_i, with the level following.
+
+    A free entry moves with the gradient (I - w w'/|w_F|^2) e_i, a fixed one with e_i - w_i w_F/|w_F|^2; an entry
+    that is free alone cannot move. NaN where no entry is free.
+    """
+    square = (weight.square() * free).sum(-1, keepdim=True)
+    rest = (square - weight.square()) / square
+    rest = torch.where(rest > 8 * torch.finfo(gap.dtype).eps, rest, 0)
+    wall = gap / torch.where(free, rest, 1 + weight.square() / square).sqrt()
+    return torch.where(wall.isnan(), torch.inf, wall).amin(-1).where(square.squeeze(-1) > 0, torch.nan)
+
+
+class CappedSimplex(BoxSection):
+    """{y : 0 <= y <= cap, sum y = total}; P(z) = clip(z - level, 0, cap).
+
+    Parameters
+    ----------
+    cap
+        Positive: a number or a tensor that broadcasts against the point.
+    total
+        The sum: a number, or a tensor with one value per batch element.
+
+    Examples
+    --------
+    >>> CappedSimplex(0.5, 1.0).project(torch.tensor([3.0, 0.25, 0.0]))
+    tensor([0.5000, 0.3750, 0.1250])
+    """
+
+    parameters = ("cap", "total")
+
+    def __init__(self, cap: float | Tensor = 1.0, total: float | Tensor = 1.0) -> None:
+        self.cap = parameter("cap", cap, low=0.0)
+        super().__init__(0.0, self.cap, 1.0, parameter("total", total, low=0.0))
+
+
+class SectionFace(Face):
+    """H = diag(F) - w_F w_F'/|w_F|^2 on the free entries F."""
+
+    is_projector = True
+
+    def __init__(
+        self, section: Section, weight: Tensor, y: Tensor, level: Tensor, values: dict[str, float | Tensor]
+    ) -> None:
+        self.support = free = section.free
+        self._at_lower, self._at_upper = section.at_lower, ~(free | section.at_lower)
+        self._y, self._level, self._values, self._weight = y, level, values, weight
+        self._active = weight * free
+        square = self._active.square().sum(-1, keepdim=True)
+        self._per_square = self._active / torch.where(square > 0, square, 1)
+        self.dimension = free.sum(-1) - (square.squeeze(-1) > 0).to(torch.int64)
+
+    def apply(self, v: Tensor) -> Tensor:
+        return v * self.support - (v * self._per_square).sum(-1, keepdim=True) * self._active
+
+    def parameter_vjp(self, u: Tensor) -> dict[str, Tensor]:
+        """With q = w_F.u_F/|w_F|^2: total q; a bound u - q w where it holds; weight -level (H u) - q y."""
+        q = (u * self._per_square).sum(-1, keepdim=True)
+        held = u - q * self._weight
+        rates = {
+            "total": q.squeeze(-1),
+            "lower": held * self._at_lower,
+            "upper": held * self._at_upper,
+            "cap": held * self._at_upper,
+            "weight": -self._level * self.apply(u) - q * self._y,
+        }
+        return {
+            name: rates[name].sum_to_size(value.shape)
+            for name, value in self._values.items()
+            if isinstance(value, Tensor)
+        }

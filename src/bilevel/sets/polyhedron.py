@@ -1,0 +1,239 @@
+"""Polyhedra given by equations and inequalities."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..errors import EmptySet, InvalidInput
+from .active_set import active_rows, least_violation
+from .base import ConvexSet, Face, can_look_at_values, event_norm, parameter
+
+
+class Polyhedron(ConvexSet):
+    """{y : Ay = b, Gy <= h}; P(z) = z - B^+ (Bz - c) with B, c the rows of A and the active rows of G.
+
+    H = I - B^+ B, the projector on the null space of the active rows: those with a positive multiplier,
+    chosen independent. At a kink a row with multiplier 0 counts as inactive, so that on the boundary H is
+    that of the inside. The active rows come from Clarabel (extra `sets`) and are then made exact
+    (`active_set`); those of the last call are tried first.
+
+    Parameters
+    ----------
+    G, h
+        Tensors of shapes (m, n) and (m,), or (..., m) with one right-hand side per batch element.
+    A, b
+        The same for the equations; rows that depend on earlier ones must agree with them, and their b
+        carries no derivative.
+
+    Examples
+    --------
+    >>> Y = Polyhedron(torch.tensor([[1.0, 1.0], [1.0, -1.0]]), torch.tensor([1.0, 1.0]))
+    >>> Y.project(torch.tensor([1.0, 2.0]))
+    tensor([0., 1.])
+    """
+
+    parameters = ("G", "h", "A", "b")
+
+    def __init__(
+        self,
+        G: Tensor | None = None,
+        h: Tensor | None = None,
+        A: Tensor | None = None,
+        b: Tensor | None = None,
+    ) -> None:
+        self.G, self.h = _checked_rows("G", G, "h", h)
+        self.A, self.b = _checked_rows("A", A, "b", b)
+        given = [matrix for matrix in (self.A, self.G) if matrix is not None]
+        if not given or len({matrix.shape[-1] for matrix in given}) > 1:
+            shapes = [tuple(matrix.shape) for matrix in given]
+            raise InvalidInput(f"Polyhedron needs G, A or both, with as many columns, got shapes {shapes}")
+        self.size = given[0].shape[-1]
+        self.independent = _independent(self.A)
+        self._last = torch.zeros(0 if self.G is None else len(self.G), dtype=torch.bool)
+        # A set that follows x is rebuilt at every step: then only a projection notices that it is empty.
+        if can_look_at_values() and not any(
+            value.requires_grad for value in self.tensor_parameters().values()
+        ):
+            self._check_not_empty()
+
+    def system(self) -> tuple[Tensor, Tensor]:
+        """All rows with unit length, the independent equations first, and right-hand sides (..., M)."""
+        matrices, sides = [], []
+        if self.A is not None and self.b is not None:
+            matrices.append(self.A.double()[self.independent])
+            sides.append(self.b.double()[..., self.independent])
+        if self.G is not None and self.h is not None:
+            matrices.append(self.G.double())
+            sides.append(self.h.double())
+        batch = torch.broadcast_shapes(*(side.shape[:-1] for side in sides))
+        rows = torch.cat(matrices)
+        side = torch.cat([side.expand(*batch, side.shape[-1]) for side in sides], -1)
+        length = torch.where((rows != 0).any(-1), rows.square().sum(-1), 1.0).sqrt()
+        return rows / length[:, None], side / length
+
+    def _active(self, z: Tensor, rows: Tensor, side: Tensor) -> Tensor:
+        """Mask (..., M) of the rows that hold P(z) back, the equations included."""
+        if z.shape[-1] != self.size:
+            raise InvalidInput(
+                f"points have {z.shape[-1]} entries, the polyhedron lives in dimension {self.size}"
+            )
+        fixed, m = rows.detach(), len(self.independent)
+        left = side.detach() - z.detach().double() @ fixed.mT
+        rounding = side.detach().abs() + event_norm(z.detach().double(), keepdim=True)
+        left = torch.where(left.abs() <= 4 * torch.finfo(left.dtype).eps * rounding, 0.0, left)
+        active = active_rows(left[..., m:], left[..., :m], fixed[m:], fixed[:m], self._last)
+        if can_look_at_values() and active.numel():
+            self._last = active.reshape(-1, active.shape[-1])[-1]
+        return torch.cat([torch.ones_like(left[..., :m], dtype=torch.bool), active], -1)
+
+    def project(self, z: Tensor) -> Tensor:
+        z = self.checked(z)
+        rows, side = self.system()
+        mask = self._active(z, rows, side)
+        if can_look_at_values():
+            used = mask.reshape(-1, mask.shape[-1]).any(0)
+            rows, side, mask = rows[used], side[..., used], mask[..., used]
+        held, gram = _gram(rows, mask)
+        y = z.double()
+        for _ in range(3):  # the second and third rounds remove the rounding of the first
+            left = (held @ y.unsqueeze(-1)) - (side * mask).unsqueeze(-1)
+            y = y - (held.mT @ torch.linalg.solve(gram, left)).squeeze(-1)
+        return y.to(z)
+
+    def jacobian(self, z: Tensor) -> Face:
+        z = self.checked(z.detach())
+        return PolyhedronFace(self, z, self.project(z).detach())
+
+    def excess(self, y: Tensor) -> tuple[Tensor, Tensor, str]:
+        rows, side = (value.detach() for value in self.system())
+        over, m = y.double() @ rows.mT - side, len(self.independent)
+        amount = torch.cat([over[..., :m].abs(), over[..., m:].clamp_min(0)], -1).amax(-1)
+        scale = torch.maximum(y.detach().double().abs().amax(-1), side.abs().amax(-1))
+        return amount.to(y), scale, "Ay = b or Gy <= h fails, rows scaled to length 1"
+
+    def margin(self, z: Tensor) -> Tensor:
+        z = self.checked(z.detach())
+        return PolyhedronFace(self, z, self.project(z).detach()).margin().to(z)
+
+    def _check_not_empty(self) -> None:
+        """EmptySet with the least violation that some y reaches."""
+        if self.A is not None and self.b is not None:
+            A, b = self.A.detach().double(), self.b.detach().double().reshape(-1, len(self.A)).mT
+            gap = float((A @ (torch.linalg.pinv(A) @ b) - b).abs().max())
+            if gap > 1e-9 * float(b.abs().max()):
+                raise EmptySet(f"Ay = b has no solution: the best y leaves a gap of {gap:.3g}")
+        rows, side = (value.detach() for value in self.system())
+        m = len(self.independent)
+        for right in side.reshape(-1, side.shape[-1]):
+            start = torch.linalg.pinv(rows[:m]) @ right[:m]
+            if bool((rows[m:] @ start <= right[m:]).all()):
+                continue
+            least = least_violation(rows.cpu().numpy(), right.cpu().numpy(), m)
+            if least > 1e-9 * float(right.abs().max()):
+                raise EmptySet(
+                    f"Ay = b and Gy <= h have no common point: every y breaks a row by {least:.3g}"
+                )
+
+    def __repr__(self) -> str:
+        shapes = [f"{name}=tensor{tuple(value.shape)}" for name, value in self.tensor_parameters().items()]
+        return f"{type(self).__name__}({', '.join(shapes)})"
+
+
+class PolyhedronFace(Face):
+    """H = I - B^+ B with B the active rows."""
+
+    is_projector = True
+
+    def __init__(self, polyhedron: Polyhedron, z: Tensor, y: Tensor) -> None:
+        self._rows, self._side = (value.detach() for value in polyhedron.system())
+        self._mask = polyhedron._active(z, self._rows, self._side)
+        self._polyhedron, self._y = polyhedron, y.double()
+        self._held, gram = _gram(self._rows, self._mask)
+        self._inverse = torch.linalg.inv(gram)
+        self._multipliers = self._along(z.double() - self._y)
+        self.dimension = z.shape[-1] - self._mask.sum(-1)
+
+    def _along(self, v: Tensor) -> Tensor:
+        """(B^+)' v, zero in the idle rows."""
+        return (self._inverse @ (self._held @ v.unsqueeze(-1))).squeeze(-1)
+
+    def apply(self, v: Tensor) -> Tensor:
+        wide = v.double()
+        for _ in range(2):
+            wide = wide - (self._held.mT @ self._along(wide).unsqueeze(-1)).squeeze(-1)
+        return wide.to(v)
+
+    def basis(self) -> Tensor | None:
+        if self._mask.ndim > 1:
+            return None
+        rows = self._held[self._mask]
+        return torch.linalg.qr(rows.mT, mode="complete")[0][:, len(rows) :]
+
+    def margin(self) -> Tensor:
+        """Distance to the z at which an idle row is touched or a multiplier vanishes."""
+        slack = (self._side - self._y @ self._rows.mT).clamp_min(0)
+        speed = torch.stack([self.apply(row.expand_as(self._y)).norm(dim=-1) for row in self._rows], -1)
+        touch = torch.where(~self._mask & (speed > 1e-9), slack / speed.clamp_min(1e-300), torch.inf)
+        vanish = self._multipliers.clamp_min(0) / self._inverse.diagonal(dim1=-2, dim2=-1).sqrt()
+        equation = torch.arange(len(self._rows), device=slack.device) < len(self._polyhedron.independent)
+        return torch.where(self._mask & ~equation, vanish, touch).amin(-1)
+
+    def parameter_vjp(self, u: Tensor) -> dict[str, Tensor]:
+        """For row g, side c, multiplier m and l = (B^+)'u: dc gives l and dg gives -m Hu - l y."""
+        side = self._along(u.double())
+        turn = -self._multipliers.unsqueeze(-1) * self.apply(u.double()).unsqueeze(-2)
+        turn = turn - side.unsqueeze(-1) * self._y.unsqueeze(-2)
+        Y, products = self._polyhedron, {}
+        parts = (("A", Y.A, "b", Y.b, Y.independent, 0), ("G", Y.G, "h", Y.h, None, len(Y.independent)))
+        for name, matrix, side_name, right, index, first in parts:
+            if matrix is None or right is None:
+                continue
+            index = torch.arange(len(matrix)) if index is None else index
+            part = slice(first, first + len(index))
+            length = matrix.detach().double()[index].norm(dim=-1).clamp_min(1e-300)
+            sides = side.new_zeros(*side.shape[:-1], len(matrix))
+            sides[..., index] = side[..., part] / length
+            turns = turn.new_zeros(*turn.shape[:-2], *matrix.shape)
+            turns[..., index, :] = turn[..., part, :] / length[:, None]
+            products[name] = turns.sum_to_size(matrix.shape).to(matrix)
+            products[side_name] = sides.sum_to_size(right.shape).to(right)
+        return products
+
+
+def _gram(rows: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """The rows in the mask (the others zero) and B B', with 1 on the diagonal of the others."""
+    held = rows * mask.unsqueeze(-1)
+    return held, held @ held.mT + torch.diag_embed((~mask).to(rows))
+
+
+def _checked_rows(
+    name: str, matrix: Tensor | None, side_name: str, side: Tensor | None
+) -> tuple[Tensor | None, Tensor | None]:
+    if matrix is None and side is None:
+        return None, None
+    if not isinstance(matrix, Tensor) or matrix.ndim != 2:
+        raise InvalidInput(f"{name} must be a tensor of shape (m, n) to go with {side_name}, got {matrix!r}")
+    if not isinstance(side, Tensor) or side.ndim == 0 or side.shape[-1] != len(matrix):
+        raise InvalidInput(
+            f"{side_name} must have {len(matrix)} entries, one per row of {name}, got {side!r}"
+        )
+    parameter(name, matrix)
+    parameter(side_name, side)
+    return matrix, side
+
+
+def _independent(matrix: Tensor | None) -> Tensor:
+    """Indices of independent rows that span all of them: Gram-Schmidt in order."""
+    if matrix is None:
+        return torch.zeros(0, dtype=torch.int64)
+    rows = matrix.detach().double()
+    rows = rows / rows.norm(dim=-1, keepdim=True).clamp_min(1e-300)
+    kept, basis = [], rows[:0]
+    for k, row in enumerate(rows):
+        rest = row - (row @ basis.mT) @ basis
+        rest = rest - (rest @ basis.mT) @ basis
+        if float(rest.norm()) > 1e-9:
+            kept.append(k)
+            basis = torch.cat([basis, (rest / rest.norm())[None]])
+    return torch.tensor(kept, dtype=torch.int64)

@@ -1,0 +1,175 @@
+"""Balls of the spectral and nuclear norms: singular values are clipped or soft-thresholded."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .base import ConvexSet, Face, parameter, per_point, show
+from .spectral import Dilation, ShrinkFace, tracked, wide, without_rounding
+
+
+class SpectralNormBall(ConvexSet):
+    """{Y : largest singular value <= radius}; P(Z) = U min(diag(s), radius) V' with Z = U diag(s) V'.
+
+    H D = D - S D with S the derivative of soft-thresholding at the radius (`spectral.ShrinkFace`). The
+    kinks are singular values equal to the radius; they count as inside.
+
+    Parameters
+    ----------
+    radius
+        Non-negative: a number, or a tensor with one value per batch element.
+
+    Examples
+    --------
+    >>> SpectralNormBall(1.0).project(torch.tensor([[3.0, 0.0, 0.0], [0.0, 0.5, 0.0]]))
+    tensor([[1.0000, 0.0000, 0.0000],
+            [0.0000, 0.5000, 0.0000]])
+    """
+
+    event_ndim = 2
+    parameters = ("radius",)
+
+    def __init__(self, radius: float | Tensor = 1.0) -> None:
+        self.radius = parameter("radius", radius, low=0.0)
+
+    def project(self, z: Tensor) -> Tensor:
+        z = self.checked(z)
+        work = wide(z)
+        radius = per_point(self.radius, work, 2)
+        if tracked(z, self.radius):
+            return (work - Dilation(work).shrink(radius.detach(), radius)).to(z)
+        left, values, right = torch.linalg.svd(work, full_matrices=False)
+        clipped = (left * torch.minimum(values, radius.squeeze(-1)).unsqueeze(-2)) @ right
+        return torch.where(values[..., :1, None] > radius, clipped, work).to(z)
+
+    def jacobian(self, z: Tensor) -> Face:
+        z = wide(self.checked(z.detach()))
+        left, values, right = torch.linalg.svd(z, full_matrices=False)
+        shrunk = values - per_point(self.radius, z, 2).detach().squeeze(-1)
+        return ClipFace(ShrinkFace(left, values, right, without_rounding(shrunk, values)), self.radius)
+
+    def excess(self, y: Tensor) -> tuple[Tensor, float | Tensor, str]:
+        amount = torch.linalg.matrix_norm(wide(y.detach()), 2).to(y.dtype) - self.radius
+        return amount.clamp_min(0), self.radius, f"the spectral norm exceeds the radius {show(self.radius)}"
+
+    def margin(self, z: Tensor) -> Tensor:
+        z = wide(self.checked(z.detach()))
+        return (torch.linalg.svdvals(z) - per_point(self.radius, z).detach()).abs().amin(-1)
+
+    def __repr__(self) -> str:
+        return f"SpectralNormBall(radius={show(self.radius)})"
+
+
+class NuclearNormBall(ConvexSet):
+    """{Y : sum of singular values <= radius}; P(Z) = U max(diag(s) - theta, 0) V' for Z = U diag(s) V'.
+
+    Inside (and on the boundary) H = I. Outside, with S the derivative of soft-thresholding at theta
+    (`spectral.ShrinkFace`) and E = sum of u_i v_i' over the k singular values above theta,
+    H D = S D - <E, D> E/k. Singular values equal to theta count as below it.
+
+    Parameters
+    ----------
+    radius
+        Non-negative: a number, or a tensor with one value per batch element.
+
+    Examples
+    --------
+    >>> NuclearNormBall(1.0).project(torch.tensor([[2.0, 0.0], [0.0, 1.5]]))
+    tensor([[0.7500, 0.0000],
+            [0.0000, 0.2500]])
+    """
+
+    event_ndim = 2
+    parameters = ("radius",)
+
+    def __init__(self, radius: float | Tensor = 1.0) -> None:
+        self.radius = parameter("radius", radius, low=0.0)
+
+    def project(self, z: Tensor) -> Tensor:
+        z = self.checked(z)
+        work = wide(z)
+        radius = per_point(self.radius, work, 2)
+        if not tracked(z, self.radius):
+            left, values, right = torch.linalg.svd(work, full_matrices=False)
+            shrunk, outside = _threshold(values, radius.squeeze(-1))
+            inner = (left * shrunk.clamp_min(0).unsqueeze(-2)) @ right
+            return torch.where(outside.unsqueeze(-1), inner, work).to(z)
+        dilation = Dilation(work)
+        shrunk, outside = _threshold(dilation.values, radius.detach().squeeze(-1))
+        level = (dilation.values - shrunk)[..., :1, None]
+        # The singular values above the level must add up to radius + k * level: this moves the level with Z.
+        count = (shrunk > 0).sum(-1)[..., None, None].clamp_min(1)
+        moved = level + (dilation.surplus(level) - radius) / count
+        return torch.where(outside.unsqueeze(-1), dilation.shrink(level, moved), work).to(z)
+
+    def jacobian(self, z: Tensor) -> Face:
+        z = wide(self.checked(z.detach()))
+        left, values, right = torch.linalg.svd(z, full_matrices=False)
+        shrunk, outside = _threshold(values, per_point(self.radius, z, 2).detach().squeeze(-1))
+        return NuclearFace(ShrinkFace(left, values, right, shrunk), outside, self.radius)
+
+    def excess(self, y: Tensor) -> tuple[Tensor, float | Tensor, str]:
+        amount = torch.linalg.svdvals(wide(y.detach())).sum(-1).to(y.dtype) - self.radius
+        return amount.clamp_min(0), self.radius, f"the nuclear norm exceeds the radius {show(self.radius)}"
+
+    def margin(self, z: Tensor) -> Tensor:
+        """The distance to s_i = theta, with theta moving along, or to the sphere."""
+        z = wide(self.checked(z.detach()))
+        values = torch.linalg.svdvals(z)
+        radius = per_point(self.radius, z).detach()
+        shrunk, outside = _threshold(values, radius)
+        count = (shrunk > 0).sum(-1, keepdim=True).clamp_min(1)
+        slope = (1 - (shrunk > 0) / count + (shrunk <= 0) / count).clamp_min(torch.finfo(z.dtype).tiny).sqrt()
+        sphere = (values.sum(-1, keepdim=True) - radius).abs() / values.shape[-1] ** 0.5
+        kinks = torch.where(outside, shrunk.abs() / slope, torch.inf).amin(-1, keepdim=True)
+        return torch.minimum(kinks, sphere).squeeze(-1)
+
+    def __repr__(self) -> str:
+        return f"NuclearNormBall(radius={show(self.radius)})"
+
+
+class ClipFace(Face):
+    """H = I - S with S the derivative of soft-thresholding: the singular values are clipped."""
+
+    def __init__(self, shrink: ShrinkFace, radius: float | Tensor) -> None:
+        self._shrink, self._radius = shrink, radius
+
+    def apply(self, v: Tensor) -> Tensor:
+        return v - self._shrink.apply(v).to(v)
+
+    def parameter_vjp(self, u: Tensor) -> dict[str, Tensor]:
+        """dP/dradius = E."""
+        if not isinstance(self._radius, Tensor):
+            return {}
+        return {"radius": (u * self._shrink.edge()).sum((-2, -1)).sum_to_size(self._radius.shape)}
+
+
+class NuclearFace(Face):
+    """H D = S D - <E, D> E/k outside the ball, D inside."""
+
+    def __init__(self, shrink: ShrinkFace, outside: Tensor, radius: float | Tensor) -> None:
+        self._shrink, self._outside, self._radius = shrink, outside.unsqueeze(-1), radius
+        self._edge = shrink.edge() * self._outside
+        self._count = shrink.top.sum(-1).clamp_min(1)[..., None, None]
+
+    def apply(self, v: Tensor) -> Tensor:
+        along = (self._edge * v).sum((-2, -1), keepdim=True) / self._count
+        return torch.where(self._outside, self._shrink.apply(v).to(v) - along * self._edge, v)
+
+    def parameter_vjp(self, u: Tensor) -> dict[str, Tensor]:
+        """dP/dradius = E/k."""
+        if not isinstance(self._radius, Tensor):
+            return {}
+        return {"radius": (u * self._edge / self._count).sum((-2, -1)).sum_to_size(self._radius.shape)}
+
+
+def _threshold(values: Tensor, radius: Tensor) -> tuple[Tensor, Tensor]:
+    """values - theta with sum max(values - theta, 0) = radius, for decreasing values; whether outside."""
+    shifted = values - values[..., :1]
+    rank = torch.arange(1, values.shape[-1] + 1, dtype=values.dtype, device=values.device)
+    excess = shifted.cumsum(-1) - radius
+    count = (rank * shifted > excess).sum(-1, keepdim=True).clamp_min(1)
+    shrunk = without_rounding(shifted - excess.gather(-1, count - 1) / count, values)
+    outside = values.sum(-1, keepdim=True) > radius
+    return torch.where(outside, shrunk, values), outside

@@ -1,0 +1,182 @@
+"""What must hold for the derivative of a projection: closed form, autograd and differences, three ways."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from ..sets.base import ConvexSet
+from .cases import Case, SetCases, dense, dense_batch
+
+NEAR = 1e-6
+"""Largest distance between closed form, autograd and central differences away from kinks."""
+
+
+class DerivativeTests(SetCases):
+    """Tests of `jacobian`, of autograd through `project`, of `parameter_vjp` and of `margin`."""
+
+    def test_jacobian_is_the_derivative(self) -> None:
+        """H v = (P(z + h v) - P(z - h v)) / 2h away from kinks, and autograd gives the same H."""
+        seen = 0
+        for case in self.small_cases("differences", 9):
+            for z in self.smooth_points(case):
+                H = dense(case.Y.jacobian(z), z)
+                torch.testing.assert_close(H, self._differences(case.Y.project, z), rtol=NEAR, atol=NEAR)
+                by_autograd = torch.autograd.functional.jacobian(case.Y.project, z)
+                torch.testing.assert_close(H, by_autograd.reshape(H.shape), rtol=NEAR, atol=NEAR)
+                seen += 1
+        assert seen >= 20, f"only {seen} points away from kinks"
+
+    def _differences(self, function: Callable[[Tensor], Tensor], z: Tensor) -> Tensor:
+        """Jacobian matrix of a function of one tensor by central differences."""
+        h = self.difference_step
+        columns = []
+        for k in range(z.numel()):
+            step = torch.zeros_like(z).view(-1)
+            step[k] = h
+            step = step.view_as(z)
+            columns.append(((function(z + step) - function(z - step)) / (2 * h)).detach().reshape(-1))
+        return torch.stack(columns, -1)
+
+    def test_jacobian_is_symmetric_between_0_and_1(self) -> None:
+        """At every point, kinks included: H = H', 0 <= H <= I, H H = H where claimed, support and rank as said."""
+        for case in self.small_cases("spectrum", 12):
+            for z in case.z:
+                face = case.Y.jacobian(z)
+                H = dense(face, z)
+                tiny = 1e-9
+                torch.testing.assert_close(H, H.T, rtol=0, atol=tiny)
+                values = torch.linalg.eigvalsh((H + H.T) / 2)
+                assert values.min() >= -tiny
+                assert values.max() <= 1 + tiny
+                if face.is_projector:
+                    torch.testing.assert_close(H @ H, H, rtol=0, atol=tiny)
+                if isinstance(face.support, Tensor):
+                    assert face.support.shape == z.shape
+                    off = ~face.support.reshape(-1)
+                    assert not H[off].any()
+                    assert not H[:, off].any()
+                if face.dimension is not None:
+                    assert int(face.dimension) == int((values > 1e-12).sum()), f"{case.Y} at {z.tolist()}"
+                basis = face.basis()
+                if basis is not None:
+                    torch.testing.assert_close(basis @ basis.T @ H, H, rtol=0, atol=tiny)
+                    torch.testing.assert_close(basis.T @ basis, torch.eye(basis.shape[-1]).to(basis))
+                    assert basis.shape == (z.numel(), int(face.dimension))
+
+    def test_jacobian_of_a_batch(self) -> None:
+        """A batch of points, and more directions than points, act element by element."""
+        for case in self.small_cases("jacobian-batch"):
+            generator = torch.Generator().manual_seed(case.seed)
+            v = torch.randn((3, *case.z.shape), generator=generator, dtype=case.z.dtype)
+            batched = case.Y.jacobian(case.z).apply(v)
+            looped = torch.stack([case.Y.jacobian(z).apply(v[:, k]) for k, z in enumerate(case.z)], 1)
+            torch.testing.assert_close(batched, looped, rtol=1e-9, atol=1e-9)
+
+    def test_kinks(self) -> None:
+        """At a kink H lies in the convex hull of its limits from nearby smooth points."""
+        from scipy.optimize import nnls
+
+        dimensions = [d for d in self.small_dimensions if d <= 2] or [min(self.small_dimensions)]
+        for k, base in enumerate(self.small_cases("kinks", 6)):
+            case = self.case(base.seed, dimensions[k % len(dimensions)])
+            generator = torch.Generator().manual_seed(case.seed)
+            for z in case.z:
+                H = dense(case.Y.jacobian(z), z).reshape(-1)
+                d = torch.randn((100, *case.shape), generator=generator, dtype=z.dtype)
+                near = z + 1e-7 * d / d.flatten(1).norm(dim=1).reshape(-1, *(1,) * z.ndim)
+                limits = dense_batch(case.Y.jacobian(near), near).flatten(1).T
+                weights = torch.cat([limits, torch.ones(1, limits.shape[-1], dtype=z.dtype)])
+                _, miss = nnls(weights.numpy(), torch.cat([H, torch.ones(1, dtype=z.dtype)]).numpy())
+                assert miss <= 1e-4, f"{case.Y}: H at the kink {z.tolist()} is {miss:.2g} from the hull of its limits"
+
+    def test_gradcheck(self) -> None:
+        """First and second derivatives of `project` in z, away from kinks."""
+        for case in self.small_cases("gradcheck", 3):
+            z = self.smooth_points(case, 3).requires_grad_()
+            assert torch.autograd.gradcheck(case.Y.project, (z,))
+            assert torch.autograd.gradgradcheck(case.Y.project, (z,), atol=1e-4)
+
+    def test_parameter_derivatives(self) -> None:
+        """P_theta' u: closed form, autograd and central differences; gradcheck to second order."""
+        for case in self.small_cases("parameters", 6):
+            for z in self.smooth_points(case, 4):
+                self._check_parameters(case, z)
+
+    def _check_parameters(self, case: Case, z: Tensor) -> None:
+        values = {name: value.detach() for name, value in case.Y.tensor_parameters().items()}
+        u = torch.randn(z.shape, generator=torch.Generator().manual_seed(case.seed), dtype=z.dtype)
+        closed = case.Y.jacobian(z).parameter_vjp(u)
+        assert set(closed) == set(values), f"parameter_vjp gives {sorted(closed)}, parameters are {sorted(values)}"
+        for name, value in values.items():
+            project = self._at_parameter(case.Y, name, z)
+            leaf = value.clone().requires_grad_()
+            (by_autograd,) = torch.autograd.grad(project(leaf), leaf, u)
+            assert closed[name].shape == value.shape
+            torch.testing.assert_close(closed[name], by_autograd, rtol=NEAR, atol=NEAR)
+            differences = self._differences(project, value)
+            by_difference = (u.reshape(-1) @ differences).reshape(value.shape)
+            torch.testing.assert_close(closed[name], by_difference, rtol=NEAR, atol=NEAR)
+            assert torch.autograd.gradcheck(project, (leaf,))
+            assert torch.autograd.gradgradcheck(project, (leaf,), atol=1e-4)
+
+    def _at_parameter(self, Y: ConvexSet, name: str, z: Tensor) -> Callable[[Tensor], Tensor]:
+        return lambda value: Y.replace(**{name: value}).project(z)
+
+    def test_margin(self) -> None:
+        """Nothing changes within the margin; just beyond it, somewhere, H does."""
+        for case in self.small_cases("margin", 9):
+            if case.Y.margin(case.z) is None:
+                pytest.skip("this set has no formula for its margin")
+            generator = torch.Generator().manual_seed(case.seed)
+            for z, margin in zip(self.smooth_points(case), case.Y.margin(self.smooth_points(case)), strict=True):  # type: ignore[arg-type]
+                if not case.Y.jacobian(z).is_projector or not torch.isfinite(margin):
+                    continue
+                d = torch.randn((600, *case.shape), generator=generator, dtype=z.dtype)
+                d = d / d.flatten(1).norm(dim=1).reshape(-1, *(1,) * z.ndim) * margin
+                assert not self._changes(case.Y, z, 0.999 * d), f"{case.Y}: a kink within the margin of {z.tolist()}"
+                if self.margin_exact:
+                    assert self._changes(case.Y, z, 1.03 * d), f"{case.Y}: no kink at the margin of {z.tolist()}"
+
+    def _changes(self, Y: ConvexSet, z: Tensor, steps: Tensor) -> bool:
+        """Whether H v differs between z and some z + step."""
+        v = torch.randn((3, *z.shape), generator=torch.Generator().manual_seed(0), dtype=z.dtype)
+        there = Y.jacobian(z + steps).apply(v[:, None].expand(3, *steps.shape))
+        here = Y.jacobian(z.expand_as(steps)).apply(v[:, None].expand(3, *steps.shape))
+        return bool(((there - here).abs() > 1e-3).any())
+
+    def test_torch_func(self) -> None:
+        """vmap of `project` and of Jacobian products, and jacrev, give what plain calls give."""
+        self._need_tracing()
+        case = next(iter(self.small_cases("vmap", 1)))
+        case = self.case(case.seed, max(self.small_dimensions))
+        torch.testing.assert_close(torch.func.vmap(case.Y.project)(case.z), case.Y.project(case.z))
+        product: Any = lambda z, v: case.Y.jacobian(z).apply(v)  # noqa: E731
+        v = torch.randn(case.z.shape, generator=torch.Generator().manual_seed(0), dtype=case.z.dtype)
+        torch.testing.assert_close(torch.func.vmap(product)(case.z, v), product(case.z, v))
+        z = self.smooth_points(case, 1)[0]
+        H = dense(case.Y.jacobian(z), z)
+        torch.testing.assert_close(torch.func.jacrev(case.Y.project)(z).reshape(H.shape), H)  # type: ignore[union-attr]
+
+    def test_compile(self) -> None:
+        """One graph, with its gradient, under torch.compile."""
+        self._need_tracing()
+        case = next(iter(self.small_cases("compile", 1)))
+        case = self.case(case.seed, max(self.small_dimensions))
+        torch._dynamo.reset()
+        compiled = torch.compile(case.Y.project, backend="aot_eager", fullgraph=True)
+        z = case.z.clone().requires_grad_()
+        p = compiled(z)
+        torch.testing.assert_close(p, case.Y.project(case.z))
+        (grad,) = torch.autograd.grad(p.square().sum(), z)
+        z = case.z.clone().requires_grad_()
+        (eager,) = torch.autograd.grad(case.Y.project(z).square().sum(), z)
+        torch.testing.assert_close(grad, eager)
+
+    def _need_tracing(self) -> None:
+        if not self.traceable:
+            pytest.skip("the projection calls a solver outside torch")

@@ -1,0 +1,76 @@
+"""Half-spaces, hyperplanes and affine sets."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from bilevel.errors import EmptySet, InvalidInput
+from bilevel.sets import AffineSet, HalfSpace, Hyperplane
+from bilevel.testing import SetTestCase
+
+
+def normal_draw(generator, *shape):
+    return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+class TestHalfSpace(SetTestCase):
+    def make_set(self, generator, dimension, scale):
+        return HalfSpace(normal_draw(generator, dimension), normal_draw(generator) * scale)
+
+    def oracle(self, y, Y):
+        return [Y.normal.numpy() @ y <= Y.offset.item()]
+
+
+class TestHyperplane(SetTestCase):
+    def make_set(self, generator, dimension, scale):
+        return Hyperplane(normal_draw(generator, dimension), normal_draw(generator) * scale)
+
+    def oracle(self, y, Y):
+        return [Y.normal.numpy() @ y == Y.offset.item()]
+
+
+class TestAffineSet(SetTestCase):
+    small_dimensions = (2, 3, 4)
+
+    def make_set(self, generator, dimension, scale):
+        matrix = normal_draw(generator, (dimension + 1) // 2, dimension)
+        return AffineSet(matrix, normal_draw(generator, len(matrix)) * scale)
+
+    def oracle(self, y, Y):
+        return [Y.matrix.numpy() @ y == Y.offset.numpy()]
+
+
+def test_dependent_rows_are_fine_when_consistent():
+    matrix = torch.tensor([[1.0, 1.0, 0.0], [2.0, 2.0, 0.0]], dtype=torch.float64)
+    Y = AffineSet(matrix, torch.tensor([1.0, 2.0], dtype=torch.float64))
+    y = Y.project(torch.tensor([3.0, 1.0, 5.0], dtype=torch.float64))
+    torch.testing.assert_close(y, torch.tensor([1.5, -0.5, 5.0], dtype=torch.float64))
+    assert Y.jacobian(y).dimension == 2
+
+
+def test_contradicting_rows_are_refused():
+    with pytest.raises(EmptySet, match=r"no solution: the best y leaves a gap of .* \(rank 1, 2 equations\)"):
+        AffineSet(torch.tensor([[1.0, 1.0], [2.0, 2.0]]), torch.tensor([1.0, 3.0]))
+
+
+def test_bad_arguments_are_refused():
+    with pytest.raises(InvalidInput, match="normal is zero"):
+        HalfSpace(torch.zeros(3))
+    with pytest.raises(InvalidInput, match=r"shape \(m, n\)"):
+        AffineSet(torch.ones(3))
+    with pytest.raises(InvalidInput, match="offset must have 1 entries"):
+        AffineSet(torch.ones(1, 2), torch.ones(2))
+    with pytest.raises(InvalidInput, match="offset must be finite"):
+        HalfSpace(torch.ones(2), torch.nan)
+    with pytest.raises(InvalidInput, match="2 columns, the point 3 entries"):
+        AffineSet(torch.ones(1, 2)).project(torch.ones(3))
+
+
+def test_batched_right_hand_sides_carry_derivatives():
+    offset = torch.tensor([[0.0], [2.0]], dtype=torch.float64, requires_grad=True)
+    Y = AffineSet(torch.tensor([[1.0, 1.0]], dtype=torch.float64), offset)
+    z = torch.tensor([[1.0, 0.0], [0.0, 0.0]], dtype=torch.float64)
+    u = torch.tensor([[1.0, 0.0], [1.0, 3.0]], dtype=torch.float64)
+    (by_autograd,) = torch.autograd.grad(Y.project(z), offset, u)
+    torch.testing.assert_close(Y.jacobian(z).parameter_vjp(u)["offset"], by_autograd)

@@ -1,0 +1,121 @@
+"""Polyhedra, with and without equations, redundant and degenerate ones included."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from bilevel.errors import EmptySet, InvalidInput
+from bilevel.sets import Polyhedron
+from bilevel.sets.active_set import ActiveSet
+from bilevel.testing import SetTestCase
+
+F64 = {"dtype": torch.float64}
+
+
+class TestPolyhedron(SetTestCase):
+    half = False
+    small_dimensions = (1, 2)
+
+    def make_set(self, generator, dimension, scale):
+        rows = dimension + 2
+        G = torch.randn(rows, dimension, generator=generator, **F64)
+        center = torch.randn(dimension, generator=generator, **F64) * scale
+        room = torch.rand(rows, generator=generator, **F64) * scale
+        return Polyhedron(G, G @ center + room)
+
+    def oracle(self, y, Y):
+        return [Y.G.numpy() @ y <= Y.h.numpy()]
+
+
+class TestPolyhedronWithEquations(SetTestCase):
+    half = False
+    dimensions = (2, 3, 5, 8, 13, 21, 34)
+    small_dimensions = (2,)
+
+    def make_set(self, generator, dimension, scale):
+        A = torch.randn((dimension + 2) // 3, dimension, generator=generator, **F64)
+        G = torch.cat([-torch.eye(dimension, **F64), torch.ones(1, dimension, **F64)])
+        center = torch.rand(dimension, generator=generator, **F64) * scale
+        h = torch.cat([torch.zeros(dimension, **F64), center.sum()[None] * 1.5])
+        return Polyhedron(G, h, A, A @ center)
+
+    def oracle(self, y, Y):
+        return [Y.G.numpy() @ y <= Y.h.numpy(), Y.A.numpy() @ y == Y.b.numpy()]
+
+
+class TestDegeneratePolyhedron(SetTestCase):
+    """A box, each of its rows given twice, with planes through its corners: all vertices are degenerate."""
+
+    half = False
+    dimensions = (1, 2, 3, 5, 8)
+    small_dimensions = (1, 2)
+
+    def make_set(self, generator, dimension, scale):
+        eye, ones = torch.eye(dimension, **F64), torch.ones(1, dimension, **F64)
+        G = torch.cat([eye, -eye, 2 * eye, -3 * eye, ones, -ones, eye + ones])
+        size = torch.rand((), generator=generator, **F64) + 0.2
+        h = G.clamp_min(0).sum(-1) - G.clamp_max(0).sum(-1)
+        return Fixed(G, h * size * scale)
+
+    def oracle(self, y, Y):
+        return [Y.G.numpy() @ y <= Y.h.numpy()]
+
+
+class Fixed(Polyhedron):
+    """With repeated rows the derivative in each row alone is one-sided: not a parameter here."""
+
+    def tensor_parameters(self):
+        return {}
+
+    def jacobian(self, z):
+        face = super().jacobian(z)
+        face.parameter_vjp = lambda u: {}  # type: ignore[method-assign]
+        return face
+
+    def margin(self, z):
+        return None
+
+
+def test_one_right_hand_side_per_point():
+    G = torch.cat([torch.eye(2, **F64), -torch.eye(2, **F64)])
+    h = torch.tensor([[1.0, 1.0, 1.0, 1.0], [3.0, 3.0, 3.0, 3.0]], **F64, requires_grad=True)
+    z = torch.tensor([2.0, 0.5], **F64)
+    Y = Polyhedron(G, h)
+    assert Y.project(z).tolist() == [[1.0, 0.5], [2.0, 0.5]]
+    u = torch.ones(2, 2, **F64)
+    product = Y.jacobian(z).parameter_vjp(u)["h"]
+    torch.testing.assert_close(product, torch.autograd.grad(Y.project(z), h, u)[0])
+    assert product.tolist() == [[1.0, 0.0, 0.0, 0.0], [0.0] * 4]
+
+
+def test_dependent_equations():
+    A = torch.tensor([[1.0, 1.0, 1.0], [2.0, 2.0, 2.0], [0.0, 0.0, 0.0]], **F64)
+    Y = Polyhedron(-torch.eye(3, **F64), torch.zeros(3, **F64), A, torch.tensor([1.0, 2.0, 0.0], **F64))
+    torch.testing.assert_close(
+        Y.project(torch.tensor([1.0, 0.5, -1.0], **F64)), torch.tensor([0.75, 0.25, 0.0], **F64)
+    )
+
+
+def test_the_last_active_set_is_tried_first(monkeypatch):
+    calls = []
+    solve = ActiveSet._interior_point
+    monkeypatch.setattr(ActiveSet, "_interior_point", lambda *a: calls.append(1) or solve(*a))
+    Y = Polyhedron(torch.eye(3, **F64), torch.zeros(3, **F64))
+    for k in range(5):
+        Y.project(torch.tensor([1.0, 2.0, -1.0 - k], **F64))
+    assert len(calls) == 1
+
+
+def test_errors_carry_the_numbers():
+    line = torch.tensor([[1.0, 0.0], [-1.0, 0.0]], **F64)
+    with pytest.raises(EmptySet, match="no common point: every y breaks a row by 2"):
+        Polyhedron(line, torch.tensor([-2.0, -2.0], **F64))
+    with pytest.raises(EmptySet, match=r"Ay = b has no solution: the best y leaves a gap of 0\.5"):
+        Polyhedron(A=line.abs(), b=torch.tensor([1.0, 2.0], **F64))
+    with pytest.raises(InvalidInput, match="h must have 2 entries, one per row of G"):
+        Polyhedron(line, torch.zeros(3))
+    with pytest.raises(InvalidInput, match="needs G, A or both"):
+        Polyhedron()
+    with pytest.raises(InvalidInput, match="points have 3 entries, the polyhedron lives in dimension 2"):
+        Polyhedron(line, torch.ones(2, **F64)).project(torch.zeros(3, **F64))

@@ -1,0 +1,107 @@
+"""The PSD cone and the balls of the spectral and nuclear norms."""
+
+from __future__ import annotations
+
+import cvxpy
+import pytest
+import torch
+
+from bilevel.errors import EmptySet, InvalidInput
+from bilevel.sets import NuclearNormBall, PSDCone, SpectralNormBall
+from bilevel.sets.spectral import divided_differences
+from bilevel.testing import SetTestCase
+
+
+def positive(generator):
+    return torch.rand((), generator=generator, dtype=torch.float64) + 0.2
+
+
+class TestPSDCone(SetTestCase):
+    dimensions = (1, 2, 3, 5, 8, 12)
+    margin_exact = False  # it is, but random directions in nine dimensions miss the nearest kink
+
+    def shape(self, dimension):
+        return (dimension, dimension)
+
+    def make_set(self, generator, dimension, scale):
+        return PSDCone()
+
+    def oracle(self, y, Y):
+        return [y >> 0, y == y.T]
+
+
+class SingularValueCase(SetTestCase):
+    dimensions = (1, 2, 3, 5, 8, 12)
+
+    def shape(self, dimension):
+        return (dimension, dimension % 4 + 1) if dimension > 3 else (dimension, 2)
+
+
+class TestSpectralNormBall(SingularValueCase):
+    def make_set(self, generator, dimension, scale):
+        return SpectralNormBall(positive(generator) * scale)
+
+    def oracle(self, y, Y):
+        return [cvxpy.sigma_max(y) <= Y.radius.item()]
+
+
+class TestNuclearNormBall(SingularValueCase):
+    def make_set(self, generator, dimension, scale):
+        return NuclearNormBall(positive(generator) * scale)
+
+    def oracle(self, y, Y):
+        return [cvxpy.normNuc(y) <= Y.radius.item()]
+
+
+def test_repeated_values_keep_exact_derivatives():
+    """eigh and svd have no derivative at repeated values; the projections have two."""
+    z = torch.diag(torch.tensor([2.0, 2.0, -1.0, -1.0, -1.0], dtype=torch.float64)).requires_grad_()
+    for Y in (PSDCone(), NuclearNormBall(3.0), SpectralNormBall(1.5)):
+        assert torch.autograd.gradcheck(Y.project, (z,))
+        assert torch.autograd.gradgradcheck(Y.project, (z,))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
+def test_forward_mode():
+    z, v = torch.randn(2, 3, 4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    for Y in (PSDCone(), NuclearNormBall(1.0), SpectralNormBall(1.0)):
+        torch.testing.assert_close(torch.func.jvp(Y.project, (z,), (v,))[1], Y.jacobian(z).apply(v))
+
+
+def test_diagonal_matrices_are_vectors():
+    """On diagonal matrices the three sets are the orthant, the box and the l1 ball."""
+    z = torch.tensor([2.0, -1.5, 0.25], dtype=torch.float64)
+    assert PSDCone().project(z.diag()).allclose(z.clamp_min(0).diag())
+    assert SpectralNormBall(1.0).project(z.diag()).allclose(z.clamp(-1, 1).diag())
+    expected = torch.tensor([0.75, -0.25, 0.0], dtype=torch.float64)
+    assert NuclearNormBall(1.0).project(z.diag()).allclose(expected.diag())
+
+
+def test_divided_differences_have_no_0_over_0():
+    gain = divided_differences(torch.tensor([1.0, 1.0, 0.0, 0.0, -1.0]))
+    assert torch.isfinite(gain).all()
+    assert gain[0].tolist() == [1.0, 1.0, 1.0, 1.0, 0.5]
+
+
+def test_one_radius_per_matrix():
+    z = torch.randn(3, 4, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    radius = torch.tensor([0.5, 1.0, 50.0], dtype=torch.float64, requires_grad=True)
+    u = torch.randn_like(z)
+    for kind in (NuclearNormBall, SpectralNormBall):
+        Y = kind(radius)
+        assert Y.contains(Y.project(z))
+        torch.testing.assert_close(Y.project(z)[0], kind(0.5).project(z[0]))
+        (by_autograd,) = torch.autograd.grad(Y.project(z), radius, u)
+        torch.testing.assert_close(Y.jacobian(z).parameter_vjp(u)["radius"], by_autograd)
+    assert torch.equal(NuclearNormBall(0.0).project(z), torch.zeros_like(z))
+
+
+def test_errors_carry_the_numbers():
+    with pytest.raises(EmptySet, match="radius must be at least 0, got -1"):
+        NuclearNormBall(-1.0)
+    with pytest.raises(InvalidInput, match=r"square matrices, got shape \(2, 3\)"):
+        PSDCone().project(torch.zeros(2, 3))
+    with pytest.raises(InvalidInput, match=r"2 dimension\(s\), got shape \(3,\)"):
+        SpectralNormBall().project(torch.zeros(3))
+    reason = SpectralNormBall(1.0).contains(torch.eye(2) * 3).reason
+    assert reason == "the spectral norm exceeds the radius 1 (by 2)"
