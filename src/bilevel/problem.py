@@ -314,6 +314,8 @@ def _as_leaves(tree: Vector) -> Vector:
 def _scalar(name: str, function: Objective, *arguments: Any) -> Tensor:
     with torch.enable_grad():
         value = function(*arguments)
+        if isinstance(value, Tensor) and value.numel() == 1:
+            value = value.reshape(())
     if not isinstance(value, Tensor):
         raise InvalidType(
             f"{name} returned {type(value).__name__} {value!r}: return a scalar torch tensor that autograd can follow"
@@ -324,7 +326,7 @@ def _scalar(name: str, function: Objective, *arguments: Any) -> Tensor:
         )
     if not value.is_floating_point():
         raise InvalidType(f"{name} returned dtype {value.dtype}: return a floating-point tensor")
-    return value.reshape(())
+    return value
 
 
 def _vjp(
