@@ -1,0 +1,234 @@
+"""The loop: reproducible bits, output rules, early stopping, divergence, memory."""
+
+import resource
+
+import pytest
+import torch
+
+import bilevel
+from bilevel import sets
+from bilevel.testing.known_problems import known_problems
+
+KNOWN = {known.name: known for known in known_problems()}
+
+
+def simple_problem():
+    target = torch.tensor([0.5, -0.2, 0.1]).double()
+    return bilevel.Problem(
+        upper=lambda x, y: (y - target).square().sum(),
+        lower=lambda x, y: (y - x).square().sum(),
+        constraint=sets.L1Ball(1.0),
+        y0=torch.zeros(3).double(),
+    )
+
+
+START = torch.zeros(3).double()
+
+
+def states_equal(a, b):
+    return all(
+        torch.equal(u, v) if isinstance(u, torch.Tensor) else u == v or (u != u and v != v)
+        for u, v in zip(vars(a).values(), vars(b).values(), strict=True)
+    )
+
+
+@pytest.mark.parametrize(
+    "solver",
+    [
+        bilevel.DMLCBO(),
+        bilevel.DMLCBO(hypergradient=bilevel.Neumann(terms=4)),
+        bilevel.DMLCBO(hypergradient=bilevel.Neumann(terms=4, eta=0.3, smoothing=bilevel.TwoPoint())),
+        bilevel.DMLCBO(hypergradient=bilevel.Unrolled(steps=5)),
+    ],
+    ids=["linear-solve", "perturbed", "two-point", "unrolled"],
+)
+def test_same_seed_same_bits_and_resume_too(solver):
+    run = {"solver": solver, "evaluate_every": 10, "seed": 5}
+    once = bilevel.minimize(simple_problem(), START, steps=120, **run)
+    again = bilevel.minimize(simple_problem(), START, steps=120, **run)
+    half = bilevel.minimize(simple_problem(), START, steps=47, **run)
+    resumed = bilevel.minimize(simple_problem(), resume=half, solver=solver, steps=73, evaluate_every=10)
+    assert states_equal(once.state, again.state)
+    assert states_equal(once.state, resumed.state)
+    for name in bilevel.Costs().as_dict():
+        assert once.stats[name] == resumed.stats[name], name
+
+
+def test_each_source_of_randomness_can_vary_alone():
+    solver = bilevel.DMLCBO(hypergradient=bilevel.Neumann(terms=5, smoothing=bilevel.Perturbed(radius=0.5)))
+
+    def final(**seeds):
+        return bilevel.minimize(
+            simple_problem(), START, steps=30, solver=solver, seed=bilevel.Seeds(**seeds), evaluate_every=30
+        ).x
+
+    base = final()
+    assert torch.equal(base, final(output=9))
+    assert not torch.equal(base, final(smoothing=1))
+    assert not torch.equal(base, final(truncation=1))
+
+
+def test_inputs_are_left_alone():
+    x0, y0 = START.clone(), torch.zeros(3).double()
+    bilevel.minimize(simple_problem(), x0, y0, steps=5)
+    assert torch.equal(x0, START)
+    assert torch.equal(y0, torch.zeros(3).double())
+
+
+def test_early_stopping_on_stationarity():
+    solution = bilevel.minimize(simple_problem(), START, steps=5000, evaluate_every=50, tol=1e-6)
+    assert solution.status is bilevel.Status.STATIONARY
+    assert solution.stats["steps"] < 5000
+    assert max(solution.history[-1].stationarity, solution.history[-1].lower_residual) <= 1e-6
+
+
+def test_callbacks_see_records_and_can_stop():
+    seen = []
+
+    def callback(record, state):
+        seen.append((record.step, state.step))
+        return record.step >= 30
+
+    solution = bilevel.minimize(simple_problem(), START, steps=100, evaluate_every=10, callbacks=[callback])
+    assert solution.status is bilevel.Status.STOPPED
+    assert seen == [(10, 10), (20, 20), (30, 30)]
+
+
+def test_keyboard_interrupt_returns_what_there_is():
+    def interrupt(record, state):
+        raise KeyboardInterrupt
+
+    solution = bilevel.minimize(simple_problem(), START, steps=100, evaluate_every=10, callbacks=[interrupt])
+    assert solution.status is bilevel.Status.INTERRUPTED
+    assert solution.stats["steps"] == 10
+    assert bilevel.minimize(simple_problem(), resume=solution, steps=5).stats["steps"] == 15
+
+
+def test_output_best_is_the_best_polished_value():
+    problem = simple_problem()
+    solver = bilevel.DMLCBO(upper_step=3.0, largest_scale=1e6)  # far too large: it circles
+    solution = bilevel.minimize(problem, START, steps=200, evaluate_every=5, solver=solver, output="best")
+    best = float(bilevel.upper_value(problem, solution.x))
+    seen = []
+
+    def watch(record, state):
+        seen.append(float(bilevel.upper_value(problem, state.x)))
+
+    last = bilevel.minimize(problem, START, steps=200, evaluate_every=5, solver=solver, callbacks=[watch])
+    assert best == pytest.approx(min(seen), abs=1e-8)
+    assert best <= float(bilevel.upper_value(problem, last.x))
+
+
+def test_output_sampled_is_uniform_over_the_steps():
+    """Reservoir sampling: over 600 seeds each of 6 steps is kept about 100 times (chi-square, 0.1 % level)."""
+    problem = simple_problem()
+    iterates = []
+    for state in bilevel.iterate(problem, START):
+        iterates.append(state.x)
+        if state.step == 6:
+            break
+    counts = torch.zeros(6)
+    for seed in range(600):
+        solution = bilevel.minimize(
+            problem, START, steps=6, evaluate_every=6, output="sampled", seed=bilevel.Seeds(output=seed)
+        )
+        counts[[torch.equal(solution.x, x) for x in iterates].index(True)] += 1
+    assert float(((counts - 100) ** 2 / 100).sum()) < 20.5
+
+
+def test_divergence_ends_with_the_last_finite_state():
+    problem = bilevel.Problem(
+        upper=lambda x, y: -(y**4).sum(), lower=lambda x, y: (y - x).square().sum(), y0=torch.ones(2).double()
+    )
+    solver = bilevel.DMLCBO(upper_step=1e60, offset=1e-3, largest_scale=1e3)
+    solution = bilevel.minimize(problem, torch.ones(2).double(), solver=solver, steps=1000)
+    assert solution.status is bilevel.Status.DIVERGED
+    assert not solution.status.ok
+    assert "upper_step" in str(solution.status)
+    for vector in (solution.x, solution.y, solution.state.upper_momentum):
+        assert torch.isfinite(vector).all()
+
+
+def test_nan_in_the_middle_of_a_run():
+    problem = bilevel.Problem(
+        upper=lambda x, y: (y - 3).square().sum() + 0 * (1.5 - x).sqrt().sum(),
+        lower=lambda x, y: (y - x).square().sum(),
+        y0=torch.zeros(2).double(),
+    )
+    solution = bilevel.minimize(problem, torch.zeros(2).double(), steps=2000)
+    assert solution.status is bilevel.Status.DIVERGED
+    assert torch.isfinite(solution.x).all()
+    assert float(solution.x.max()) <= 1.5
+
+
+def test_history_and_stats_tell_the_costs():
+    solution = bilevel.minimize(simple_problem(), START, steps=50, evaluate_every=20)
+    assert [record.step for record in solution.history] == [20, 40, 50]
+    assert solution.stats["upper_gradients"] == 51
+    assert solution.stats["lower_gradients"] == 51
+    assert solution.stats["cross_products"] == 51
+    assert solution.stats["projections"] == 50
+    assert solution.history[-1].costs["projections"] == 50
+    row = solution.rows()[-1]
+    assert row["step"] == 50
+    assert row["projections"] == 50
+
+
+def test_iterates_stay_feasible_and_memory_does_not_grow():
+    """10,000 iterations: feasible to the dtype's tolerance, and less than 20 MB more after the first 500."""
+    problem = simple_problem()
+    constraint, memory = problem.constraint, {}
+    for state in bilevel.iterate(problem, START):
+        assert float(state.y.abs().sum()) <= 1.0 + 1e-11
+        if state.step % 100 == 0:
+            assert constraint.contains(state.y)
+        if state.step in (500, 10_000):
+            memory[state.step] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        if state.step == 10_000:
+            break
+    assert memory[10_000] - memory[500] < 20
+
+
+def test_float32_runs_and_stays_feasible():
+    for known in known_problems(torch.float32):
+        solution = bilevel.minimize(known.problem, known.x0, known.y0, steps=300)
+        assert known.flat(solution.x).dtype == torch.float32
+        assert known.problem.constraint.contains(solution.y)
+        assert float(known.value(solution.x)) < 0.5 * float(known.value(known.x0)), known.name
+
+
+def test_stochastic_batches_converge():
+    """A least-squares lower level on batches of 16 of 200 rows: F within 2 % of the start's gap."""
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(200, 4, generator=generator).double()
+    labels = rows @ torch.tensor([1.0, 0.0, -1.0, 0.5]).double() + 0.1 * torch.randn(200, generator=generator)
+
+    def part(batch):
+        return slice(None) if batch is None else batch
+
+    problem = bilevel.Problem(
+        upper=lambda x, y, batch: (rows[part(batch)] @ y - labels[part(batch)]).square().mean(),
+        lower=lambda x, y, batch: (rows[part(batch)] @ (y - x)).square().mean() + 0.1 * (y - x) @ (y - x),
+        constraint=sets.L1Ball(3.0),
+        sampler=lambda generator: torch.randint(200, (16,), generator=generator),
+        y0=torch.zeros(4).double(),
+    )
+    x0 = torch.zeros(4).double()
+    solution = bilevel.minimize(problem, x0, steps=1500, evaluate_every=500)
+    best = float(torch.linalg.lstsq(rows, labels[:, None]).residuals / 200)
+    start, end = (float(bilevel.upper_value(problem, x)) for x in (x0, solution.x))
+    assert end - best < 0.02 * (start - best)
+
+
+def test_published_settings():
+    solver = bilevel.DMLCBO.as_published(gamma=0.1, tau=0.01)
+    assert solver.averaging(1) == pytest.approx(1 / 101**0.5)
+    assert (solver.upper_momentum, solver.lower_momentum, solver.moment_decay) == (10, 10, 0.99)
+    method = solver.hypergradient
+    assert (method.terms, method.eta, method.truncation, method.smoothing.radius) == (3, 0.5, "random", 1e-6)
+    assert method.smoothing.directions is None
+    assert not method.smoothing.orthonormal
+
+
+def test_repr_says_how_it_went():
+    assert repr(bilevel.minimize(simple_problem(), START, steps=10)).startswith("Solution(status=STEPS, steps=10, upper=")
