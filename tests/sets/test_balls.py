@@ -1,24 +1,18 @@
-"""The l1, l2, ... balls."""
+"""The Euclidean, weighted l1, group l1 and elastic-net balls."""
 
 from __future__ import annotations
 
 import cvxpy
+import pytest
 import torch
 
-from bilevel.sets import L1Ball, L2Ball
+from bilevel.errors import EmptySet, InvalidInput, InvalidType
+from bilevel.sets import ElasticNetBall, GroupL1Ball, L1Ball, L2Ball, WeightedL1Ball
 from bilevel.testing import SetTestCase
 
 
 def positive(generator, *shape):
     return torch.rand(shape, generator=generator, dtype=torch.float64) + 0.2
-
-
-class TestL1Ball(SetTestCase):
-    def make_set(self, generator, dimension, scale):
-        return L1Ball(positive(generator) * scale)
-
-    def oracle(self, y, Y):
-        return [cvxpy.norm1(y) <= Y.radius.item()]
 
 
 class TestL2Ball(SetTestCase):
@@ -28,3 +22,91 @@ class TestL2Ball(SetTestCase):
 
     def oracle(self, y, Y):
         return [cvxpy.norm2(y - Y.center.numpy()) <= Y.radius.item()]
+
+
+class TestWeightedL1Ball(SetTestCase):
+    def make_set(self, generator, dimension, scale):
+        return WeightedL1Ball(positive(generator, dimension), positive(generator) * scale)
+
+    def oracle(self, y, Y):
+        return [Y.weight.numpy() @ cvxpy.abs(y) <= Y.radius.item()]
+
+
+class TestGroupL1Ball(SetTestCase):
+    small_dimensions = (1, 2, 4)
+
+    def make_set(self, generator, dimension, scale):
+        groups = torch.randint((dimension + 1) // 2, (dimension,), generator=generator)
+        return GroupL1Ball(groups, positive(generator) * scale)
+
+    def oracle(self, y, Y):
+        labels = Y.groups.numpy()
+        norms = [cvxpy.norm2(y[(labels == g).nonzero()[0]]) for g in sorted(set(labels.tolist()))]
+        return [sum(norms) <= Y.radius.item()]
+
+
+class TestElasticNetBall(SetTestCase):
+    def make_set(self, generator, dimension, scale):
+        return ElasticNetBall(positive(generator) / scale, positive(generator) * scale)
+
+    def oracle(self, y, Y):
+        return [cvxpy.norm1(y) + Y.gamma.item() / 2 * cvxpy.sum_squares(y) <= Y.radius.item()]
+
+
+def normal(*shape):
+    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+
+def test_equal_weights_and_single_entries_give_the_l1_ball():
+    z, expected = normal(20, 7), L1Ball(1.5).project(normal(20, 7))
+    torch.testing.assert_close(WeightedL1Ball(1.0, 1.5).project(z), expected)
+    torch.testing.assert_close(GroupL1Ball(1, 1.5).project(z), expected)
+    torch.testing.assert_close(ElasticNetBall(0.0, 1.5).project(z), expected)
+
+
+def test_one_group_gives_the_euclidean_ball():
+    torch.testing.assert_close(GroupL1Ball(7, 1.5).project(normal(20, 7)), L2Ball(1.5).project(normal(20, 7)))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda radius: L2Ball(radius, 0.5),
+        lambda radius: WeightedL1Ball(torch.arange(1.0, 7.0).double(), radius),
+        lambda radius: GroupL1Ball(2, radius),
+        lambda radius: ElasticNetBall(0.7, radius),
+    ],
+)
+def test_radius_per_batch_element_carries_derivatives(make):
+    radius = torch.tensor([0.5, 2.0, 50.0], dtype=torch.float64, requires_grad=True)
+    z, u = normal(3, 6), normal(2, 3, 6)[1]
+    Y = make(radius)
+    (by_autograd,) = torch.autograd.grad(Y.project(z), radius, u)
+    torch.testing.assert_close(Y.jacobian(z).parameter_vjp(u)["radius"], by_autograd)
+    torch.testing.assert_close(Y.project(z)[1], make(2.0).project(z[1]))
+
+
+@pytest.mark.parametrize("Y", [L2Ball(0.0), WeightedL1Ball(2.0, 0.0), GroupL1Ball(1, 0.0), ElasticNetBall(1.0, 0.0)])
+def test_a_ball_of_radius_zero_is_a_point(Y):
+    assert Y.project(torch.tensor([1.0, -2.0, 0.0])).abs().max() == 0
+    assert Y.project(torch.zeros(3)).abs().max() == 0
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: L2Ball(-0.5), EmptySet, "radius must be at least 0, got -0.5"),
+        (lambda: L2Ball(torch.nan), InvalidInput, "radius must be finite, got nan"),
+        (lambda: WeightedL1Ball(torch.tensor([1.0, 0.0])), EmptySet, "weight must be above 0, got 0"),
+        (lambda: WeightedL1Ball(torch.ones(3)).project(torch.ones(1)), InvalidInput, "3 weights for a point of 1"),
+        (lambda: GroupL1Ball(0), InvalidInput, "at least 1 entry, got groups=0"),
+        (lambda: GroupL1Ball(1.5), InvalidType, "groups must be an integer"),
+        (lambda: GroupL1Ball(torch.ones(2)), InvalidType, "float32"),
+        (lambda: GroupL1Ball(2).project(torch.ones(3)), InvalidInput, "3 entries cannot be split into groups of 2"),
+        (lambda: GroupL1Ball(torch.tensor([0, 1])).project(torch.ones(3)), InvalidInput, "2 group numbers .* 3 entries"),
+        (lambda: ElasticNetBall(-1.0), EmptySet, "gamma must be at least 0, got -1"),
+    ],
+)
+def test_bad_parameters_are_refused(make, error, message):
+    with pytest.raises(error, match=message):
+        make()

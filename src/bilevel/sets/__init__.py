@@ -17,9 +17,11 @@ from .second_order_cone import SecondOrderCone
 from .simplex import L1Ball, Simplex
 from .singular_value_balls import NuclearNormBall, SpectralNormBall
 from .weighted_l1_ball import WeightedL1Ball
+from .transport_polytope import BirkhoffPolytope, TransportPolytope
 
 __all__ = [
     "AffineSet",
+    "BirkhoffPolytope",
     "Box",
     "BoxSection",
     "CappedSimplex",
@@ -45,4 +47,5 @@ __all__ = [
     "Simplex",
     "SpectralNormBall",
     "WeightedL1Ball",
+    "TransportPolytope",
 ]

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from .. import tolerances
 from ..errors import EmptySet, InvalidInput, InvalidType
@@ -211,7 +212,16 @@ def show(value: float | Tensor) -> str:
     """A parameter in a repr or a message: the number, or the shape of a tensor with several."""
     if isinstance(value, Tensor) and (value.numel() > 1 or not can_look_at_values()):
         return f"tensor{tuple(value.shape)}"
-    return f"{float(value):g}"
+    return f"{float(value.detach() if isinstance(value, Tensor) else value):g}"
+
+
+def tracked(*tensors: Tensor) -> bool:
+    """Whether a derivative may be asked of what is computed from these tensors."""
+    return (
+        not can_look_at_values()
+        or forward_ad._current_level >= 0
+        or (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors))
+    )
 
 
 def can_look_at_values() -> bool:

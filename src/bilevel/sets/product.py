@@ -1,9 +1,9 @@
-"""Products of sets over the entries of a dictionary."""
+"""Products of sets, over the entries of a dictionary or over slices of one tensor."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -13,14 +13,17 @@ from .base import ConvexSet, Face
 
 
 class ProductSet(ConvexSet):
-    """{y : y[name] in sets[name] for every name}, for points that are dictionaries of tensors.
+    """{y : y[name] in sets[name] for every name}; projection and Jacobian act entry by entry.
 
-    Projection and Jacobian act entry by entry.
+    A point is a dictionary of tensors (a module's parameters). With `sizes`, a point is one tensor whose last
+    dimension is cut into slices of these lengths, the first for the first set, and so on.
 
     Parameters
     ----------
     sets
-        One convex set per name.
+        One convex set per name; with `sizes`, also a sequence of sets, which are then named "0", "1", ...
+    sizes
+        The lengths of the slices, one per set.
 
     Examples
     --------
@@ -28,59 +31,160 @@ class ProductSet(ConvexSet):
     >>> Y = ProductSet({"weight": NonNegative(), "bias": FreeSpace()})
     >>> Y.project({"weight": torch.tensor([-1.0, 2.0]), "bias": torch.tensor([-1.0])})
     {'weight': tensor([0., 2.]), 'bias': tensor([-1.])}
+    >>> ProductSet([NonNegative(), FreeSpace()], sizes=[2, 1]).project(torch.tensor([-1.0, 2.0, -1.0]))
+    tensor([ 0.,  2., -1.])
     """
 
-    def __init__(self, sets: Mapping[str, ConvexSet]) -> None:
+    def __init__(
+        self, sets: Mapping[str, ConvexSet] | Sequence[ConvexSet], sizes: Sequence[int] | None = None
+    ) -> None:
+        if sizes is not None and isinstance(sets, Sequence):
+            sets = {str(k): part for k, part in enumerate(sets)}
         if not isinstance(sets, Mapping) or not sets:
-            raise InvalidType(f"sets must be a non-empty dictionary of convex sets, got {sets!r}")
+            raise InvalidType(
+                f"sets must be a non-empty dictionary of convex sets, or a sequence of them with sizes, got {sets!r}"
+            )
         for name, part in sets.items():
             if not isinstance(part, ConvexSet):
                 raise InvalidType(f"sets[{name!r}] must be a convex set, got {part!r}")
-        self.sets = dict(sets)
-        self.event_ndim = {name: part.event_ndim for name, part in self.sets.items()}  # type: ignore[misc]
+        self.sets, self.sizes = dict(sets), None if sizes is None else list(sizes)
         self.separable = all(part.separable for part in self.sets.values())  # type: ignore[misc]
+        if self.sizes is None:
+            self.event_ndim = {name: part.event_ndim for name, part in self.sets.items()}  # type: ignore[misc]
+            return
+        if len(self.sizes) != len(self.sets) or any(size < 1 for size in self.sizes):
+            raise InvalidInput(f"sizes must be {len(self.sets)} positive numbers, one per set, got {self.sizes}")
+        for name, part in self.sets.items():
+            if part.event_ndim != 1:
+                raise InvalidInput(f"slices are vectors, but sets[{name!r}] = {part} has points of {part.event_ndim} dimensions")
 
-    def _named(self, z: Any) -> Mapping[str, Tensor]:
+    def _split(self, z: Any) -> Mapping[str, Tensor]:
+        """The parts of a point, by name."""
+        if self.sizes is not None:
+            z = self.checked(z)
+            if z.shape[-1] != sum(self.sizes):
+                raise InvalidInput(f"ProductSet takes {sum(self.sizes)} entries (sizes {self.sizes}), got {z.shape[-1]}")
+            return dict(zip(self.sets, z.split(self.sizes, -1), strict=True))
         if not isinstance(z, Mapping) or set(z) != set(self.sets):
             got = f"a dictionary with {sorted(z)}" if isinstance(z, Mapping) else type(z).__name__
             raise InvalidInput(f"ProductSet takes a dictionary with entries {sorted(self.sets)}, got {got}")
         return z
 
+    def _join(self, parts: Mapping[str, Any]) -> Any:
+        return dict(parts) if self.sizes is None else _cat([parts[name] for name in self.sets])
+
     def project(self, z: Any) -> Any:
-        return {name: self.sets[name].project(entry) for name, entry in self._named(z).items()}
+        return self._join({name: self.sets[name].project(entry) for name, entry in self._split(z).items()})
 
     def jacobian(self, z: Any) -> Face:
-        return ProductFace({name: self.sets[name].jacobian(entry) for name, entry in self._named(z).items()})
+        faces = {name: self.sets[name].jacobian(entry) for name, entry in self._split(z).items()}
+        return ProductFace(faces, self.sizes, z)
 
     def excess(self, y: Any) -> tuple[Tensor, Tensor, str]:
-        """The entry that is furthest outside, in units of its own set's scale."""
+        """The part that is furthest outside, in units of its own set's scale."""
         judged = []
-        for name, entry in self._named(y).items():
+        for name, entry in self._split_unchecked(y).items():
             amount, scale, what = self.sets[name].excess(entry)
-            relative = (amount / torch.as_tensor(scale, device=amount.device).clamp_min(1e-300)).max()
+            scale = torch.as_tensor(scale, dtype=amount.dtype, device=amount.device)
+            relative = torch.where(amount > 0, amount / scale, amount).amax()  # NaN stays, 0/0 is inside
             judged.append((float(relative.nan_to_num(torch.inf)), relative, f"in entry {name!r}: {what}"))
         _, worst, message = max(judged, key=lambda entry: entry[0])
-        return worst, torch.tensor(1.0), message
+        return worst, torch.ones_like(worst), message
+
+    def _split_unchecked(self, y: Any) -> Mapping[str, Tensor]:
+        """Like `_split`, but points with NaN are let through: `contains` reports them."""
+        if self.sizes is not None and isinstance(y, Tensor) and y.shape[-1:] == (sum(self.sizes),):
+            return dict(zip(self.sets, y.split(self.sizes, -1), strict=True))
+        return self._split(y)
+
+    def distance(self, y: Any) -> Any:
+        """The distance of a sliced point; for dictionaries, that of each entry by name."""
+        if self.sizes is not None:
+            return super().distance(y)
+        return {name: self.sets[name].distance(entry) for name, entry in self._split(y).items()}
+
+    def random_point(
+        self, generator: torch.Generator, *shape: Any, scale: float = 1.0, dtype: torch.dtype | None = None
+    ) -> Any:
+        """As `ConvexSet.random_point`; for dictionaries `shape` is one dictionary of shapes."""
+        if self.sizes is not None:
+            shapes = {name: (*shape[:-1], size) for name, size in zip(self.sets, self.sizes, strict=True)}
+            if not shape or shape[-1] != sum(self.sizes):
+                raise InvalidInput(f"ProductSet has points of {sum(self.sizes)} entries, got shape {shape}")
+        else:
+            (shapes,) = shape
+        return self._join(
+            {
+                name: part.random_point(generator, *shapes[name], scale=scale, dtype=dtype)
+                for name, part in self.sets.items()
+            }
+        )
+
+    def margin(self, z: Any) -> Any:
+        """The smallest of the parts' margins (per name for dictionaries); None where a part has no formula."""
+        margins = {name: self.sets[name].margin(entry) for name, entry in self._split(z).items()}
+        if self.sizes is None:
+            return margins
+        if any(margin is None for margin in margins.values()):
+            return None
+        return torch.stack(torch.broadcast_tensors(*margins.values())).amin(0)  # type: ignore[arg-type]
+
+    def tensor_parameters(self) -> dict[str, Tensor]:
+        """The parameters of the parts, as "name.parameter"."""
+        return {
+            f"{name}.{key}": value
+            for name, part in self.sets.items()
+            for key, value in part.tensor_parameters().items()
+        }
+
+    def replace(self, **values: Any) -> Self:
+        changed: dict[str, dict[str, Any]] = {}
+        for name, value in values.items():
+            part, _, key = name.partition(".")
+            if part not in self.sets or not key:
+                raise InvalidInput(f"ProductSet has no parameter {name!r}; it has {sorted(self.tensor_parameters())}")
+            changed.setdefault(part, {})[key] = value
+        sets = {name: part.replace(**changed.get(name, {})) for name, part in self.sets.items()}
+        return type(self)(sets, self.sizes)
 
     def __repr__(self) -> str:
-        return f"ProductSet({self.sets})"
+        return f"ProductSet({self.sets}{'' if self.sizes is None else f', sizes={self.sizes}'})"
 
 
 class ProductFace(Face):
-    """H acts on each entry by that entry's face."""
+    """H acts on each part by that part's face."""
 
-    def __init__(self, faces: dict[str, Face]) -> None:
-        self.faces = faces
+    def __init__(self, faces: dict[str, Face], sizes: list[int] | None, z: Any) -> None:
+        self.faces, self._sizes = faces, sizes
         self.is_projector = all(face.is_projector for face in faces.values())
         self.support = {name: face.support for name, face in faces.items()}
         self.dimension = {name: face.dimension for name, face in faces.items()}
+        if sizes is not None:
+            full = [
+                torch.ones_like(part, dtype=torch.bool) if face.support is None else face.support
+                for face, part in zip(faces.values(), z.detach().split(sizes, -1), strict=True)
+            ]
+            self.support = _cat(full)
+            known = all(face.dimension is not None for face in faces.values())
+            self.dimension = sum(face.dimension for face in faces.values()) if known else None
+
+    def _split(self, v: Any) -> Mapping[str, Tensor]:
+        return v if self._sizes is None else dict(zip(self.faces, v.split(self._sizes, -1), strict=True))
 
     def apply(self, v: Any) -> Any:
-        return {name: self.faces[name].apply(entry) for name, entry in v.items()}
+        parts = {name: self.faces[name].apply(entry) for name, entry in self._split(v).items()}
+        return parts if self._sizes is None else _cat(list(parts.values()))
 
     def parameter_vjp(self, u: Any) -> dict[str, Tensor]:
+        parts = self._split(u)
         return {
             f"{name}.{key}": product
             for name, face in self.faces.items()
-            for key, product in face.parameter_vjp(u[name]).items()
+            for key, product in face.parameter_vjp(parts[name]).items()
         }
+
+
+def _cat(parts: list[Tensor]) -> Tensor:
+    """Join slices whose batch dimensions may have been broadcast by batched parameters."""
+    batch = torch.broadcast_shapes(*(part.shape[:-1] for part in parts))
+    return torch.cat([part.expand(*batch, part.shape[-1]) for part in parts], -1)

@@ -2,34 +2,37 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import torch
 from torch import Tensor
 
-from .base import ConvexSet, Face, parameter, per_point
+from .base import ConvexSet, Face, parameter, per_point, show, tracked
+from .box_section import wall_distance
+from .threshold import cut_level
 
 
-def simplex_support(z: Tensor, radius: float | Tensor) -> Tensor:
-    """Mask of the positive entries of the projection of z on {y >= 0, sum y = radius}, shape of z.
-
-    Held, Wolfe & Crowder (1974): with z sorted downwards, entry j stays while j z_(j) > sum_{i<=j} z_(i) - radius. The
-    maximum is subtracted first, so that only differences of the size of the answer are added up.
-    """
-    with torch.no_grad():
-        shifted = z - z.amax(-1, keepdim=True)
-        ordered = shifted.sort(-1, descending=True).values
-        rank = torch.arange(1, z.shape[-1] + 1, dtype=z.dtype, device=z.device)
-        excess = ordered.cumsum(-1) - radius
-        count = (rank * ordered > excess).sum(-1, keepdim=True).clamp_min(1)
-        level = excess.gather(-1, count - 1) / count
-        return shifted > level
+def simplex_support(z: Tensor, radius: Tensor) -> tuple[Tensor, Tensor]:
+    """z - max z, and the mask of the positive entries of the projection of z on {y >= 0, sum y = radius}."""
+    b = z - z.detach().amax(-1, keepdim=True)
+    return b, b.detach() > cut_level(b, radius)
 
 
-def _threshold(z: Tensor, support: Tensor, radius: float | Tensor) -> Tensor:
-    """max(z - theta, 0) with theta such that the entries of `support` add up to `radius`."""
-    top = z.detach().amax(-1, keepdim=True)
-    count = support.sum(-1, keepdim=True).clamp_min(1)
-    theta = ((z - top) * support).sum(-1, keepdim=True) / count - radius / count
-    return torch.where(support, z - top - theta, torch.zeros_like(z)).clamp_min(0)
+def onto_simplex(z: Tensor, radius: Tensor) -> Tensor:
+    """(b - theta)_+ with b = z - max z and theta = (sum_S b - radius)/|S|, S the support of the answer."""
+    if not tracked(z, radius):
+        b = z - z.amax(-1, keepdim=True)
+        return (b - cut_level(b, radius)).clamp_min_(0)
+    b, support = simplex_support(z, radius)
+    return torch.where(support, b - _theta(b, support, radius), 0).clamp_min(0)
+
+
+def _theta(b: Tensor, support: Tensor, radius: Tensor) -> Tensor:
+    return (torch.where(support, b, 0).sum(-1, keepdim=True) - radius) / support.sum(-1, keepdim=True).clamp_min(1)
+
+
+HALF = (torch.float16, torch.bfloat16)
+"""In these dtypes sums are taken in float32, and the answer is rounded once."""
 
 
 class Simplex(ConvexSet):
@@ -55,20 +58,27 @@ class Simplex(ConvexSet):
 
     def project(self, z: Tensor) -> Tensor:
         z = self.checked(z)
-        radius = per_point(self.radius, z)
-        return _threshold(z, simplex_support(z, radius), radius)
+        if z.dtype in HALF:
+            return self.project(z.float()).to(z.dtype)
+        return onto_simplex(z, per_point(self.radius, z))
 
     def jacobian(self, z: Tensor) -> Face:
         z = self.checked(z.detach())
-        return SignedFace(simplex_support(z, per_point(self.radius, z)), None, self.radius)
+        support = simplex_support(z, per_point(self.radius, z))[1]
+        return SignedFace(support.to(z.dtype), None, self.radius)
 
-    def excess(self, y: Tensor) -> tuple[Tensor, float | Tensor, str]:
-        off = (y.sum(-1) - self.radius).abs()
-        amount = torch.maximum(off, (-y).amax(-1).clamp_min(0))
-        return amount, self.radius, f"entries must be >= 0 and add up to {self.radius}"
+    def excess(self, y: Tensor) -> tuple[Tensor, Tensor, str]:
+        radius = per_point(self.radius, y, 0)
+        amount = torch.maximum((y.sum(-1) - radius).abs(), -y.amin(-1))
+        return amount, radius.detach(), f"entries must be >= 0 and add up to {show(self.radius)}"
+
+    def margin(self, z: Tensor) -> Tensor:
+        b, support = simplex_support(z, per_point(self.radius, z))
+        theta = _theta(b, support, per_point(self.radius, z))
+        return wall_distance((b - theta).abs(), support, torch.ones_like(b))
 
     def __repr__(self) -> str:
-        return f"Simplex(radius={self.radius})"
+        return f"Simplex(radius={show(self.radius)})"
 
 
 class L1Ball(ConvexSet):
@@ -95,49 +105,79 @@ class L1Ball(ConvexSet):
 
     def project(self, z: Tensor) -> Tensor:
         z = self.checked(z)
-        radius = per_point(self.radius, z)
-        magnitude = z.abs()
-        outside = magnitude.sum(-1, keepdim=True) > radius
-        shrunk = _threshold(magnitude, simplex_support(magnitude, radius), radius)
-        return torch.where(outside, z.sign() * shrunk, z)
+        if z.dtype in HALF:
+            return self.project(z.float()).to(z.dtype)
+        radius, magnitude = per_point(self.radius, z), z.abs()
+        inside = magnitude.detach().sum(-1, keepdim=True) <= radius.detach()
+        if inside.numel() == 1 and not tracked(z, radius):  # one vector: no need to compute both answers
+            return z.clone() if bool(inside) else z.sign() * onto_simplex(magnitude, radius)
+        return torch.where(inside, z, z.sign() * onto_simplex(magnitude, radius))
 
     def jacobian(self, z: Tensor) -> Face:
         z = self.checked(z.detach())
-        radius = per_point(self.radius, z)
-        magnitude = z.abs()
-        outside = magnitude.sum(-1, keepdim=True) > radius
-        support = simplex_support(magnitude, radius) | ~outside
-        signs = z.sign() * (support & outside)
-        return SignedFace(support, signs, self.radius)
+        radius, magnitude = per_point(self.radius, z).detach(), z.abs()
+        inside = magnitude.sum(-1, keepdim=True) <= radius
+        support = simplex_support(magnitude, radius)[1]
+        return SignedFace(z.sign() * (support & ~inside), inside, self.radius)
 
-    def excess(self, y: Tensor) -> tuple[Tensor, float | Tensor, str]:
-        norm = y.abs().sum(-1)
-        return (norm - self.radius).clamp_min(0), self.radius, f"the l1 norm exceeds the radius {self.radius}"
+    def excess(self, y: Tensor) -> tuple[Tensor, Tensor, str]:
+        radius = per_point(self.radius, y, 0)
+        amount = (y.abs().sum(-1) - radius).clamp_min(0)
+        return amount, radius.detach(), f"the l1 norm exceeds the radius {show(self.radius)}"
+
+    def margin(self, z: Tensor) -> Tensor:
+        """Outside, the nearest wall of the cell of z (a support entry vanishes, another appears, theta = 0)."""
+        radius = per_point(self.radius, z)
+        top = z.abs().amax(-1)
+        b, support = simplex_support(z.abs(), radius)
+        theta = _theta(b, support, radius)
+        walls = wall_distance((b - theta).abs(), support, torch.ones_like(b))
+        to_ball = (theta.squeeze(-1) + top) * support.sum(-1).to(z.dtype).sqrt()
+        room = (radius.squeeze(-1) if radius.ndim else radius) - z.abs().sum(-1)
+        return torch.where(room < 0, torch.minimum(walls, to_ball), room / z.shape[-1] ** 0.5)
 
     def __repr__(self) -> str:
-        return f"L1Ball(radius={self.radius})"
+        return f"L1Ball(radius={show(self.radius)})"
 
 
 class SignedFace(Face):
-    """H = diag(S) - s s'/|s|^2 for a sign vector s on the support S (s = 1 on S for the simplex, 0 inside a ball)."""
+    """H = diag(s^2) - s s'/|s|^2 for a sign vector s: 1 on the support for the simplex; I where inside a ball."""
 
     is_projector = True
 
-    def __init__(self, support: Tensor, signs: Tensor | None, radius: float | Tensor) -> None:
-        self.support = support
-        self._radius = radius
-        self._signs = support.to(torch.get_default_dtype()) if signs is None else signs
-        self._count = self._signs.abs().sum(-1, keepdim=True)
-        self.dimension = support.sum(-1) - (self._count.squeeze(-1) > 0).to(torch.int64)
+    def __init__(self, signs: Tensor, inside: Tensor | None, radius: float | Tensor) -> None:
+        self._signs, self._inside, self._radius = signs, inside, radius
+        self._per_count = signs.abs().sum(-1, keepdim=True).clamp_min(1).reciprocal()
+
+    @cached_property
+    def support(self) -> Tensor:  # type: ignore[override]
+        return self._signs != 0 if self._inside is None else (self._signs != 0) | self._inside
+
+    @cached_property
+    def dimension(self) -> Tensor:  # type: ignore[override]
+        return self.support.sum(-1) - (self._signs != 0).any(-1).to(torch.int64)
 
     def apply(self, v: Tensor) -> Tensor:
-        signs = self._signs.to(v.dtype)
-        along = (v * signs).sum(-1, keepdim=True) / self._count.to(v.dtype).clamp_min(1)
-        return torch.where(self.support, v - along * signs, torch.zeros_like(v))
+        signs, per_count = self._signs.to(v.dtype), self._per_count.to(v.dtype)
+        signed = v * signs
+        moved = (signed - signed.sum(-1, keepdim=True) * per_count) * signs
+        return moved if self._inside is None else torch.where(self._inside, v, moved)
 
     def parameter_vjp(self, u: Tensor) -> dict[str, Tensor]:
         """dP/dradius = s/|S|: growing the ball moves every entry of the support outwards alike."""
         if not isinstance(self._radius, Tensor):
             return {}
-        signs, count = self._signs.to(u.dtype), self._count.to(u.dtype).clamp_min(1)
-        return {"radius": ((u * signs).sum(-1) / count.squeeze(-1)).sum_to_size(self._radius.shape)}
+        signs, per_count = self._signs.to(u.dtype), self._per_count.to(u.dtype)
+        return {"radius": ((u * signs).sum(-1) * per_count.squeeze(-1)).sum_to_size(self._radius.shape)}
+
+    def basis(self) -> Tensor | None:
+        """Helmert's columns on the support: (s_1, ..., s_j, -j s_{j+1}, 0, ...) / sqrt(j (j + 1))."""
+        if self._signs.ndim != 1 or not bool(self._signs.any()):
+            return None
+        signs = self._signs[self._signs != 0]
+        j = torch.arange(1, len(signs), dtype=signs.dtype, device=signs.device)
+        columns = torch.ones(len(signs), len(signs) - 1, dtype=signs.dtype, device=signs.device).triu()
+        columns = columns - torch.diag_embed(j, -1)[:, : len(signs) - 1]
+        full = signs.new_zeros(len(self._signs), len(signs) - 1)
+        full[self._signs != 0] = signs[:, None] * columns / (j * (j + 1)).sqrt()
+        return full

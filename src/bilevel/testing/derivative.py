@@ -140,7 +140,7 @@ class DerivativeTests(SetCases):
                 d = d / d.flatten(1).norm(dim=1).reshape(-1, *(1,) * z.ndim) * margin
                 assert not self._changes(case.Y, z, 0.999 * d), f"{case.Y}: a kink within the margin of {z.tolist()}"
                 if self.margin_exact:
-                    assert self._changes(case.Y, z, 1.03 * d), f"{case.Y}: no kink at the margin of {z.tolist()}"
+                    assert self._changes(case.Y, z, 1.1 * d), f"{case.Y}: no kink at the margin of {z.tolist()}"
 
     def _changes(self, Y: ConvexSet, z: Tensor, steps: Tensor) -> bool:
         """Whether H v differs between z and some z + step."""

@@ -16,9 +16,25 @@ RESIDUAL = 1e-9
 """An oracle answer with a larger KKT residual than this is not used."""
 
 # The objective is strongly convex: a gap g leaves an error of sqrt(2 g), attained at points on the boundary of
-# the set. So gaps below 1e-12 are asked for, in several attempts (gap, regularisation of the linear systems): at
-# Clarabel's own regularisation of 1e-8 the last digits cost dual feasibility or are not reached.
-_ATTEMPTS = ((1e-15, 1e-12), (1e-15, 1e-8), (1e-14, 1e-12), (1e-14, 1e-8), (1e-16, 1e-8), (1e-13, 1e-8))
+# the set. So gaps below 1e-12 are asked for, in several attempts, since the last digits cost dual feasibility:
+# (gap, regularisation of the linear systems, longest step, with refinement of the linear systems to 1e-15).
+_ATTEMPTS = (
+    (1e-14, 1e-10, 0.99, True),
+    (1e-14, 1e-8, 0.9, False),
+    (1e-14, 1e-8, 0.99, True),
+    (1e-15, 1e-12, 0.99, False),
+    (1e-14, 1e-10, 0.9, False),
+    (1e-15, 1e-8, 0.99, False),
+    (1e-14, 1e-8, 0.8, True),
+    (1e-16, 1e-8, 0.99, False),
+    (1e-13, 1e-8, 0.95, False),
+    (1e-15, 1e-10, 0.9, True),
+)
+_REFINE = {
+    "iterative_refinement_reltol": 1e-15,
+    "iterative_refinement_abstol": 1e-15,
+    "iterative_refinement_max_iter": 50,
+}
 _ACCEPT = {"accept_unknown": True}  # a stop short of 1e-16 is no failure: the residual is the judge
 
 
@@ -49,13 +65,15 @@ class Oracle:
         """Projections of one point, each with the error that its gap allows; those of a large residual are left out."""
         self._point.value = z.detach().double().numpy()
         data, chain, inverse = self._problem.get_problem_data(self._solver, solver_opts=_ACCEPT)
-        for gap, regularisation in _ATTEMPTS:
+        for gap, regularisation, longest, refine in _ATTEMPTS:
             options = {
                 "tol_gap_abs": gap,
                 "tol_gap_rel": gap,
                 "tol_feas": 1e-12,
                 "max_iter": 100,
+                "max_step_fraction": longest,
                 "static_regularization_constant": regularisation,
+                **(_REFINE if refine else {}),
                 **_ACCEPT,
             }
             raw = chain.solve_via_data(self._problem, data, warm_start=False, verbose=False, solver_opts=options)

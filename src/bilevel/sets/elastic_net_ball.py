@@ -1,0 +1,133 @@
+"""The elastic-net ball."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .base import ConvexSet, Face, can_look_at_values, parameter, per_point, show
+from .simplex import HALF
+
+
+class ElasticNetBall(ConvexSet):
+    """{y : |y|_1 + (gamma/2) |y|_2^2 <= radius}; P(z) = sign(z) max(|z| - t, 0) / (1 + gamma t).
+
+    On the support S (k entries) t is the positive root of gamma m t^2 + 2 m t = e with m = gamma radius + k/2 and
+    e = |z_S|_1 + (gamma/2) |z_S|^2 - radius:  t = (e/m) / (1 + sqrt(1 + gamma e/m)). Inside the ball (and on its
+    boundary) H = I; outside H = (diag(S) - a a'/(a.a)) / (1 + gamma t) with a = s + gamma y, the gradient of the constraint,
+    s = sign(z) on S. Entries at the threshold count as outside S.
+
+    Parameters
+    ----------
+    gamma
+        Weight of the square, non-negative: a number, or a tensor with one value per batch element.
+    radius
+        Non-negative: a number, or a tensor with one value per batch element.
+
+    Examples
+    --------
+    >>> ElasticNetBall(gamma=2.0, radius=2.0).project(torch.tensor([3.0, 0.1]))
+    tensor([1., 0.])
+    """
+
+    parameters = ("gamma", "radius")
+
+    def __init__(self, gamma: float | Tensor = 1.0, radius: float | Tensor = 1.0) -> None:
+        self.gamma = parameter("gamma", gamma, low=0.0)
+        self.radius = parameter("radius", radius, low=0.0)
+
+    def _value(self, y: Tensor) -> Tensor:
+        return y.abs().sum(-1, keepdim=True) + per_point(self.gamma, y) / 2 * y.square().sum(-1, keepdim=True)
+
+    def _outside(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The projection as if z were outside (differentiable), its support, and the threshold t."""
+        gamma, radius = per_point(self.gamma, z), per_point(self.radius, z)
+        magnitude = z.abs()
+        support, first = _find_support(magnitude.detach(), gamma.detach(), radius.detach())
+        # P(z) = P(a) with a = (|z| - t0)/(1 + gamma t0), for any t0 up to t: near the root all numbers are of the
+        # size of the answer, and the rounding of a far z does not enter.
+        a = torch.where(support, magnitude - first, 0) / (1 + gamma * first)
+        step = _root(a, support, gamma, radius)
+        y = torch.where(support, a - step, 0).clamp_min(0) / (1 + gamma * step)
+        return y, support, (first + step * (1 + gamma * first)).detach()
+
+    def _is_inside(self, z: Tensor) -> Tensor:
+        return self._value(z.detach()).detach() <= per_point(self.radius, z).detach()
+
+    def project(self, z: Tensor) -> Tensor:
+        z = self.checked(z)
+        if z.dtype in HALF:
+            return self.project(z.float()).to(z.dtype)
+        return torch.where(self._is_inside(z), z, z.sign() * self._outside(z)[0])
+
+    def jacobian(self, z: Tensor) -> Face:
+        z = self.checked(z.detach())
+        y, support, t = (part.detach() for part in self._outside(z))
+        return ElasticFace(self, z.sign() * support, y, t, self._is_inside(z))
+
+    def excess(self, y: Tensor) -> tuple[Tensor, Tensor, str]:
+        radius = per_point(self.radius, y)
+        amount = (self._value(y) - radius).clamp_min(0).squeeze(-1)
+        return amount, radius.detach().squeeze(-1) if radius.ndim else radius.detach(), (
+            f"|y|_1 + (gamma/2) |y|^2 exceeds the radius {show(self.radius)}"
+        )
+
+    def __repr__(self) -> str:
+        return f"ElasticNetBall(gamma={show(self.gamma)}, radius={show(self.radius)})"
+
+
+def _root(a: Tensor, support: Tensor, gamma: Tensor, radius: Tensor) -> Tensor:
+    """t with |y|_1 + (gamma/2)|y|^2 = radius for y = (a - t)/(1 + gamma t) on the support; may be negative."""
+    kept = torch.where(support, a, 0)
+    e = kept.sum(-1, keepdim=True) + gamma / 2 * kept.square().sum(-1, keepdim=True) - radius
+    m = gamma * radius + support.sum(-1, keepdim=True).clamp_min(1).to(a.dtype) / 2
+    return e / m / (1 + (1 + gamma * e / m).clamp_min(0).sqrt())
+
+
+@torch.no_grad()
+def _find_support(magnitude: Tensor, gamma: Tensor, radius: Tensor) -> tuple[Tensor, Tensor]:
+    """The support and the threshold: the largest root over the sets of the j largest entries, by running sums.
+
+    Then Newton-like rounds from the left (support from the threshold, threshold from the support) remove what the
+    running sums rounded.
+    """
+    ordered = magnitude.sort(-1, descending=True).values
+    rank = torch.arange(1, magnitude.shape[-1] + 1, dtype=magnitude.dtype, device=magnitude.device)
+    e = ordered.cumsum(-1) + gamma / 2 * ordered.square().cumsum(-1) - radius
+    m = gamma * radius + rank / 2
+    t = (e / m / (1 + (1 + gamma * e / m).clamp_min(0).sqrt())).amax(-1, keepdim=True).clamp_min(0)
+    top = magnitude.amax(-1, keepdim=True)
+    support = magnitude > torch.minimum(t, top * (1 - torch.finfo(t.dtype).eps))
+    t = torch.minimum(t, top)
+    for _ in range(2):
+        t = t + _root((magnitude - t) / (1 + gamma * t), support, gamma, radius) * (1 + gamma * t)
+        t = torch.minimum(t.clamp_min(0), top)
+        support = (magnitude > t) | (magnitude == top)
+    return support, t
+
+
+class ElasticFace(Face):
+    """H = (diag(S) - a a'/(a.a)) / (1 + gamma t) with a = s + gamma y on S; I where inside the ball."""
+
+    def __init__(self, owner: ElasticNetBall, signs: Tensor, y: Tensor, t: Tensor, inside: Tensor) -> None:
+        self._owner, self._inside, self._t = owner, inside, t
+        gamma = per_point(owner.gamma, y).detach()
+        self._shrink = 1 / (1 + gamma * t)
+        self._y, self._normal = y * signs, signs * (1 + gamma * y)
+        self._square = self._normal.square().sum(-1, keepdim=True).clamp_min(torch.finfo(y.dtype).tiny)
+        self.support = (signs != 0) | inside
+        self.is_projector = can_look_at_values() and bool((inside | (gamma == 0)).all())
+        self.dimension = self.support.sum(-1) - (~inside).squeeze(-1).to(torch.int64)
+
+    def apply(self, v: Tensor) -> Tensor:
+        n = self._normal
+        moved = self._shrink * (v * (n != 0) - (v * n).sum(-1, keepdim=True) / self._square * n)
+        return torch.where(self._inside, v, moved)
+
+    def parameter_vjp(self, u: Tensor) -> dict[str, Tensor]:
+        """With q = a.u/(a.a): radius q; gamma -t (H u).y - q |y|^2/2 (zero inside)."""
+        q = (u * self._normal).sum(-1, keepdim=True) / self._square * ~self._inside
+        turn = (self.apply(u) * self._y).sum(-1, keepdim=True) * self._t * ~self._inside
+        gamma = -turn - q * self._y.square().sum(-1, keepdim=True) / 2
+        rates = {"radius": q.squeeze(-1), "gamma": gamma.squeeze(-1)}
+        return {name: rates[name].sum_to_size(value.shape) for name, value in self._owner.tensor_parameters().items()}

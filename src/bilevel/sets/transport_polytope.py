@@ -1,0 +1,222 @@
+"""Matrices with given row and column sums: transport plans, doubly stochastic matrices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import EmptySet, InvalidInput, NotConverged
+from .base import ConvexSet, Face, can_look_at_values, event_norm, parameter
+
+ROUNDS, HALVINGS = 200, 40
+
+
+class TransportPolytope(ConvexSet):
+    """{Y >= 0 : Y 1 = row_sums, Y'1 = column_sums}; P(Z) = max(Z - a 1' - 1 b', 0).
+
+    The potentials (a, b) are found by Newton's method on the dual (Li, Sun & Toh, 2020). On the support S of
+    P(Z), H V = S o (V - a(V) 1' - 1 b(V)') with potentials that make all row and column sums zero: a
+    projector. At a kink an entry with Z - a 1' - 1 b' = 0 belongs to S.
+
+    Parameters
+    ----------
+    row_sums, column_sums
+        Non-negative tensors of shapes (m,) and (n,), or with one vector per batch element; equal totals.
+        Their derivatives make sense together: along changes that keep the totals equal.
+
+    Examples
+    --------
+    >>> TransportPolytope(torch.tensor([1.0, 1.0]), torch.tensor([1.5, 0.5])).project(torch.zeros(2, 2))
+    tensor([[0.7500, 0.2500],
+            [0.7500, 0.2500]])
+    """
+
+    event_ndim = 2
+    parameters = ("row_sums", "column_sums")
+
+    def __init__(self, row_sums: Tensor, column_sums: Tensor) -> None:
+        for name, value in (("row_sums", row_sums), ("column_sums", column_sums)):
+            if not isinstance(value, Tensor) or value.ndim == 0:
+                raise InvalidInput(f"{name} must be a tensor of shape (..., n), got {value!r}")
+            parameter(name, value, low=0.0)
+        self.row_sums, self.column_sums = row_sums, column_sums
+        totals = row_sums.detach().double().sum(-1), column_sums.detach().double().sum(-1)
+        if can_look_at_values():
+            gap = float((totals[0] - totals[1]).abs().max())
+            eps = max(torch.finfo(row_sums.dtype).eps, torch.finfo(column_sums.dtype).eps)
+            if gap > eps**0.75 * float(totals[0].max()):
+                raise EmptySet(
+                    f"{type(self).__name__}: rows and columns add up to totals that differ by {gap:.3g}"
+                )
+
+    def _sums(self) -> tuple[Tensor, Tensor]:
+        """Row sums as a column and column sums as a row, in float64."""
+        return self.row_sums.double().unsqueeze(-1), self.column_sums.double().unsqueeze(-2)
+
+    def _wide(self, z: Tensor) -> Tensor:
+        rows, columns = self.row_sums.shape[-1], self.column_sums.shape[-1]
+        if self.checked(z).shape[-2:] != (rows, columns):
+            raise InvalidInput(
+                f"{type(self).__name__} takes {rows} x {columns} matrices, got shape {tuple(z.shape)}"
+            )
+        return z.double()
+
+    def project(self, z: Tensor) -> Tensor:
+        work = self._wide(z)
+        rows, columns = self._sums()
+        start, support = transport_potentials(work.detach(), rows.detach(), columns.detach())
+        face = TransportFace(support, self)
+        # P is affine on the face; the large part of z that the potentials take away goes first.
+        y = support * (work - start)
+        for _ in range(2):
+            y = y - support * face.potentials(
+                y.sum(-1, keepdim=True) - rows, y.sum(-2, keepdim=True) - columns
+            )
+        return y.to(z)
+
+    def jacobian(self, z: Tensor) -> Face:
+        rows, columns = self._sums()
+        return TransportFace(
+            transport_potentials(self._wide(z.detach()), rows.detach(), columns.detach())[1], self
+        )
+
+    def excess(self, y: Tensor) -> tuple[Tensor, Tensor, str]:
+        rows, columns = (value.detach().to(y) for value in self._sums())
+        off_rows = (y.sum(-1, keepdim=True) - rows).abs().amax((-2, -1))
+        off_columns = (y.sum(-2, keepdim=True) - columns).abs().amax((-2, -1))
+        amount = torch.maximum(torch.maximum(off_rows, off_columns), (-y).amax((-2, -1)).clamp_min(0))
+        return amount, rows.amax((-2, -1)), "entries must be >= 0 with the given row and column sums"
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.row_sums.shape[-1]} x {self.column_sums.shape[-1]})"
+
+
+class BirkhoffPolytope(TransportPolytope):
+    """{Y >= 0 : Y 1 = 1, Y'1 = 1}: doubly stochastic matrices, the hull of the permutation matrices.
+
+    Examples
+    --------
+    >>> BirkhoffPolytope(2).project(torch.tensor([[2.0, 0.0], [0.0, 0.0]]))
+    tensor([[1., 0.],
+            [0., 1.]])
+    """
+
+    parameters = ("size",)
+
+    def __init__(self, size: int) -> None:
+        self.size = int(size)
+        if self.size < 1:
+            raise EmptySet(f"size must be at least 1, got {size}")
+        super().__init__(
+            torch.ones(self.size, dtype=torch.float64), torch.ones(self.size, dtype=torch.float64)
+        )
+
+
+class TransportFace(Face):
+    """H V = S o (V - a 1' - 1 b'), (a, b) = L^+ (row sums, column sums of S o V), L the Laplacian of S."""
+
+    is_projector = True
+
+    def __init__(self, support: Tensor, polytope: TransportPolytope) -> None:
+        self.support, self._polytope = support, polytope
+        laplacian = _laplacian(support)
+        self._inverse = torch.linalg.pinv(laplacian, hermitian=True, rtol=1e-12)
+        rank = (self._inverse * laplacian).sum((-2, -1)).round().to(torch.int64)
+        self.dimension = support.sum((-2, -1)) - rank
+
+    def _solve(self, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
+        both = torch.cat([rows, columns.mT.expand(*rows.shape[:-2], -1, 1)], -2)
+        a, b = (self._inverse @ both).split([rows.shape[-2], columns.shape[-1]], -2)
+        return a, b.mT
+
+    def potentials(self, rows: Tensor, columns: Tensor) -> Tensor:
+        """a 1' + 1 b' whose part on S has these row and column sums."""
+        a, b = self._solve(rows, columns)
+        return a + b
+
+    def apply(self, v: Tensor) -> Tensor:
+        y = self.support * v.double()
+        for _ in range(2):
+            y = y - self.support * self.potentials(y.sum(-1, keepdim=True), y.sum(-2, keepdim=True))
+        return y.to(v)
+
+    def parameter_vjp(self, u: Tensor) -> dict[str, Tensor]:
+        """The potentials of u."""
+        if isinstance(self._polytope, BirkhoffPolytope):
+            return {}
+        held = self.support * u.double()
+        a, b = self._solve(held.sum(-1, keepdim=True), held.sum(-2, keepdim=True))
+        rows, columns = self._polytope.row_sums, self._polytope.column_sums
+        return {
+            "row_sums": a.squeeze(-1).sum_to_size(rows.shape).to(rows),
+            "column_sums": b.squeeze(-2).sum_to_size(columns.shape).to(columns),
+        }
+
+
+def _laplacian(support: Tensor) -> Tensor:
+    """[[diag(S 1), S], [S', diag(S'1)]] in float64."""
+    S = support.double()
+    top = torch.cat([torch.diag_embed(S.sum(-1)), S], -1)
+    return torch.cat([top, torch.cat([S.mT, torch.diag_embed(S.sum(-2))], -1)], -2)
+
+
+@torch.library.custom_op("bilevel::transport_potentials", mutates_args=())
+def transport_potentials(z: Tensor, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
+    """a 1' + 1 b' and the support, from min |max(z - a - b, 0)|^2/2 + rows.a + columns.b.
+
+    The dual is piecewise quadratic: regularised Newton steps with halving end on the piece of the solution.
+    """
+    unit = torch.maximum(event_norm(z, 2), rows.amax((-2, -1))).clamp_min(1e-300)[..., None, None]
+    z, rows, columns = z / unit, rows / unit, columns / unit
+    # Each column shifted to its mean and each row to its sum: the exact answer if no entry is negative.
+    a = (z.sum(-1, keepdim=True) - rows) / z.shape[-1]
+    b = ((z - a).sum(-2, keepdim=True) - columns) / z.shape[-2]
+    m, n = z.shape[-2:]
+    eye = torch.eye(m + n, dtype=z.dtype, device=z.device)
+
+    def value(a: Tensor, b: Tensor) -> Tensor:
+        linear = (rows * a).sum((-2, -1), keepdim=True) + (columns * b).sum((-2, -1), keepdim=True)
+        return (z - a - b).clamp_min(0).square().sum((-2, -1), keepdim=True) / 2 + linear
+
+    def slope(a: Tensor, b: Tensor) -> Tensor:
+        x = (z - a - b).clamp_min(0)
+        return torch.cat([rows - x.sum(-1, keepdim=True), (columns - x.sum(-2, keepdim=True)).mT], -2)
+
+    for _ in range(ROUNDS):
+        gradient = slope(a, b)
+        size = gradient.abs().amax((-2, -1), keepdim=True)
+        if not z.numel() or float(size.max()) <= 1e-15 * (m + n):
+            break
+        hessian = _laplacian(z - a - b > 0) + (1e-3 * size).clamp_max(1e-3) * eye + 1e-15 * eye
+        step = -torch.linalg.solve(hessian, gradient)
+        descent = (gradient * step).sum((-2, -1), keepdim=True)
+        here, length = value(a, b), torch.ones_like(size)
+        for _ in range(HALVINGS):
+            da, db = step[..., :m, :] * length, step[..., m:, :].mT * length
+            # Near the solution the value no longer shows progress; the gradient does.
+            flat = slope(a + da, b + db).abs().amax((-2, -1), keepdim=True) <= 0.5 * size
+            bad = (value(a + da, b + db) > here + 1e-4 * length * descent) & ~flat
+            if not bool(bad.any()):
+                break
+            length = torch.where(bad, length / 2, length)
+        a, b = a + step[..., :m, :] * length, b + step[..., m:, :].mT * length
+    left = float(slope(a, b).abs().max()) if z.numel() else 0.0
+    if left > 1e-10:
+        raise NotConverged(f"projection on a transport polytope: the sums are off by {left:.2g} |z|")
+    return (a + b) * unit, z - a - b > -1e-13
+
+
+@transport_potentials.register_fake
+def _(z: Tensor, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
+    shape = torch.broadcast_shapes(z.shape, rows.shape, columns.shape)
+    return z.new_empty(shape), z.new_empty(shape, dtype=torch.bool)
+
+
+@transport_potentials.register_vmap
+def _(
+    info: Any, in_dims: tuple[int | None, ...], *tensors: Tensor
+) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
+    moved = [t if d is None else t.movedim(d, 0) for t, d in zip(tensors, in_dims, strict=True)]
+    return transport_potentials(*moved), (0, 0)

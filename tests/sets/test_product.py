@@ -1,0 +1,88 @@
+"""Products of sets."""
+
+from __future__ import annotations
+
+import cvxpy
+import pytest
+import torch
+
+from bilevel.errors import InvalidInput, InvalidType
+from bilevel.sets import Box, FreeSpace, L1Ball, L2Ball, NonNegative, ProductSet, PSDCone, Simplex
+from bilevel.testing import SetTestCase
+
+
+def positive(generator, *shape):
+    return torch.rand(shape, generator=generator, dtype=torch.float64) + 0.2
+
+
+class TestProductSet(SetTestCase):
+    """Slices of one tensor: an l1 ball, a box and the simplex."""
+
+    dimensions = (3, 4, 9, 20, 60)
+    small_dimensions = (3, 4)
+
+    def make_set(self, generator, dimension, scale):
+        first = dimension // 3
+        radius = positive(generator) * scale
+        box = Box(-positive(generator, first) * scale, positive(generator, first) * scale)
+        return ProductSet([L1Ball(radius), box, Simplex(radius)], sizes=[first, first, dimension - 2 * first])
+
+    def oracle(self, y, Y):
+        a, b, _ = Y.sizes
+        ball, box, simplex = Y.sets.values()
+        return [
+            cvxpy.norm1(y[:a]) <= ball.radius.item(),
+            y[a : a + b] >= box.lower.numpy(),
+            y[a : a + b] <= box.upper.numpy(),
+            y[a + b :] >= 0,
+            cvxpy.sum(y[a + b :]) == simplex.radius.item(),
+        ]
+
+
+def test_dictionaries_act_entry_by_entry():
+    radius = torch.tensor(0.5, requires_grad=True)
+    Y = ProductSet({"w": L2Ball(radius), "b": FreeSpace()})
+    z = {"w": torch.tensor([3.0, 4.0]), "b": torch.tensor([7.0])}
+    p = Y.project(z)
+    torch.testing.assert_close(p["w"], torch.tensor([0.3, 0.4]))
+    assert p["b"] is z["b"]
+    face = Y.jacobian(z)
+    assert not face.is_projector
+    assert face.apply(z)["b"] is z["b"]
+    products = face.parameter_vjp({"w": torch.tensor([1.0, 0.0]), "b": torch.tensor([1.0])})
+    torch.testing.assert_close(products, {"w.radius": torch.tensor(0.6)})
+    torch.testing.assert_close(Y.distance(z)["w"], torch.tensor(4.5))
+    assert Y.margin(z)["b"] == torch.inf
+    assert Y.contains(p)
+    assert "in entry 'w': the norm exceeds the radius 0.5" in Y.contains(z).reason
+    assert Y.tensor_parameters().keys() == {"w.radius"}
+    assert Y.replace(**{"w.radius": 2.0}).sets["w"].radius == 2.0
+    point = Y.random_point(torch.Generator().manual_seed(0), {"w": (4, 2), "b": (1,)})
+    assert point["w"].shape == (4, 2)
+    assert Y.contains(point)
+
+
+def test_slices_keep_batches():
+    Y = ProductSet({"a": NonNegative(), "b": L1Ball(1.0)}, sizes=[1, 2])
+    z = torch.tensor([[-1.0, 3.0, 0.0], [2.0, 0.0, -4.0]])
+    assert Y.project(z).tolist() == [[0.0, 1.0, 0.0], [2.0, 0.0, -1.0]]
+    assert Y.jacobian(z).dimension.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: ProductSet({}), InvalidType, "non-empty dictionary"),
+        (lambda: ProductSet([FreeSpace()]), InvalidType, "with sizes"),
+        (lambda: ProductSet({"a": 3}), InvalidType, r"sets\['a'\] must be a convex set, got 3"),
+        (lambda: ProductSet([FreeSpace()], sizes=[0]), InvalidInput, "positive numbers"),
+        (lambda: ProductSet([FreeSpace()], sizes=[1, 2]), InvalidInput, "1 positive numbers"),
+        (lambda: ProductSet([PSDCone()], sizes=[4]), InvalidInput, "points of 2 dimensions"),
+        (lambda: ProductSet({"a": FreeSpace()}).project({"b": 1}), InvalidInput, r"entries \['a'\], got .*\['b'\]"),
+        (lambda: ProductSet([FreeSpace()], sizes=[2]).project(torch.ones(3)), InvalidInput, "takes 2 entries"),
+        (lambda: ProductSet({"a": FreeSpace()}).replace(radius=1.0), InvalidInput, "no parameter 'radius'"),
+    ],
+)
+def test_bad_arguments_are_refused(make, error, message):
+    with pytest.raises(error, match=message):
+        make()

@@ -1,0 +1,106 @@
+"""The simplex and the l1 ball."""
+
+from __future__ import annotations
+
+import cvxpy
+import pytest
+import torch
+
+from bilevel.errors import EmptySet
+from bilevel.sets import L1Ball, Simplex
+from bilevel.sets import threshold as search
+from bilevel.testing import SetTestCase
+
+
+def positive(generator, *shape):
+    return torch.rand(shape, generator=generator, dtype=torch.float64) + 0.2
+
+
+class TestSimplex(SetTestCase):
+    def make_set(self, generator, dimension, scale):
+        return Simplex(positive(generator) * scale)
+
+    def oracle(self, y, Y):
+        return [y >= 0, cvxpy.sum(y) == Y.radius.item()]
+
+
+class TestL1Ball(SetTestCase):
+    def make_set(self, generator, dimension, scale):
+        return L1Ball(positive(generator) * scale)
+
+    def oracle(self, y, Y):
+        return [cvxpy.norm1(y) <= Y.radius.item()]
+
+
+def long_vectors():
+    """Dense and sparse answers, ties, offsets, a long tail, one outlier."""
+    generator = torch.Generator().manual_seed(0)
+    normal = torch.randn(20_000, generator=generator, dtype=torch.float64)
+    yield "normal", normal
+    yield "ties", (4 * normal).round() / 4
+    yield "constant", torch.full_like(normal, 3.0)
+    yield "offset", 1e6 + normal
+    yield "tail", normal.abs() ** -2
+    yield "outlier", torch.cat([normal, torch.tensor([1e12], dtype=torch.float64)])
+    yield "zeros", torch.zeros_like(normal)
+    yield "sorted", torch.linspace(-1, 1, 19_999, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("radius", [1e-12, 1e-3, 1.0, 1e3, 1e6])
+@pytest.mark.parametrize(("name", "z"), [pytest.param(*case, id=case[0]) for case in long_vectors()])
+def test_all_searches_agree(name, z, radius, dtype):
+    """Newton on one long vector, Newton on a batch and sorting give the same level: the sum is the radius."""
+    z = z.to(dtype)
+    b = z - z.max()
+    r = torch.full((1,), radius, dtype=dtype)
+    exact = search._by_sorting(b.double(), r.double())
+    eps = torch.finfo(dtype).eps
+    slack = 64 * eps * max(float(exact.abs()), 1e-300)
+    assert abs(search.cut_level(b, r).double() - exact) <= slack
+    pair = torch.stack([b, b.flip(0)])
+    assert ((search.cut_level(pair, r.expand(2, 1)).double() - exact).abs() <= slack).all()
+    p = Simplex(radius).project(z)
+    assert p.min() >= 0
+    assert abs(p.double().sum() - radius) <= 300 * eps * radius
+
+
+def test_sorting_takes_over_when_newton_is_capped(monkeypatch):
+    monkeypatch.setattr(search, "ROUNDS", 1)
+    z = torch.randn(3, 50, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    expected = torch.stack([Simplex().project(row) for row in z])
+    torch.testing.assert_close(Simplex().project(z), expected)
+
+
+def test_float32_with_a_large_offset_is_exact_to_rounding():
+    z = 1e6 + torch.randn(5_000, generator=torch.Generator().manual_seed(0))
+    for Y in (Simplex(), L1Ball()):
+        assert (Y.project(z).double() - Y.project(z.double())).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("make", [Simplex, L1Ball])
+def test_radius_per_batch_element_carries_derivatives(make):
+    radius = torch.tensor([0.5, 2.0, 50.0], dtype=torch.float64, requires_grad=True)
+    z = torch.randn(3, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    Y = make(radius)
+    u = torch.randn(3, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    (by_autograd,) = torch.autograd.grad(Y.project(z), radius, u)
+    torch.testing.assert_close(Y.jacobian(z).parameter_vjp(u)["radius"], by_autograd)
+    torch.testing.assert_close(Y.project(z)[1], make(2.0).project(z[1]))
+    torch.testing.assert_close(Y.project(z[0])[2], make(50.0).project(z[0]))
+
+
+def test_empty_sets_are_refused():
+    with pytest.raises(EmptySet, match="radius must be above 0, got 0"):
+        Simplex(0.0)
+    with pytest.raises(EmptySet, match="radius must be at least 0, got -1"):
+        L1Ball(torch.tensor([1.0, -1.0]))
+
+
+def test_reasons_carry_numbers():
+    reason = L1Ball(1.0).contains(torch.tensor([1.0, 0.5])).reason
+    assert reason == "the l1 norm exceeds the radius 1 (by 0.5)"
+
+
+def test_a_ball_of_radius_zero_is_a_point():
+    assert L1Ball(0.0).project(torch.tensor([1.0, -2.0, 0.0])).tolist() == [0.0, 0.0, 0.0]

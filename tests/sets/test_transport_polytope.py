@@ -1,0 +1,84 @@
+"""Transport plans and doubly stochastic matrices."""
+
+from __future__ import annotations
+
+import cvxpy
+import pytest
+import torch
+
+from bilevel.errors import EmptySet, InvalidInput
+from bilevel.sets import BirkhoffPolytope, TransportPolytope
+from bilevel.testing import SetTestCase
+
+
+class TestTransportPolytope(SetTestCase):
+    dimensions = (1, 2, 3, 5, 8, 12)
+    small_dimensions = (1, 2)
+
+    def shape(self, dimension):
+        return (dimension, dimension % 4 + 1)
+
+    def make_set(self, generator, dimension, scale):
+        shape = self.shape(dimension)
+        plan = torch.rand(shape, generator=generator, dtype=torch.float64) * scale
+        return TransportPolytope(plan.sum(1), plan.sum(0))
+
+    def oracle(self, y, Y):
+        return [y >= 0, cvxpy.sum(y, 1) == Y.row_sums.numpy(), cvxpy.sum(y, 0) == Y.column_sums.numpy()]
+
+    def test_parameter_derivatives(self):
+        """Along changes of both sums that keep the totals equal: closed form, autograd and differences."""
+        generator = torch.Generator().manual_seed(0)
+        Y = self.make_set(generator, 3, 1.0)
+        z, u, change = torch.randn(3, 3, 4, generator=generator, dtype=torch.float64)
+        moves = change.sum(1), change.sum(0)
+        sums = [value.clone().requires_grad_() for value in (Y.row_sums, Y.column_sums)]
+        products = TransportPolytope(*sums).jacobian(z).parameter_vjp(u)
+        closed = sum((products[name] * move).sum() for name, move in zip(Y.parameters, moves, strict=True))
+        grads = torch.autograd.grad(TransportPolytope(*sums).project(z), sums, u)
+        by_autograd = sum((grad * move).sum() for grad, move in zip(grads, moves, strict=True))
+        ends = [
+            TransportPolytope(*(s.detach() + h * m for s, m in zip(sums, moves, strict=True))).project(z)
+            for h in (1e-6, -1e-6)
+        ]
+        by_difference = ((ends[0] - ends[1]) / 2e-6 * u).sum()
+        torch.testing.assert_close(closed, by_autograd)
+        torch.testing.assert_close(closed, by_difference, rtol=1e-6, atol=1e-6)
+
+
+class TestBirkhoffPolytope(SetTestCase):
+    dimensions = (1, 2, 3, 5, 8, 12)
+    small_dimensions = (1, 2)
+
+    def shape(self, dimension):
+        return (dimension, dimension)
+
+    def make_set(self, generator, dimension, scale):
+        if scale == 1:
+            return BirkhoffPolytope(dimension)
+        return TransportPolytope(*(torch.full((dimension,), scale, dtype=torch.float64),) * 2)
+
+    def oracle(self, y, Y):
+        return [y >= 0, cvxpy.sum(y, 0) == Y.row_sums.numpy(), cvxpy.sum(y, 1) == Y.row_sums.numpy()]
+
+
+def test_permutations_are_vertices():
+    """Z far along a permutation matrix projects on it: the assignment problem."""
+    from scipy.optimize import linear_sum_assignment
+
+    z = torch.randn(20, 6, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    p = BirkhoffPolytope(6).project(z * 1e6)
+    for cost, plan in zip(z, p, strict=True):
+        rows, columns = linear_sum_assignment(cost.numpy(), maximize=True)
+        torch.testing.assert_close(plan[rows, columns], torch.ones(6, dtype=torch.float64))
+
+
+def test_errors_carry_the_numbers():
+    with pytest.raises(EmptySet, match="totals that differ by 1"):
+        TransportPolytope(torch.ones(2), torch.ones(3))
+    with pytest.raises(EmptySet, match="row_sums must be at least 0, got -1"):
+        TransportPolytope(-torch.ones(2), -torch.ones(2))
+    with pytest.raises(InvalidInput, match=r"takes 2 x 2 matrices, got shape \(2, 3\)"):
+        BirkhoffPolytope(2).project(torch.zeros(2, 3))
+    with pytest.raises(EmptySet, match="size must be at least 1, got 0"):
+        BirkhoffPolytope(0)
