@@ -120,27 +120,27 @@ def test_output_best_is_the_best_polished_value():
 
 
 def test_output_sampled_is_uniform_over_the_steps():
-    """Reservoir sampling: over 600 seeds each of 6 steps is kept about 100 times (chi-square, 0.1 % level)."""
+    """Reservoir sampling: over 400 seeds each of 4 steps is kept about 100 times (chi-square, 0.1 % level)."""
     problem = simple_problem()
     iterates = []
     for state in bilevel.iterate(problem, START):
         iterates.append(state.x)
-        if state.step == 6:
+        if state.step == 4:
             break
-    counts = torch.zeros(6)
-    for seed in range(600):
+    counts = torch.zeros(4)
+    for seed in range(400):
         solution = bilevel.minimize(
-            problem, START, steps=6, evaluate_every=6, output="sampled", seed=bilevel.Seeds(output=seed)
+            problem, START, steps=4, evaluate_every=4, output="sampled", seed=bilevel.Seeds(output=seed)
         )
         counts[[torch.equal(solution.x, x) for x in iterates].index(True)] += 1
-    assert float(((counts - 100) ** 2 / 100).sum()) < 20.5
+    assert float(((counts - 100) ** 2 / 100).sum()) < 16.3
 
 
 def test_divergence_ends_with_the_last_finite_state():
     problem = bilevel.Problem(
         upper=lambda x, y: -(y**4).sum(), lower=lambda x, y: (y - x).square().sum(), y0=torch.ones(2).double()
     )
-    solver = bilevel.DMLCBO(upper_step=1e60, offset=1e-3, largest_scale=1e3)
+    solver = bilevel.DMLCBO(upper_step=1e200, offset=1e-3, largest_scale=1e3)
     solution = bilevel.minimize(problem, torch.ones(2).double(), solver=solver, steps=1000)
     assert solution.status is bilevel.Status.DIVERGED
     assert not solution.status.ok
@@ -191,7 +191,7 @@ def test_iterates_stay_feasible_and_memory_does_not_grow():
 
 def test_float32_runs_and_stays_feasible():
     for known in known_problems(torch.float32):
-        solution = bilevel.minimize(known.problem, known.x0, known.y0, steps=300)
+        solution = bilevel.minimize(known.problem, known.x0, known.y0, steps=200)
         assert known.flat(solution.x).dtype == torch.float32
         assert known.problem.constraint.contains(solution.y)
         assert float(known.value(solution.x)) < 0.5 * float(known.value(known.x0)), known.name
@@ -215,7 +215,7 @@ def test_stochastic_batches_converge():
     )
     x0 = torch.zeros(4).double()
     solution = bilevel.minimize(problem, x0, steps=1500, evaluate_every=500)
-    best = float(torch.linalg.lstsq(rows, labels[:, None]).residuals / 200)
+    best = float((rows @ torch.linalg.lstsq(rows, labels[:, None]).solution - labels[:, None]).square().mean())
     start, end = (float(bilevel.upper_value(problem, x)) for x in (x0, solution.x))
     assert end - best < 0.02 * (start - best)
 

@@ -13,7 +13,7 @@ DOUBLE = torch.float64
 
 def inside_an_orthant(d):
     """A point outside the l1 ball, far from all kinks: P is affine around it and H is known."""
-    return torch.linspace(1.0, 2.0, d, dtype=DOUBLE) * torch.tensor([1.0, -1.0]).repeat(d)[:d]
+    return torch.linspace(1.0, 1.2, d, dtype=DOUBLE) * torch.tensor([1.0, -1.0]).repeat(d)[:d]
 
 
 def jacobian_matrix(face, d):

@@ -19,7 +19,7 @@ def check_vector(name: str, value: Any) -> Vector:
     if isinstance(value, Mapping):
         if not value:
             raise InvalidInput(f"{name} is an empty dictionary: give at least one tensor")
-        return {key: _check_tensor(f"{name}[{key!r}]", entry) for key, entry in value.items()}
+        return {str(key): _check_tensor(f"{name}[{key!r}]", entry) for key, entry in value.items()}
     return _check_tensor(name, value)
 
 

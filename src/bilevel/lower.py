@@ -6,6 +6,7 @@ import copy
 import warnings
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from . import tolerances
@@ -13,7 +14,7 @@ from .checks import check_lower_start, check_vector
 from .curvature import largest_curvature
 from .errors import InvalidInput
 from .problem import Costs, Problem
-from .spaces import Vector, leaves, tree_map
+from .spaces import Space, Vector, leaves, tree_map
 
 
 class LowerLevelWarning(UserWarning):
@@ -123,7 +124,7 @@ def _accelerated(problem: Problem, x: Vector, y: Vector, tol: float, max_steps: 
     return best
 
 
-def _safe_step(space, z: Vector, gradient: Vector, z_old: Vector, gradient_old: Vector) -> float:  # noqa: ANN001
+def _safe_step(space: Space, z: Vector, gradient: Vector, z_old: Vector, gradient_old: Vector) -> float:
     """|dz| / |dgrad|, an upper bound on 1/L from two gradients; infinite when they do not tell."""
     dz, dg = space.add(z, z_old, -1.0), space.add(gradient, gradient_old, -1.0)
     change = float(space.norm(dg))
@@ -134,8 +135,6 @@ def _safe_step(space, z: Vector, gradient: Vector, z_old: Vector, gradient_old: 
 
 
 def _eps(y: Vector) -> float:
-    import torch
-
     return torch.finfo(leaves(y)[0].dtype).eps
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
@@ -363,7 +363,3 @@ def _reaches(outputs: list[Tensor], inputs: list[Tensor]) -> bool:
     found = torch.autograd.grad(outputs, inputs, ones, retain_graph=True, allow_unused=True)
     return any(gradient is not None for gradient in found)
 
-
-def is_named(tree: Any) -> bool:
-    """Whether a vector is a dictionary of tensors."""
-    return isinstance(tree, Mapping)

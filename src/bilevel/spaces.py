@@ -6,7 +6,7 @@ dimensions make one factor of a product set, so that step sizes can be one scala
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,22 +19,22 @@ Vector = Tensor | dict[str, Tensor]
 
 def tree_map(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
     """Apply `function` entry by entry; in `others`, anything but a dictionary is shared by all entries."""
-    if not isinstance(tree, Mapping):
+    if not isinstance(tree, dict):
         return function(tree, *others)
     return {
-        name: function(entry, *(other[name] if isinstance(other, Mapping) else other for other in others))
+        name: function(entry, *(other[name] if isinstance(other, dict) else other for other in others))
         for name, entry in tree.items()
     }
 
 
 def leaves(tree: Vector) -> list[Tensor]:
     """The tensors of a vector, in the order of its names."""
-    return list(tree.values()) if isinstance(tree, Mapping) else [tree]
+    return list(tree.values()) if isinstance(tree, dict) else [tree]
 
 
 def like(tree: Vector, tensors: list[Tensor] | tuple[Tensor, ...]) -> Vector:
     """A vector with the names of `tree` and the given tensors: the inverse of `leaves`."""
-    return dict(zip(tree, tensors, strict=True)) if isinstance(tree, Mapping) else tensors[0]
+    return dict(zip(tree, tensors, strict=True)) if isinstance(tree, dict) else tensors[0]
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Space:
         number per name, None takes each tensor as one factor.
     """
 
-    event_ndim: int | Mapping[str, int] | None = None
+    event_ndim: int | dict[str, int] | None = None
 
     def dot(self, a: Vector, b: Vector) -> Tensor:
         """<a, b>, a 0-dimensional tensor."""

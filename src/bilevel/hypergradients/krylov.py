@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -26,8 +27,8 @@ def conjugate_gradients(
 ) -> LinearSolution:
     """Solve A x = b for symmetric positive semi-definite A (Hestenes & Stiefel 1952), b in the range of A."""
     scale = float(space.norm(b))
-    if scale == 0.0:
-        return LinearSolution(space.zeros_like(b), 0.0, 0)
+    if scale == 0.0 or not math.isfinite(scale):  # infinity and NaN must reach the caller, not look like a solution
+        return LinearSolution(space.scaled(b, scale), scale, 0)
     x, residual = (space.zeros_like(b), b) if start is None else (start, space.add(b, operator(start), -1.0))
     if start is not None and not float(space.norm(residual)) < scale:  # a stale start is worse than none
         x, residual = space.zeros_like(b), b
@@ -58,8 +59,8 @@ def gmres(
 ) -> LinearSolution:
     """Solve A x = b for any A by restarted GMRES (Saad & Schultz 1986)."""
     scale = float(space.norm(b))
-    if scale == 0.0:
-        return LinearSolution(space.zeros_like(b), 0.0, 0)
+    if scale == 0.0 or not math.isfinite(scale):  # infinity and NaN must reach the caller, not look like a solution
+        return LinearSolution(space.scaled(b, scale), scale, 0)
     x = space.zeros_like(b) if start is None else start
     iterations = 0
     while True:

@@ -1,0 +1,1 @@
+"""Speed, always as ratios of two things measured side by side in one process on one thread."""

@@ -1,0 +1,41 @@
+"""`make bench`: every benchmark, or the ones named, on one thread.
+
+python -m benchmarks [name ...] [--out FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+from pathlib import Path
+
+for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+    os.environ[variable] = "1"
+
+BENCHMARKS = ("startup", "hypergradients", "sets")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("names", nargs="*", help=f"which of {', '.join(BENCHMARKS)} (default: all)")
+    parser.add_argument("--out", type=Path, default=Path("build/benchmarks.json"), help="where to store the rows")
+    arguments = parser.parse_args()
+    unknown = set(arguments.names) - set(BENCHMARKS)
+    if unknown:
+        parser.error(f"no benchmark called {', '.join(sorted(unknown))}; there are {', '.join(BENCHMARKS)}")
+
+    import torch
+
+    from .harness import report
+
+    torch.set_num_threads(1)
+    rows = []
+    for name in arguments.names or BENCHMARKS:
+        print(f"... {name}", flush=True)
+        rows += importlib.import_module(f"benchmarks.{name}").rows()
+    report(rows, arguments.out)
+
+
+if __name__ == "__main__":
+    main()
