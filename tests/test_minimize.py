@@ -231,4 +231,6 @@ def test_published_settings():
 
 
 def test_repr_says_how_it_went():
-    assert repr(bilevel.minimize(simple_problem(), START, steps=10)).startswith("Solution(status=STEPS, steps=10, upper=")
+    assert repr(bilevel.minimize(simple_problem(), START, steps=10)).startswith(
+        "Solution(status=STEPS, steps=10, upper="
+    )

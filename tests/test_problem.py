@@ -178,5 +178,9 @@ def test_a_radius_that_depends_on_x():
     x, width = torch.tensor(-2.0).double(), 1e-6
     ahead, behind = (bilevel.upper_value(problem, x + s * width, tol=1e-13) for s in (1, -1))
     difference = float((ahead - behind) / (2 * width))
-    for method in (LinearSolve(), Unrolled(steps=2000), Neumann(terms=2000, truncation="full", smoothing=bilevel.Exact())):
+    for method in (
+        LinearSolve(),
+        Unrolled(steps=2000),
+        Neumann(terms=2000, truncation="full", smoothing=bilevel.Exact()),
+    ):
         assert float(bilevel.hypergradient(problem, x, method=method)) == pytest.approx(difference, rel=1e-5)

@@ -68,8 +68,8 @@ if TYPE_CHECKING:
     from .errors import BilevelError, EmptySet, Incompatible, InvalidInput, InvalidType, MissingExtra
     from .hypergradients import LinearSolve, Neumann, Unrolled
     from .implicit import argmin, hypergradient
-    from .lower import LowerLevelWarning, lower_residual, solve_lower, upper_value
     from .loop import iterate, minimize
+    from .lower import LowerLevelWarning, lower_residual, solve_lower, upper_value
     from .problem import Costs, Linearization, Problem
     from .randomness import Seeds
     from .smoothing import Exact, Perturbed, TwoPoint

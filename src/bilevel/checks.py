@@ -113,10 +113,6 @@ def check_dependence(depends: dict[str, bool], *, moving: bool = False) -> None:
     if not depends["upper x"] and not depends["upper y"]:
         raise InvalidInput(f"upper depends neither on x nor on y {hint}: F is constant")
     if not depends["upper y"]:
-        raise InvalidInput(
-            f"upper does not depend on y {hint}: F(x) is then f(x) alone; minimise it with torch.optim"
-        )
+        raise InvalidInput(f"upper does not depend on y {hint}: F(x) is then f(x) alone; minimise it with torch.optim")
     if not (depends["upper x"] or depends["lower cross"] or moving):
-        raise InvalidInput(
-            f"neither upper nor the gradient of lower in y depends on x {hint}: F does not depend on x"
-        )
+        raise InvalidInput(f"neither upper nor the gradient of lower in y depends on x {hint}: F does not depend on x")

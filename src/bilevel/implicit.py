@@ -44,8 +44,11 @@ def hypergradient(
     --------
     >>> import bilevel, torch
     >>> problem = bilevel.Problem(
-    ...     upper=lambda x, y: y.square().sum(), lower=lambda x, y: (y - x).square().sum(),
-    ...     constraint=bilevel.sets.NonNegative(), y0=torch.zeros(2))
+    ...     upper=lambda x, y: y.square().sum(),
+    ...     lower=lambda x, y: (y - x).square().sum(),
+    ...     constraint=bilevel.sets.NonNegative(),
+    ...     y0=torch.zeros(2),
+    ... )
     >>> hypergradient(problem, torch.tensor([1.0, -1.0]))
     tensor([2., 0.])
     """
@@ -86,8 +89,11 @@ def argmin(
     --------
     >>> import bilevel, torch
     >>> problem = bilevel.Problem(
-    ...     upper=lambda x, y: y.sum(), lower=lambda x, y: (y - x).square().sum(),
-    ...     constraint=bilevel.sets.L1Ball(1.0), y0=torch.zeros(2))
+    ...     upper=lambda x, y: y.sum(),
+    ...     lower=lambda x, y: (y - x).square().sum(),
+    ...     constraint=bilevel.sets.L1Ball(1.0),
+    ...     y0=torch.zeros(2),
+    ... )
     >>> x = torch.tensor([2.0, 0.5], requires_grad=True)
     >>> argmin(problem, x).square().sum().backward()
     >>> x.grad

@@ -39,8 +39,7 @@ def iterate(
     Examples
     --------
     >>> import bilevel, torch
-    >>> problem = bilevel.Problem(
-    ...     upper=lambda x, y: (y - 1).square().sum(), lower=lambda x, y: (y - x).square().sum())
+    >>> problem = bilevel.Problem(upper=lambda x, y: (y - 1).square().sum(), lower=lambda x, y: (y - x).square().sum())
     >>> for state in iterate(problem, torch.zeros(2), torch.zeros(2)):
     ...     if state.step == 300:
     ...         break
@@ -257,9 +256,7 @@ def _stationarity(problem: Problem, x: Vector, h: Vector) -> float:
     return float(space.norm(space.add(x, moved, -1.0)))
 
 
-def _check_settings(
-    problem: Any, solver: Any, steps: Any, evaluate_every: Any, tol: Any, output: Any
-) -> None:
+def _check_settings(problem: Any, solver: Any, steps: Any, evaluate_every: Any, tol: Any, output: Any) -> None:
     if not isinstance(problem, Problem):
         raise InvalidType(f"problem must be a bilevel.Problem, got {type(problem).__name__}")
     if isinstance(solver, type) or not (solver is None or (hasattr(solver, "init") and hasattr(solver, "step"))):

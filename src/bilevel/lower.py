@@ -75,8 +75,11 @@ def solve_lower(
     --------
     >>> import bilevel, torch
     >>> problem = bilevel.Problem(
-    ...     upper=lambda x, y: y.sum(), lower=lambda x, y: (y - x).square().sum(),
-    ...     constraint=bilevel.sets.NonNegative(), y0=torch.zeros(2))
+    ...     upper=lambda x, y: y.sum(),
+    ...     lower=lambda x, y: (y - x).square().sum(),
+    ...     constraint=bilevel.sets.NonNegative(),
+    ...     y0=torch.zeros(2),
+    ... )
     >>> solve_lower(problem, torch.tensor([1.0, -1.0])).y
     tensor([1., 0.])
     """
@@ -147,8 +150,11 @@ def upper_value(
     --------
     >>> import bilevel, torch
     >>> problem = bilevel.Problem(
-    ...     upper=lambda x, y: y.sum(), lower=lambda x, y: (y - x).square().sum(),
-    ...     constraint=bilevel.sets.NonNegative(), y0=torch.zeros(2))
+    ...     upper=lambda x, y: y.sum(),
+    ...     lower=lambda x, y: (y - x).square().sum(),
+    ...     constraint=bilevel.sets.NonNegative(),
+    ...     y0=torch.zeros(2),
+    ... )
     >>> upper_value(problem, torch.tensor([1.0, -1.0]))
     tensor(1.)
     """

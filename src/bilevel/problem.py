@@ -362,4 +362,3 @@ def _reaches(outputs: list[Tensor], inputs: list[Tensor]) -> bool:
     ones = [torch.ones_like(output) for output in outputs]
     found = torch.autograd.grad(outputs, inputs, ones, retain_graph=True, allow_unused=True)
     return any(gradient is not None for gradient in found)
-

@@ -1,11 +1,16 @@
-"""A progress bar for long runs: rich when it is installed, plain lines otherwise."""
+"""Progress of long runs, on standard error: a live bar in a terminal (with rich), about ten plain lines elsewhere."""
 
 from __future__ import annotations
 
+import math
 import sys
+import time
 from typing import Any, Self
 
 from .solution import Record
+
+LINES = 10
+"""How many lines a run prints when standard error is a file or a pipe."""
 
 
 class Silent:
@@ -22,37 +27,149 @@ class Silent:
 
 
 class ProgressBar(Silent):
-    """Steps done, time left, the upper value and the lower residual, on standard error."""
+    """Steps done, time left, the upper value and the lower residual.
 
-    def __init__(self, steps: int) -> None:
-        self._steps = steps
-        self._first: int | None = None
-        self._bar: Any = None
+    Parameters
+    ----------
+    steps
+        How many steps the run will take.
+    start
+        The step number it starts from (more than 0 when it resumes).
+    """
+
+    def __init__(self, steps: int, start: int = 0) -> None:
+        self._steps, self._start = steps, start
+        self._clock = TimeLeft(steps)
+        self._display: _Plain | _Rich = _Plain(steps)
 
     def __enter__(self) -> Self:
-        try:
-            from rich.console import Console
-            from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-        except ImportError:
-            return self
-        self._bar = Progress(
-            TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed:.0f}/{task.total:.0f}"),
-            TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), console=Console(stderr=True),
-        )  # fmt: skip
-        self._bar.start()
-        self._task = self._bar.add_task("starting", total=self._steps)
+        self._display = _display(self._steps, self._clock)
+        self._clock.update(0)
+        self._display.open()
         return self
 
     def __exit__(self, *_: Any) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+        self._display.close()
 
     def __call__(self, record: Record, state: Any) -> None:
-        if self._first is None:
-            self._first = record.step
+        done = record.step - self._start
+        self._clock.update(done)
         text = f"upper {record.upper:.5g}  lower residual {record.lower_residual:.1e}"
-        if self._bar is None:
-            print(f"step {record.step}: {text}", file=sys.stderr)
-        else:
-            done = record.step % self._steps or self._steps
-            self._bar.update(self._task, completed=done, description=text)
+        self._display.show(done, text, self._clock)
+
+
+class TimeLeft:
+    """How long the rest takes, at the pace of the latter half of what is done: the start, with its warm-up, fades.
+
+    Examples
+    --------
+    >>> clock = TimeLeft(100)
+    >>> clock.update(0, now=0.0), clock.update(20, now=8.0), clock.update(40, now=10.0)
+    (None, None, None)
+    >>> clock.seconds(now=10.0)  # 20 steps took 2 seconds, 60 are left
+    6.0
+    >>> clock.seconds(now=11.0)
+    5.0
+    """
+
+    def __init__(self, steps: int) -> None:
+        self._steps = steps
+        self._seen: list[tuple[int, float]] = []
+
+    def update(self, done: int, now: float | None = None) -> None:
+        """`done` steps are done."""
+        self._seen.append((done, time.monotonic() if now is None else now))
+
+    def seconds(self, now: float | None = None) -> float:
+        """An estimate in seconds; NaN before anything is known."""
+        if len(self._seen) < 2 or self._seen[-1][0] <= 0:
+            return math.nan
+        done, then = self._seen[-1]
+        earlier, began = max((pair for pair in self._seen[:-1] if 2 * pair[0] <= done), default=self._seen[0])
+        left = (self._steps - done) * (then - began) / max(done - earlier, 1)
+        return max(left - ((time.monotonic() if now is None else now) - then), 0.0)
+
+    def __str__(self) -> str:
+        seconds = self.seconds()
+        return "estimating the time" if math.isnan(seconds) else f"{readable(seconds)} left"
+
+
+def readable(seconds: float) -> str:
+    """A duration for people.
+
+    Examples
+    --------
+    >>> readable(7.2), readable(75), readable(7300)
+    ('8 s', '1 min 15 s', '2 h 1 min')
+    """
+    whole = math.ceil(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+class _Plain:
+    """Without rich, or without a terminal: a line each time another tenth of the run is done."""
+
+    def __init__(self, steps: int) -> None:
+        self._steps = steps
+        self._lines = 0
+
+    def open(self) -> None:
+        return None
+
+    def show(self, done: int, text: str, clock: TimeLeft) -> None:
+        tenths = LINES * done // self._steps
+        if tenths > self._lines:
+            self._lines = tenths
+            ending = "" if done >= self._steps else f", {clock}"
+            _write(f"step {done}/{self._steps}{ending}: {text}\n")
+
+    def close(self) -> None:
+        return None
+
+
+class _Rich:
+    """A live bar; the time left counts down between evaluations."""
+
+    def __init__(self, console: Any, steps: int, clock: TimeLeft) -> None:
+        from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TextColumn
+        from rich.text import Text
+
+        class Left(ProgressColumn):
+            def render(self, task: Task) -> Text:
+                return Text("done" if task.finished else str(clock), style="cyan")
+
+        self._bar = Progress(
+            SpinnerColumn(finished_text="✓" if console.encoding.startswith("utf") else "+"), BarColumn(),
+            TextColumn("{task.completed:.0f}/{task.total:.0f}"), Left(), TextColumn("[dim]{task.description}"),
+            console=console,
+        )  # fmt: skip
+        self._task = self._bar.add_task("", total=steps)
+
+    def open(self) -> None:
+        self._bar.start()
+
+    def show(self, done: int, text: str, clock: TimeLeft) -> None:
+        self._bar.update(self._task, completed=done, description=text)
+
+    def close(self) -> None:
+        self._bar.stop()
+
+
+def _display(steps: int, clock: TimeLeft) -> _Plain | _Rich:
+    try:
+        from rich.console import Console
+    except ImportError:
+        return _Plain(steps)
+    console = Console(stderr=True)
+    live = console.is_terminal or console.is_jupyter
+    return _Rich(console, steps, clock) if live else _Plain(steps)
+
+
+def _write(text: str) -> None:
+    if sys.stderr is not None:  # None in programs without a console
+        sys.stderr.write(text)
+        sys.stderr.flush()

@@ -59,12 +59,10 @@ class Seeds:
 class Noise:
     """All the randomness of one step."""
 
-    seeds: Seeds = Seeds()  # noqa: RUF009  (frozen)
+    seeds: Seeds = Seeds()
     step: int = 0
 
-    def generator(
-        self, stream: str, index: int = 0, device: torch.device | str = "cpu"
-    ) -> torch.Generator:
+    def generator(self, stream: str, index: int = 0, device: torch.device | str = "cpu") -> torch.Generator:
         """A fresh generator for draw `index` of `stream` at this step."""
         key = f"{stream}/{getattr(self.seeds, stream)}/{self.step}/{index}".encode()
         seed = int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little")

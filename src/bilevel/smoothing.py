@@ -150,7 +150,7 @@ class _DirectionBlocks:
     def __init__(self, jacobian: TwoPointJacobian) -> None:
         self._jacobian = jacobian
 
-    def __iter__(self):  # noqa: ANN204
+    def __iter__(self):
         jacobian = self._jacobian
         generator, left = jacobian._generator(), jacobian._count
         while left > 0:
@@ -161,9 +161,7 @@ class _DirectionBlocks:
 
 def _orthonormal(space: Space, z: Vector, generator: torch.Generator, count: int) -> Vector:
     first = leaves(z)[0]
-    gaussian = torch.randn(
-        (space.size(z), count), generator=generator, dtype=first.dtype, device=first.device
-    )
+    gaussian = torch.randn((space.size(z), count), generator=generator, dtype=first.dtype, device=first.device)
     # Column signs of the QR factor are fixed by LAPACK; u and -u give the same term, so that does not matter.
     return space.unravel(torch.linalg.qr(gaussian).Q.T.contiguous(), z)
 

@@ -44,7 +44,10 @@ class Hypergradient:
 class Estimator(Protocol):
     """From a linearisation to a hypergradient."""
 
-    eta: float | str
+    @property
+    def eta(self) -> float | str:
+        """The step of the fixed-point map, or "auto"."""
+        ...
 
     def estimate(
         self,

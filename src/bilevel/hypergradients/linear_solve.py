@@ -9,8 +9,8 @@ from .. import tolerances
 from ..errors import InvalidInput
 from ..problem import Linearization
 from ..randomness import Noise
-from ..smoothing import Exact, TwoPoint
 from ..sets.base import Face
+from ..smoothing import Exact, TwoPoint
 from ..spaces import Space, Vector, leaves
 from .base import Hypergradient, Smoothing, assemble, check_eta, draw, gradient_step, resolve_eta, space_of
 from .krylov import LinearSolution, conjugate_gradients, gmres

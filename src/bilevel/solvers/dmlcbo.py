@@ -129,9 +129,7 @@ class DMLCBO:
                 )
 
     @classmethod
-    def as_published(
-        cls, gamma: float, tau: float, *, eta: float = 0.5, terms: int = 3, delta: float = 1e-6
-    ) -> DMLCBO:
+    def as_published(cls, gamma: float, tau: float, *, eta: float = 0.5, terms: int = 3, delta: float = 1e-6) -> DMLCBO:
         """The paper's box and settings with errata 1 (sphere), 6 (moments) and 12 (means) only.
 
         Q = 3 terms truncated at random, eta = 0.5, two-point estimates with d2 directions and delta = 1e-6,
@@ -146,9 +144,7 @@ class DMLCBO:
         return cls(
             upper_step=gamma,
             lower_step=tau,
-            hypergradient=Neumann(
-                terms=terms, eta=eta, truncation="random", smoothing=TwoPoint(radius=delta)
-            ),
+            hypergradient=Neumann(terms=terms, eta=eta, truncation="random", smoothing=TwoPoint(radius=delta)),
             rate=1.0,
             delay=100.0,
             upper_momentum=10.0,
@@ -203,23 +199,15 @@ class DMLCBO:
         state = DMLCBOState(**{**vars(state), "x": x, "y": y, "step": k, "curvature": curvature})
         sample = self._sample(lin, state, k)
         decay = self.moment_decay
-        state.upper_moment = x_space.lerp(
-            self._square(x_space, sample.gradient), state.upper_moment, decay
-        )
+        state.upper_moment = x_space.lerp(self._square(x_space, sample.gradient), state.upper_moment, decay)
         state.lower_moment = y_space.lerp(self._square(y_space, lin.lower_grad_y), state.lower_moment, decay)
-        state.upper_momentum = x_space.lerp(
-            state.upper_momentum, sample.gradient, self.upper_momentum * average
-        )
-        state.lower_momentum = y_space.lerp(
-            state.lower_momentum, lin.lower_grad_y, self.lower_momentum * average
-        )
+        state.upper_momentum = x_space.lerp(state.upper_momentum, sample.gradient, self.upper_momentum * average)
+        state.lower_momentum = y_space.lerp(state.lower_momentum, lin.lower_grad_y, self.lower_momentum * average)
         state.adjoint, state.stats = sample.adjoint, sample.stats
         return state
 
     def _sample(self, lin: Linearization, state: DMLCBOState, k: int) -> Hypergradient:
-        return self.hypergradient.estimate(
-            lin, state.noise(k), curvature=state.curvature, start=state.adjoint
-        )
+        return self.hypergradient.estimate(lin, state.noise(k), curvature=state.curvature, start=state.adjoint)
 
     def _curvature(self, lin: Linearization, state: DMLCBOState, k: int) -> float:
         """L for the "auto" settings, refreshed at fixed step numbers so that a resumed run agrees."""

@@ -168,9 +168,7 @@ class _Maker:
 
     def free_space(self) -> KnownProblem:
         n = 6
-        return self.build(
-            "free space", None, self.spd(n), self.normal(n), lambda c: c, lambda c: torch.eye(n).double()
-        )
+        return self.build("free space", None, self.spd(n), self.normal(n), lambda c: c, lambda c: torch.eye(n).double())
 
     def box(self) -> KnownProblem:
         n = 6
@@ -206,9 +204,7 @@ class _Maker:
                 return torch.eye(n).double()
             return (torch.eye(n).double() - torch.outer(c, c) / size**2) / size
 
-        return self.build(
-            "l2 ball", sets.L2Ball(1.0), 2.0 * torch.eye(n).double(), self.normal(n), project, jacobian
-        )
+        return self.build("l2 ball", sets.L2Ball(1.0), 2.0 * torch.eye(n).double(), self.normal(n), project, jacobian)
 
     def simplex(self) -> KnownProblem:
         n = 6
