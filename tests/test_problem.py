@@ -184,3 +184,29 @@ def test_a_radius_that_depends_on_x():
         Neumann(terms=2000, truncation="full", smoothing=bilevel.Exact()),
     ):
         assert float(bilevel.hypergradient(problem, x, method=method)) == pytest.approx(difference, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "make_set",
+    [
+        lambda x: sets.L1Ball(radius=x[0].exp()),
+        lambda x: sets.L2Ball(radius=x[0].exp()),
+        lambda x: sets.Box(-x[0].exp(), x[0].exp()),
+        lambda x: sets.Simplex(radius=x[0].exp()),
+        lambda x: sets.HalfSpace(torch.ones(4).double(), x[0]),
+        lambda x: sets.AffineSet(torch.ones(1, 4).double(), x),
+    ],
+    ids=["l1", "l2", "box", "simplex", "half-space", "affine"],
+)
+def test_dmlcbo_finds_the_parameter_of_a_set(make_set):
+    """y* = P_{Y(x)}(c) must meet P_{Y(0.5)}(c): the minimum is x = 0.5, with F* = 0."""
+    c = torch.tensor([3.0, -2.5, 2.0, 1.7]).double()
+    target = make_set(torch.tensor([0.5]).double()).project(c)
+    problem = bilevel.Problem(
+        upper=lambda x, y: (y - target).square().sum(), lower=lambda x, y: (y - c).square().sum(), constraint=make_set
+    )
+    x0 = torch.tensor([-0.5]).double()
+    y0 = make_set(x0).project(c)
+    solution = bilevel.minimize(problem, x0, y0, steps=600)
+    assert float(solution.x) == pytest.approx(0.5, abs=1e-2)
+    assert make_set(solution.x).contains(solution.y)
