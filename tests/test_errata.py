@@ -1,10 +1,12 @@
-"""Errata 1 to 6 of docs/errata.md: estimators, the series, adaptive steps, the box. Items 7 to 12: test_errata_theory.py.
+"""Errata 1 to 6 of docs/errata.md: estimators, the series, adaptive steps, the box.
 
-Each test states the truth that the printed text misses, and fails if the library follows the print instead. `stated`
-ties a number of the page to the computation behind it; `pytest tests/test_errata*.py --log-cli-level=INFO` shows all.
+Items 7 to 12 are in test_errata_theory.py. Each test states the truth that the printed text misses, and fails if the
+library follows the print instead. `stated` ties a number of the page to the computation behind it;
+`pytest tests/test_errata*.py --log-cli-level=INFO` shows them all.
 """
 
 import logging
+import warnings
 import math
 import re
 from pathlib import Path
@@ -34,9 +36,7 @@ def stated(item, text, value, *, rel):
     log.info("erratum %d: the page says %s, computed %.6g", item, text, value)
     sections = re.split(r"^## ", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
     section = next(part for part in sections if part.startswith(f"{item}. "))
-    assert re.search(rf"(?<![\d.]){re.escape(text)}(?![\d]|\.\d)", section), (
-        f"section {item} does not say {text}"
-    )
+    assert re.search(rf"(?<![\d.]){re.escape(text)}(?![\d]|\.\d)", section), f"section {item} does not say {text}"
     assert value == pytest.approx(float(text), rel=rel)
 
 
@@ -69,7 +69,7 @@ KINK = vector(-0.8, -0.3, -0.05, 0.1, 0.4, 0.7)
 
 @pytest.mark.parametrize("place", ["at kinks of y >= 0", "on a face of an l1 ball"])
 def test_two_point_is_unbiased(place):
-    """Erratum 1: 20,000 directions on the sphere have the Jacobian of the ball-smoothed projection as their mean."""
+    """Erratum 1: the mean over 20,000 directions on the sphere is the Jacobian smoothed over the ball."""
     if place == "at kinks of y >= 0":
         constraint, z, radius = sets.NonNegative(), 0.5 * KINK, 0.5
         truth = torch.diag(chance_above(KINK, 6))
@@ -84,8 +84,9 @@ def test_two_point_is_unbiased(place):
     assert standard_errors_off(torch.stack(samples), truth) < 4
 
 
+@torch.inference_mode()  # 20,000 draws, no graphs
 def test_perturbed_is_unbiased():
-    """Erratum 1: the Jacobian at z + delta u, u in the *ball*, has the smoothed Jacobian as its mean (Prop. 1)."""
+    """Erratum 1: the mean of the Jacobian at z + delta u, u in the *ball*, is the smoothed one (Prop. 1)."""
     smoothing, z, eye = Perturbed(radius=0.5), 0.5 * KINK, torch.eye(6, dtype=DOUBLE)
     samples = torch.stack(
         [smoothing.sample(sets.NonNegative(), z, SPACE, Noise(Seeds(), k)).apply(eye) for k in range(DRAWS)]
@@ -99,16 +100,12 @@ def test_in_the_ball_the_two_point_mean_is_too_small():
     directions = normal(DRAWS, d)
     radii = torch.rand(DRAWS, 1, generator=torch.Generator().manual_seed(1), dtype=DOUBLE) ** (1 / d)
     u = radii * directions / directions.norm(dim=1, keepdim=True)
-    in_ball = (
-        d * u.square().sum(1) / d
-    )  # the trace over d of d u u', where P is the identity and the truth is I
+    in_ball = d * u.square().sum(1) / d  # the trace over d of d u u', where P is the identity and the truth is I
     off = abs(float(in_ball.mean()) - d / (d + 2)) / (float(in_ball.std()) / math.sqrt(DRAWS))
     assert off < 4
     stated(1, "0.909", float(in_ball.mean()), rel=2e-3)
 
-    draw = TwoPoint(radius=1.0, directions=50).sample(
-        sets.FreeSpace(), torch.zeros(d).double(), SPACE, Noise()
-    )
+    draw = TwoPoint(radius=1.0, directions=50).sample(sets.FreeSpace(), torch.zeros(d).double(), SPACE, Noise())
     trace = sum(float(draw.apply(e) @ e) for e in torch.eye(d, dtype=DOUBLE))
     assert trace / d == pytest.approx(1.0, abs=1e-12)
 
@@ -141,9 +138,10 @@ class Quadratic(Linearization):
         return v
 
 
+@torch.inference_mode()  # 20,000 draws, no graphs
 def test_random_truncation_is_unbiased():
-    """Erratum 1: Q times one random term, each factor with its own draw, has the full smoothed sum as its mean."""
-    eta, terms, radius, zero = 0.5, 4, 0.3, torch.zeros(3, dtype=DOUBLE)
+    """Erratum 1: the mean of Q times a random term, one draw per factor, is the full smoothed sum."""
+    eta, terms, radius, zero = 0.5, 3, 0.3, torch.zeros(3, dtype=DOUBLE)
     problem = Problem(lambda x, y: y.sum(), lambda x, y: y.sum(), sets.NonNegative())
     lin = Quadratic(problem, zero, zero)
     H = torch.diag(chance_above(eta * lin.b / radius, 3))  # z = eta b
@@ -176,7 +174,7 @@ def full_sum(problem, x, y, eta, terms):
 
 
 def test_eta_below_one_over_mu_is_no_contraction():
-    """Erratum 2: |I - eta G| = max(|1 - eta mu|, |1 - eta L|): 8 at eta = 0.9 < 1/mu with mu = 1 and L = 10."""
+    """Erratum 2: |I - eta G| = max(|1 - eta mu|, |1 - eta L|) = 8 at eta = 0.9, mu = 1 and L = 10."""
     problem, x = two_curvatures(), vector(1.0, 1.0)
     norm = float(torch.linalg.matrix_norm(torch.eye(2).double() - 0.9 * torch.diag(METRIC), 2))
     stated(2, "8", norm, rel=1e-12)
@@ -188,7 +186,7 @@ def test_eta_below_one_over_mu_is_no_contraction():
 
 
 def test_range_of_eta_in_the_theorem_is_empty():
-    """Erratum 2: (1 - 1/(4 (2 pi)^(1/4) sqrt(d2)))/mu <= eta < 2/L has a solution only for L/mu < 2.4 (d2 = 1)."""
+    """Erratum 2: (1 - 1/(4 (2 pi)^(1/4) sqrt(d2)))/mu <= eta < 2/L is possible only for L/mu < 2.4."""
 
     def largest_condition(d2):
         return 2 / (1 - 1 / (4 * (2 * math.pi) ** 0.25 * math.sqrt(d2)))
@@ -211,7 +209,7 @@ def test_a_divergent_series_is_reported_not_refused(eta, diverges):
 
 
 def test_only_the_face_counts():
-    """Erratum 2: with the stiff coordinate at its bound L of the face is 1, and eta = 0.9 > 2/10 converges."""
+    """Erratum 2: with the stiff coordinate at its bound the face has L = 1, and eta = 0.9 converges."""
     problem, x, y = two_curvatures(sets.Box(-0.5, 0.5)), vector(0.4, 2.0), vector(0.4, 0.5)
     truth = bilevel.hypergradient(problem, x, y)
     assert float((full_sum(problem, x, y, 0.9, 30) - truth).norm()) < 1e-12
@@ -235,7 +233,7 @@ def test_auto_eta_is_one_over_the_largest_curvature():
 
 
 def test_elementwise_steps_rest_at_a_wrong_point_of_an_l1_ball():
-    """Erratum 3: at y = (1/2, 1/2) with y* = (1, 0), v/|v| is normal to the face and y never moves; v itself is not."""
+    """Erratum 3: y* = (1, 0), but at (1/2, 1/2) the signs of v are normal to the face: y never moves."""
     center = vector(2.0, 1.0)
     problem = Problem(
         upper=lambda x, y: y.sum() + x.square().sum(),
@@ -245,7 +243,7 @@ def test_elementwise_steps_rest_at_a_wrong_point_of_an_l1_ball():
     )
     ends = {}
     for adaptivity in ("elementwise", "scalar"):
-        solver = DMLCBO(lower_step=0.1, adaptivity=adaptivity, largest_scale=1e3, offset=1e-8)
+        solver = DMLCBO(lower_step=1.0, adaptivity=adaptivity, largest_scale=1e3, offset=1e-8)
         if adaptivity == "elementwise":
             with pytest.warns(bilevel.AdaptivityWarning, match="erratum 3"):
                 state = solver.init(problem, vector(0.0), problem.y0, Seeds())
@@ -260,7 +258,7 @@ def test_elementwise_steps_rest_at_a_wrong_point_of_an_l1_ball():
 
 
 def digits(reduction=torch.mean):
-    """Hyper-cleaning of scikit-learn's digits 6 and 9, pixels / 16: 160 rows, 48 labels flipped, 100 trusted rows."""
+    """Hyper-cleaning of digits 6 and 9, pixels / 16: 160 rows with 48 labels flipped, 100 trusted rows."""
     pixels, labels = load_digits(return_X_y=True)
     kept = np.isin(labels, (6, 9))
     order = np.random.default_rng(0).permutation(int(kept.sum()))
@@ -269,51 +267,43 @@ def digits(reduction=torch.mean):
     noisy = torch.cat([-signs[:48], signs[48:160]])
     problem = Problem(
         upper=lambda x, y: softplus(-signs[160:260] * (rows[160:260] @ y)).mean(),
-        lower=lambda x, y: (
-            reduction(torch.sigmoid(x) * softplus(-noisy * (rows[:160] @ y))) + 1e-3 * y.square().sum()
-        ),
+        lower=lambda x, y: reduction(torch.sigmoid(x) * softplus(-noisy * (rows[:160] @ y))) + 1e-3 * y.square().sum(),
         constraint=sets.L1Ball(1.0),
         y0=torch.zeros(64, dtype=DOUBLE),
     )
     return problem, torch.zeros(160, dtype=DOUBLE)
 
 
-DIGITS_STEPS = 600
-
-
 @pytest.mark.parametrize("offset", [1e-3, 1e-8])
 def test_elementwise_steps_end_at_a_wrong_lower_level_on_digits(offset):
-    """Erratum 3: 600 steps with tau = 0.1 and c_u = 1e3: residual >= 1e-2 elementwise, <= 1e-3 with scalar steps."""
+    """Erratum 3: after 300 steps, tau = 0.3, c_u = 1e3: residual >= 1e-2 elementwise, <= 1e-3 scalar."""
     problem, x0 = digits()
     residual = {}
     for adaptivity in ("elementwise", "scalar"):
-        solver = DMLCBO(
-            lower_step=0.1, adaptivity=adaptivity, offset=offset, smallest_scale=1e-3, largest_scale=1e3
-        )
+        solver = DMLCBO(lower_step=0.3, adaptivity=adaptivity, offset=offset, smallest_scale=1e-3, largest_scale=1e3)
         y0 = problem.y0
         if adaptivity == "elementwise":
             with pytest.warns(bilevel.AdaptivityWarning, match="L1Ball.*erratum 3"):
                 state = solver.init(problem, x0, y0, Seeds())
         else:
             state = solver.init(problem, x0, y0, Seeds())
-        for _ in range(DIGITS_STEPS):
+        for _ in range(300):
             state = solver.step(problem, state)
         residual[adaptivity] = bilevel.lower_residual(problem, state.x, state.y)
     log.info("erratum 3: G0 = %g, residuals %s", offset, residual)
     assert residual["elementwise"] >= 1e-2
     assert residual["scalar"] <= 1e-3
-    if offset == 1e-8:
-        stated(3, "0.19", residual["elementwise"], rel=0.2)
+    stated(3, "0.16" if offset == 1e-8 else "0.047", residual["elementwise"], rel=0.2)
 
 
 def test_elementwise_steps_are_right_on_a_box_and_do_not_warn():
-    """Erratum 3: a box is a product of intervals, so -D^-1 grad g is in its normal cone exactly when -grad g is."""
+    """Erratum 3: in the normal cone of a box, -D^-1 grad g and -grad g lie or do not lie together."""
     problem = two_curvatures(sets.Box(-0.5, 0.5))
-    solver = DMLCBO(lower_step=0.01, adaptivity="elementwise", largest_scale=1e3, upper_step=1e-6)
-    solution = bilevel.minimize(
-        problem, vector(0.4, 2.0), solver=solver, steps=1500
-    )  # a warning would be an error
-    assert bilevel.lower_residual(problem, solution.x, solution.y) < 1e-3
+    solver = DMLCBO(lower_step=0.1, adaptivity="elementwise", largest_scale=1e3, upper_step=1e-6)
+    state = solver.init(problem, vector(0.4, 2.0), problem.y0, Seeds())  # a warning would be an error
+    for _ in range(400):
+        state = solver.step(problem, state)
+    assert bilevel.lower_residual(problem, state.x, state.y) < 1e-3
 
 
 def test_scalar_steps_are_the_default():
@@ -331,9 +321,9 @@ def two_point_matrix(constraint, z, noise):
     return (constraint.project(z + 1e-6 * u) - constraint.project(z - 1e-6 * u)).T @ u / 2e-6
 
 
-@pytest.mark.parametrize(("where", "norm"), [("inside", "3.96"), ("face", "3.30")])
+@pytest.mark.parametrize(("where", "norm"), [("inside", "3.96"), ("face", "3.28")])
 def test_two_point_noise_at_784(where, norm):
-    """Erratum 4: one draw of H-bar'v has relative error sqrt(1 - 1/d), near 1, and spectral norm 3 to 4, not 1."""
+    """Erratum 4: a draw of H-bar'v has relative error sqrt(1 - 1/d) and spectral norm 3 to 4, not 1."""
     d = 784
     z, v = normal(d, seed=1), normal(d, seed=2)
     constraint = sets.L1Ball(1e4 if where == "inside" else 300.0)
@@ -358,7 +348,8 @@ def test_two_point_factors_amplify():
     term = v
     for index in range(1, 4):
         term = TwoPoint().sample(sets.FreeSpace(), z, SPACE, Noise(), index).apply(term)
-    stated(4, "2.83", float(term.norm() / v.norm()), rel=0.15)
+    stated(4, "2.83", (2 - 1 / d) ** 1.5, rel=2e-3)
+    stated(4, "2.65", float(term.norm() / v.norm()), rel=0.02)
 
 
 def test_two_point_is_not_the_default():
@@ -373,16 +364,19 @@ def test_two_point_is_not_the_default():
 
 
 def test_small_differences_need_double_precision():
-    """Erratum 5: with d orthonormal directions the two-point estimate of a linear piece is exact, up to rounding."""
+    """Erratum 5: on a linear piece d orthonormal directions are exact, up to rounding."""
     constraint, error = sets.L1Ball(100.0), {}
     for dtype in (torch.float32, torch.float64):
         z, v = normal(784, seed=1).to(dtype), normal(784, seed=2).to(dtype)
         truth = constraint.jacobian(z).apply(v)
         for smoothing in (TwoPoint(radius=1e-6, orthonormal=True), Perturbed(radius=1e-6)):
-            product = smoothing.sample(constraint, z, SPACE, Noise()).apply(v)
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                product = smoothing.sample(constraint, z, SPACE, Noise()).apply(v)
+            assert bool(caught) == (dtype == torch.float32 and isinstance(smoothing, TwoPoint))
             error[dtype, type(smoothing)] = float((product - truth).norm() / truth.norm())
     log.info("erratum 5: %s", error)
-    stated(5, "0.88", error[torch.float32, TwoPoint], rel=0.15)
+    stated(5, "1.07", error[torch.float32, TwoPoint], rel=0.15)
     assert error[torch.float64, TwoPoint] < 1e-7
     assert error[torch.float32, Perturbed] < 1e-6
 
@@ -410,9 +404,9 @@ WEIGHTS, TARGET = vector(0.5, 1.0, 2.0), vector(0.4, -0.3, 0.2)
 
 
 def box_by_hand(x, y, solver, steps, *, eta, own_history=True, fresh=True):
-    """The paper's box in plain torch, for g = sum G_i (y_i - x_i)^2 / 2 on [-1/2, 1/2]^3: there h = f_x + Pi f_y.
+    """The paper's box in plain torch for g = sum G_i (y_i - x_i)^2 / 2, |y_i| <= 1/2: h = f_x + Pi f_y.
 
-    own_history=False reads m_{1,k} on the right of both moments, fresh=False takes the estimates at (x_k, y_k).
+    own_history=False reads m_{1,k} on the right of both moments; fresh=False takes estimates at (x_k, y_k).
     """
 
     def lower_gradient(x, y):
@@ -445,7 +439,7 @@ def box_by_hand(x, y, solver, steps, *, eta, own_history=True, fresh=True):
 
 
 def test_moments_have_their_own_history_and_estimates_are_at_the_new_point():
-    """Erratum 6: DMLCBO is the box with m_{i,k} on the right and estimates at (x_{k+1}, y_{k+1}), not another reading."""
+    """Erratum 6: DMLCBO is the box with m_{i,k} on the right and estimates at (x_{k+1}, y_{k+1})."""
     eta, x0, y0 = 0.4, vector(0.3, -1.2, 0.8), vector(0.0, 0.2, -0.1)
     solver = DMLCBO(
         upper_step=0.2, lower_step=0.5, hypergradient=LinearSolve(eta=eta, tol=1e-14), rate=2.0, delay=30.0,
@@ -468,15 +462,12 @@ def test_moments_have_their_own_history_and_estimates_are_at_the_new_point():
 
 
 def test_the_unconstrained_hypergradient_has_a_minus_sign():
-    """Erratum 6: dy*/dx = -G_yy^-1 G_yx. For g = y'Gy/2 + x'y the printed sign turns the slope of F around."""
+    """Erratum 6: dy*/dx = -G_yy^-1 G_yx; the printed sign turns the slope of F around."""
     G = torch.tensor([[2.0, 0.5], [0.5, 1.0]], dtype=DOUBLE)
-    problem = Problem(
-        lambda x, y: (y - 1).square().sum() / 2, lambda x, y: y @ G @ y / 2 + x @ y, y0=vector(0.0, 0.0)
-    )
+    problem = Problem(lambda x, y: (y - 1).square().sum() / 2, lambda x, y: y @ G @ y / 2 + x @ y, y0=vector(0.0, 0.0))
     x, step = vector(0.3, -0.2), 1e-5
     slopes = [
-        float(bilevel.upper_value(problem, x + step * e) - bilevel.upper_value(problem, x - step * e))
-        / (2 * step)
+        float(bilevel.upper_value(problem, x + step * e) - bilevel.upper_value(problem, x - step * e)) / (2 * step)
         for e in torch.eye(2, dtype=DOUBLE)
     ]
     h = bilevel.hypergradient(problem, x)

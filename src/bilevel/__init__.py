@@ -20,6 +20,7 @@ _HOME = {
     "Exact": "smoothing",
     "Perturbed": "smoothing",
     "TwoPoint": "smoothing",
+    "PrecisionWarning": "smoothing",
     "LinearSolve": "hypergradients",
     "Neumann": "hypergradients",
     "Unrolled": "hypergradients",
@@ -72,6 +73,6 @@ if TYPE_CHECKING:
     from .lower import LowerLevelWarning, lower_residual, solve_lower, upper_value
     from .problem import Costs, Linearization, Problem
     from .randomness import Seeds
-    from .smoothing import Exact, Perturbed, TwoPoint
+    from .smoothing import Exact, Perturbed, PrecisionWarning, TwoPoint
     from .solution import Record, Solution, Status
     from .solvers import DMLCBO, AdaptivityWarning

@@ -193,7 +193,7 @@ class _Run:
     def _evaluate(self, callbacks: list[Callback]) -> Status | None:
         record = self._record()
         self.history.append(record)
-        if record.contraction is not None and record.contraction >= 1.0:
+        if record.contraction is not None and record.contraction >= 1.0 - 1e-9:
             self.series_diverged += 1
         if self.output == "best":
             self._keep_best()

@@ -57,8 +57,8 @@ def solve_lower(
 ) -> LowerSolution:
     """y*(x) = argmin over y in Y of g(x, y), by accelerated projected gradient with restarts.
 
-    Beck & Teboulle (2009) with the gradient restart of O'Donoghue & Candes (2015). The step is 1/L from power
-    iteration, and shrinks whenever two successive gradients show a larger curvature.
+    Beck & Teboulle (2009) with the gradient restart of O'Donoghue & Candes (2015). The step is 1/L from
+    Lanczos steps, and shrinks whenever two successive gradients show a larger curvature.
 
     Parameters
     ----------

@@ -29,7 +29,7 @@ class Seeds:
     output
         The uniformly sampled iterate.
     curvature
-        The starting vectors of power iterations.
+        The starting vectors of curvature estimates.
 
     Examples
     --------

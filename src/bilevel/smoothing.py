@@ -6,6 +6,7 @@ E[H(z + delta u)] (the proof of Proposition 1 of the paper). Each class draws on
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 
 import torch
@@ -103,7 +104,24 @@ class TwoPoint:
             raise InvalidInput(
                 f"directions={count} orthonormal directions do not fit in dimension {dimension}: use at most that many"
             )
+        self._warn_if_unresolved(z, dimension)
         return TwoPointJacobian(self, constraint, z, space, noise, index, count)
+
+    def _warn_if_unresolved(self, z: Vector, dimension: int) -> None:
+        """Each entry of delta * u is about delta/sqrt(d): it must be well above the rounding error of z (erratum 5)."""
+        size = max(float(u.abs().max()) for u in leaves(z))
+        dtype = leaves(z)[0].dtype
+        if self.radius / dimension**0.5 < 1e2 * torch.finfo(dtype).eps * size:
+            warnings.warn(
+                f"TwoPoint(radius={self.radius:g}) in {dtype}: the differences are lost in rounding at dimension "
+                f"{dimension} and entries of size {size:.3g}; use float64, a larger radius, or Perturbed()",
+                PrecisionWarning,
+                stacklevel=5,
+            )
+
+
+class PrecisionWarning(UserWarning):
+    """A finite difference that the dtype cannot resolve."""
 
 
 class TwoPointJacobian(Face):

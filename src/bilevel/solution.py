@@ -24,7 +24,7 @@ class Status(Enum):
     STOPPED = "a callback asked to stop"
     INTERRUPTED = "interrupted from the keyboard; the last complete step is returned, resume=solution continues it"
     SERIES_DIVERGES = (
-        "all steps were taken, but eta is at or beyond 2/L on the face, where the Neumann series diverges and its "
+        "the run ended, but eta is at or beyond 2/L on the face, where the Neumann series diverges and its "
         'partial sums are no hypergradient: use eta="auto", a smaller eta, or LinearSolve()'
     )
     DIVERGED = (

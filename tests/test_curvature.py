@@ -1,0 +1,48 @@
+"""The largest curvature: exact in few products, on the space and on a face."""
+
+import pytest
+import torch
+
+import bilevel
+from bilevel import sets
+from bilevel.curvature import largest_curvature
+
+
+def quadratic(matrix, constraint=None):
+    return bilevel.Problem(lambda x, y: y.sum(), lambda x, y: y @ matrix @ y / 2 - x.sum() * y.sum(), constraint)
+
+
+def test_clustered_eigenvalues():
+    """Eigenvalues 0.9 ... 1: power iteration would stop at 0.977 of the largest one after 20 products."""
+    matrix = torch.diag(torch.linspace(0.9, 1.0, 200).double())
+    lin = quadratic(matrix).linearize(torch.zeros(1).double(), torch.zeros(200).double())
+    assert 0.998 < largest_curvature(lin) <= 1 + 1e-12
+
+
+def test_exact_when_the_dimension_is_small():
+    basis = torch.linalg.qr(torch.randn(6, 6, generator=torch.Generator().manual_seed(0)).double()).Q
+    matrix = basis @ torch.diag(torch.tensor([1.0, 1.0, 2.0, 3.0, 7.2, 7.3], dtype=torch.float64)) @ basis.T
+    lin = quadratic(matrix).linearize(torch.zeros(1).double(), torch.zeros(6).double())
+    assert largest_curvature(lin) == pytest.approx(7.3, rel=1e-10)
+
+
+def test_only_the_face_counts():
+    matrix = torch.diag(torch.tensor([9.0, 2.0, 1.0]).double())
+    lin = quadratic(matrix, sets.NonNegative()).linearize(torch.zeros(1).double(), torch.zeros(3).double())
+    face = sets.NonNegative().jacobian(torch.tensor([-1.0, 1.0, 1.0]).double())
+    assert largest_curvature(lin, face=face) == pytest.approx(2.0, rel=1e-10)
+    empty = sets.NonNegative().jacobian(-torch.ones(3).double())
+    assert largest_curvature(lin, face=empty) == 0.0
+
+
+def test_linear_lower_level_has_none():
+    problem = bilevel.Problem(lambda x, y: y.sum(), lambda x, y: x.sum() * y.sum(), sets.Box(0.0, 1.0))
+    assert largest_curvature(problem.linearize(torch.ones(1), torch.zeros(3))) == 0.0
+
+
+def test_two_point_in_float32_is_announced():
+    smoothing = bilevel.TwoPoint()
+    problem = quadratic(torch.eye(30), sets.L1Ball(1.0))
+    method = bilevel.Neumann(smoothing=smoothing, eta=0.5)
+    with pytest.warns(bilevel.PrecisionWarning, match="float32.*use float64"):
+        bilevel.hypergradient(problem, torch.ones(1), torch.zeros(30), method=method)
