@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,9 +27,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("bilevel: stopped by Ctrl-C", file=sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:  # the reader has gone, as in `bilevel ... | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return SUCCESS
 
 
 def _run(arguments: Sequence[str] | None) -> int:
@@ -55,6 +51,7 @@ def application() -> App:
         name="bilevel",
         version=__version__,
         help_format="markdown",
+        suppress_keyboard_interrupt=False,  # `main` answers it
         default_parameter=Parameter(negative=()),  # --force needs no --no-force
         help="Bilevel optimisation with a convex set in the lower level: find wrong labels, tune by gradient.",
         help_epilogue=_examples(
@@ -74,9 +71,7 @@ def application() -> App:
     return app
 
 
-def demo(
-    *, seed: int = 0, steps: int | None = None, out: Path | None = None, force: bool = False
-) -> None:
+def demo(*, seed: int = 0, steps: int | None = None, out: Path | None = None, force: bool = False) -> None:
     """Find the wrong labels among 1,000 handwritten digits.
 
     30 % of the training labels are wrong; 50 images, five per digit, can be trusted. One weight per training image is

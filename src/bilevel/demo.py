@@ -1,0 +1,313 @@
+"""Find wrong labels: hyper-cleaning of real digits, written as a user of the library would write it.
+
+1,000 training images of handwritten digits (scikit-learn's), of which 30 % carry a wrong label, and 50 images whose
+labels are trusted, five per digit. The upper variable x holds one number per training image, sigmoid(x_i) its weight:
+
+    lower level    y*(x) = argmin over |weight_k|_1 <= 15    mean_i sigmoid(x_i) loss_i(y) + 0.001 |y|^2
+    upper level    min_x    mean loss of y*(x) on the trusted images
+
+Images whose label misleads the model on the trusted ones lose their weight. The steps are few on purpose: a weight of
+its own for every image is so flexible that, run to the end, the model would only repeat the 50 trusted images.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+import bilevel
+
+from .errors import InvalidInput, MissingExtra
+from .storage import check_writable, write_atomically
+
+TRAINING, TRUSTED, FLIPPED = 1000, 50, 0.3  # rows, rows, share of the training rows with a wrong label
+RADIUS, RIDGE = 15.0, 1e-3
+STEPS = 250
+PICTURE = "bilevel-demo.png"
+
+
+# --- the problem ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Images, shape (n, 64) with values in [0, 1], and their labels, shape (n,)."""
+
+    images: Tensor
+    labels: Tensor
+
+
+@dataclass(frozen=True)
+class Digits:
+    """The rows of the demo; only `flipped`, shape (1000,), and the test rows are hidden from training."""
+
+    noisy: Rows
+    trusted: Rows
+    test: Rows
+    flipped: Tensor
+
+
+def load_digits(seed: int = 0) -> Digits:
+    """Split scikit-learn's 1,797 digits, and flip labels: 0 is called 3, 1 is called 4, ..., 9 is called 2.
+
+    A wrong label is the same for all images of a digit, as when one annotator mixes up two keys. Such errors are
+    harder on a model than labels drawn at random, which largely cancel.
+    """
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
+    pixels, names = load_digits(return_X_y=True)
+    images, labels = torch.tensor(pixels / 16.0, dtype=torch.float32), torch.tensor(names)
+    trusted, rest = train_test_split(range(len(labels)), train_size=TRUSTED, stratify=labels, random_state=seed)
+    noisy, test = train_test_split(rest, train_size=TRAINING, stratify=labels[rest], random_state=seed)
+
+    generator = torch.Generator().manual_seed(seed)
+    flipped = torch.zeros(TRAINING, dtype=torch.bool)
+    flipped[torch.randperm(TRAINING, generator=generator)[: round(FLIPPED * TRAINING)]] = True
+    given = torch.where(flipped, (labels[noisy] + 3) % 10, labels[noisy])
+    return Digits(
+        noisy=Rows(images[noisy], given),
+        trusted=Rows(images[trusted], labels[trusted]),
+        test=Rows(images[test], labels[test]),
+        flipped=flipped,
+    )
+
+
+def scores(y: Any, images: Tensor) -> Tensor:
+    """A linear model of the ten digits, shape (n, 10)."""
+    return images @ y["weight"].T + y["bias"]
+
+
+def cleaning_problem(rows: Rows, trusted: Rows) -> bilevel.Problem:
+    """Which weights of `rows` give the model that does best on `trusted`?"""
+
+    def lower(x: Tensor, y: Any) -> Tensor:
+        losses = cross_entropy(scores(y, rows.images), rows.labels, reduction="none")
+        ridge = y["weight"].square().sum() + y["bias"].square().sum()
+        return (torch.sigmoid(x) * losses).mean() + RIDGE * ridge
+
+    def upper(x: Tensor, y: Any) -> Tensor:
+        return cross_entropy(scores(y, trusted.images), trusted.labels)
+
+    return bilevel.Problem(
+        upper,
+        lower,
+        # One l1 ball per digit (sets act on the last dimension), and a bias that is free.
+        bilevel.sets.ProductSet({"weight": bilevel.sets.L1Ball(RADIUS), "bias": bilevel.sets.FreeSpace()}),
+        y0={"weight": torch.zeros(10, 64), "bias": torch.zeros(10)},
+    )
+
+
+def fit(problem: bilevel.Problem, x: Tensor) -> Any:
+    """The model y*(x) for given weights sigmoid(x)."""
+    return bilevel.solve_lower(problem, x, tol=1e-4).y
+
+
+def learn_weights(data: Digits, *, steps: int = STEPS, seed: int = 0, progress: bool = True) -> tuple[Tensor, Any]:
+    """The learned weight of each noisy row, shape (1000,), and the model they give."""
+    problem = cleaning_problem(data.noisy, data.trusted)
+    start = torch.zeros(TRAINING)  # every row begins with the weight 1/2
+    solution = bilevel.minimize(
+        problem,
+        start,
+        fit(problem, start),
+        solver=bilevel.DMLCBO(upper_step=0.2),
+        steps=steps,
+        seed=seed,
+        evaluate_every=10,
+        progress=progress,
+    )
+    if solution.status is bilevel.Status.INTERRUPTED:
+        raise KeyboardInterrupt
+    return torch.sigmoid(solution.x), fit(problem, solution.x)  # type: ignore[arg-type]
+
+
+# --- the three models -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one model did. A row is suspected when the model sees another digit than its label says."""
+
+    name: str
+    accuracy: float  # on the test rows
+    found: int  # flipped rows suspected
+    blamed: int  # rows with a right label suspected
+
+
+@dataclass(frozen=True)
+class Result:
+    """All that the demo shows."""
+
+    data: Digits
+    outcomes: list[Outcome]  # noisy rows, trusted rows only, learned weights
+    weights: Tensor  # of the noisy rows
+    model: Any  # with learned weights
+
+
+def compare(seed: int = 0, *, steps: int = STEPS, progress: bool = True) -> Result:
+    """Train the same model three times: on the noisy rows, on the trusted ones, with learned weights."""
+    data = load_digits(seed)
+    every_row_counts = 30.0  # sigmoid(30) is 1 in float32
+    models = {
+        name: fit(cleaning_problem(rows, data.trusted), torch.full((len(rows.labels),), every_row_counts))
+        for name, rows in (("noisy rows", data.noisy), ("trusted rows only", data.trusted))
+    }
+    weights, models["learned weights"] = learn_weights(data, steps=steps, seed=seed, progress=progress)
+    outcomes = [judge(name, model, data) for name, model in models.items()]
+    return Result(data, outcomes, weights, models["learned weights"])
+
+
+def judge(name: str, model: Any, data: Digits) -> Outcome:
+    """Accuracy on the test rows, and the labels of noisy rows the model does not believe."""
+    right = scores(model, data.test.images).argmax(-1) == data.test.labels
+    suspected = scores(model, data.noisy.images).argmax(-1) != data.noisy.labels
+    return Outcome(
+        name,
+        accuracy=right.double().mean().item(),
+        found=int((suspected & data.flipped).sum()),
+        blamed=int((suspected & ~data.flipped).sum()),
+    )
+
+
+# --- what people see --------------------------------------------------------------------------------------------------
+
+
+def run(
+    *, seed: int = 0, steps: int = STEPS, out: Path | None = None, force: bool = False, console: Any = None
+) -> Path:
+    """The whole demo: train, print the table, draw the picture; returns where the picture is."""
+    try:
+        import matplotlib  # noqa: F401
+        import sklearn  # noqa: F401
+        from rich.console import Console
+    except ImportError:
+        raise MissingExtra("The demo", "apps") from None
+    console = console or Console()
+    bilevel.Seeds.of(seed)  # refuses what is not a seed
+    path = picture_path(out, force=force)
+    console.print(
+        f"[bold]Which labels are wrong?[/bold] {TRAINING:,} handwritten digits, {FLIPPED:.0%} of them with a wrong "
+        f"label, and {TRUSTED} that we trust.\n"
+        "Learning one weight per digit, such that the model trained with these weights does well on the trusted ones."
+    )
+    result = compare(seed, steps=steps)
+    console.print(table(result))
+    best = max(outcome.accuracy for outcome in result.outcomes[:2])
+    gain = 100 * (result.outcomes[2].accuracy - best)
+    console.print(f"Learned weights: {gain:+.1f} points of test accuracy compared with the better of the others.")
+    write_atomically(
+        path, lambda temporary: picture(result).savefig(temporary, format=path.suffix[1:]), overwrite=force
+    )
+    console.print(f"Picture: [bold]{path}[/bold]", soft_wrap=True)
+    return path
+
+
+def picture_path(out: Path | None, *, force: bool = False) -> Path:
+    """Where the picture goes: `out`, or the first of bilevel-demo.png, bilevel-demo-2.png, ... that is free."""
+    if out is None:
+        path, count = Path(PICTURE), 1
+        while path.exists() and not force:
+            count += 1
+            path = Path(PICTURE).with_stem(f"{Path(PICTURE).stem}-{count}")
+        return path
+    if out.suffix.lower() not in (".png", ".svg", ".pdf"):
+        raise InvalidInput(f"--out {out}: the name of the picture must end in .png, .svg or .pdf")
+    if out.exists() and not out.is_dir() and not force:
+        raise InvalidInput(f"--out {out}: the file exists and was left as it is; --force replaces it")
+    check_writable(out, overwrite=True)
+    return out
+
+
+def table(result: Result) -> Any:
+    """The three models side by side, a rich table."""
+    from rich import box
+    from rich.table import Table
+
+    wrong = int(result.data.flipped.sum())
+    right = TRAINING - wrong
+    grid = Table(
+        box=box.SIMPLE_HEAD,
+        caption="A label is suspected when the model sees another digit.",
+        caption_justify="left",
+    )
+    grid.add_column("trained on")
+    for heading in ("test accuracy", "wrong labels found", "right labels blamed"):
+        grid.add_column(heading, justify="right")
+    for outcome in result.outcomes:
+        grid.add_row(
+            outcome.name,
+            f"{outcome.accuracy:.1%}",
+            f"{outcome.found} of {wrong}",
+            f"{outcome.blamed} of {right}",
+            style="bold green" if outcome is result.outcomes[-1] else None,
+        )
+    return grid
+
+
+BLUE, ORANGE, GREY = "#2b6cb0", "#dd6b20", "#a0aec0"
+
+
+def picture(result: Result) -> Any:
+    """Test errors and learned weights on the left, most suspicious digits on the right; a matplotlib figure."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(12.0, 6.4), layout="constrained", dpi=130)
+    halves: Any = figure.subfigures(1, 2, width_ratios=(1.0, 1.2), wspace=0.04)
+    left, right = halves
+    upper, lower = left.subplots(2, 1, height_ratios=(1.0, 1.35))
+    _draw_errors(upper, result.outcomes)
+    _draw_weights(lower, result.weights, result.data.flipped)
+    _draw_suspects(right, result)
+    return figure
+
+
+def _draw_errors(axes: Any, outcomes: list[Outcome]) -> None:
+    errors = [100 * (1 - outcome.accuracy) for outcome in outcomes]
+    bars = axes.barh([outcome.name for outcome in outcomes], errors, color=[GREY, GREY, BLUE], height=0.62)
+    axes.bar_label(bars, fmt="%.1f %%", padding=4, fontweight="bold")
+    axes.set(xlim=(0, 1.15 * max(errors)))
+    axes.set_title("Test images misread, by training", fontweight="bold")
+    axes.invert_yaxis()
+    axes.set_xticks([])
+    axes.tick_params(left=False)
+    axes.spines[["top", "right", "bottom"]].set_visible(False)
+
+
+def _draw_weights(axes: Any, weights: Tensor, flipped: Tensor) -> None:
+    groups = [weights[~flipped].tolist(), weights[flipped].tolist()]
+    axes.hist(
+        groups, bins=[i / 25 for i in range(26)], stacked=True, color=[BLUE, ORANGE],
+        label=["right label", "wrong label"], edgecolor="white", linewidth=0.4,
+    )  # fmt: skip
+    axes.axvline(0.5, color="#4a5568", linewidth=1, linestyle=":")
+    axes.annotate("start", (0.5, 0.97), xycoords=("data", "axes fraction"), xytext=(4, 0), va="top",
+                  textcoords="offset points", fontsize=8.5, color="#4a5568")  # fmt: skip
+    axes.set(xlabel="learned weight of a training row", ylabel="rows", xlim=(0, 1))
+    axes.set_title("What the weights learned", fontweight="bold")
+    axes.legend(frameon=False)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _draw_suspects(figure: Any, result: Result) -> None:
+    """For each label the two rows that carry it and look least like it to the cleaned model."""
+    noisy, flipped = result.data.noisy, result.data.flipped
+    probabilities = scores(result.model, noisy.images).softmax(-1)
+    quality = probabilities.gather(1, noisy.labels[:, None])[:, 0]
+    ranked = quality.argsort().tolist()
+    worst = [i for label in range(10) for i in [j for j in ranked if int(noisy.labels[j]) == label][:2]]
+    caught = sum(bool(flipped[i]) for i in worst)
+    figure.suptitle(f"The most suspicious labels: {caught} of {len(worst)} are wrong", fontweight="bold")
+    for i, axes in zip(worst, figure.subplots(4, 5).flat, strict=True):
+        axes.imshow(noisy.images[i].reshape(8, 8).numpy(), cmap="gray_r", vmin=0, vmax=1, interpolation="bicubic")
+        axes.set_xticks([])
+        axes.set_yticks([])
+        colour = ORANGE if flipped[i] else BLUE
+        axes.spines[:].set(color=colour, linewidth=2)
+        seen = int(probabilities[i].argmax())
+        axes.set_title(f"label {int(noisy.labels[i])}, looks like {seen}", fontsize=9, color=colour)

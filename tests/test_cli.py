@@ -1,0 +1,189 @@
+"""The command line: help that teaches, exit codes, messages instead of tracebacks, and no torch until it is needed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import bilevel
+from bilevel import cli, demo, errors
+from bilevel.progress import ProgressBar, TimeLeft
+from bilevel.solution import Record
+
+
+def python(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=120, cwd=cwd)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import bilevel; dir(bilevel); bilevel.__version__; bilevel.BilevelError",
+        "from bilevel.cli import main; assert main(['--help']) == 0",
+        "from bilevel.cli import main; assert main(['demo', '--help']) == 0",
+        "from bilevel.cli import main; assert main(['--version']) == 0",
+        "from bilevel.cli import main; assert main(['no-such-command']) == 2",
+    ],
+)
+def test_torch_is_not_loaded(code):
+    check = (
+        "import sys; heavy = {'torch', 'numpy', 'sklearn', 'matplotlib'} & set(sys.modules); assert not heavy, heavy"
+    )
+    finished = python("-c", f"{code}\n{check}")
+    assert finished.returncode == 0, finished.stderr
+
+
+def test_python_dash_m(tmp_path):
+    finished = python("-m", "bilevel", "--version", cwd=tmp_path)
+    assert (finished.returncode, finished.stdout.strip()) == (0, bilevel.__version__)
+
+
+def test_help_teaches_with_examples(capsys):
+    assert cli.main(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert "Examples" in text
+    assert "bilevel demo --help" in text
+    assert cli.main(["demo", "--help"]) == 0
+    text = capsys.readouterr().out
+    for part in ("wrong labels", "--seed", "--steps", "--out", "--force", "Examples", "bilevel demo --seed 3"):
+        assert part in text
+    assert str(demo.STEPS) in text
+    assert "--no-force" not in text
+
+
+def test_without_arguments_the_help_is_shown(capsys):
+    assert cli.main([]) == 0
+    assert "bilevel COMMAND" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["demo", "--stepz", "3"], "--stepz"),
+        (["demo", "--steps", "many"], "many"),
+        (["dmo"], "dmo"),
+        (["demo", "extra"], "extra"),
+        (["demo", "--seed", "-1"], "seed must be non-negative, got -1"),
+        (["demo", "--steps", "0"], "steps must be an integer of at least 1, got 0"),
+        (["demo", "--out", "picture.gif"], "must end in .png, .svg or .pdf"),
+        (["demo", "--out", "missing/picture.png"], "does not exist: create it first"),
+    ],
+)  # fmt: skip
+def test_mistakes_end_with_a_message_and_code_2(arguments, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(arguments) == 2
+    shown = capsys.readouterr().err
+    assert message in shown
+    assert "Traceback" not in shown
+    assert os.listdir(tmp_path) == []
+
+
+def test_our_errors_have_no_traceback(capsys, monkeypatch):
+    def fails(**_):
+        raise errors.InvalidInput("radius must be positive, got -1")
+
+    monkeypatch.setattr(demo, "run", fails)
+    assert cli.main(["demo"]) == 2
+    assert capsys.readouterr().err == "bilevel: radius must be positive, got -1\n"
+
+
+def test_a_missing_extra_names_the_pip_line(tmp_path):
+    (tmp_path / "cyclopts.py").write_text("raise ImportError('not installed')")
+    finished = subprocess.run(
+        [sys.executable, "-m", "bilevel", "demo"], capture_output=True, text=True, timeout=120,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )  # fmt: skip
+    assert finished.returncode == 2
+    assert finished.stderr == (
+        "bilevel: The command line needs an optional part of bilevel: pip install 'bilevel[apps]'\n"
+    )
+
+
+@pytest.mark.parametrize("name", ["sklearn", "matplotlib", "rich.console"])
+def test_a_demo_without_its_packages(name, capsys, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, name, None)
+        with pytest.raises(errors.MissingExtra, match="The demo needs .* pip install 'bilevel\\[apps\\]'"):
+            demo.run()
+
+
+def test_ctrl_c_in_the_middle_of_a_run(tmp_path):
+    process = subprocess.Popen(
+        [sys.executable, "-m", "bilevel", "demo", "--steps", "100000"],
+        cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        process.stdout.readline()  # the first words appear when everything is imported
+        time.sleep(2.0)
+        process.send_signal(signal.SIGINT)
+        _, shown = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert shown.splitlines()[-1] == "bilevel: stopped by Ctrl-C"
+    assert "Traceback" not in shown
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_reader_that_leaves_gets_no_traceback():
+    command = f"{sys.executable} -m bilevel demo --help | true"
+    finished = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
+    assert finished.stderr == ""
+
+
+def test_progress_without_a_terminal_is_a_few_lines(capsys):
+    record = {"seconds": 1.0, "upper": 0.25, "lower_residual": 1e-3, "stationarity": 0.1}
+    with ProgressBar(10_000) as show:
+        for step in range(1, 10_001):
+            show(Record(step=step, **record), None)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 10
+    assert lines[0].startswith("step 1000/10000, ")
+    assert lines[0].endswith("left: upper 0.25  lower residual 1.0e-03")
+    assert lines[-1] == "step 10000/10000: upper 0.25  lower residual 1.0e-03"
+
+
+def test_progress_of_a_resumed_run_counts_its_own_steps(capsys):
+    record = Record(step=250, seconds=1.0, upper=0.25, lower_residual=1e-3, stationarity=0.1)
+    with ProgressBar(100, start=200) as show:
+        show(record, None)
+    assert capsys.readouterr().err.startswith("step 50/100")
+
+
+def test_progress_without_rich(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+    record = Record(step=5, seconds=1.0, upper=0.25, lower_residual=1e-3, stationarity=0.1)
+    with ProgressBar(10) as show:
+        show(record, None)
+    assert capsys.readouterr().err.startswith("step 5/10, ")
+
+
+def test_progress_in_a_terminal_is_a_bar(capsys, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "120")
+    record = Record(step=10, seconds=1.0, upper=0.25, lower_residual=1e-3, stationarity=0.1)
+    with ProgressBar(10) as show:
+        show(record, None)
+    shown = capsys.readouterr().err
+    assert "10/10" in shown
+    assert "done" in shown
+    assert "upper 0.25" in shown
+
+
+def test_time_left_is_not_fooled_by_a_slow_start():
+    clock = TimeLeft(1000)
+    clock.update(0, now=0.0)
+    assert clock.seconds() != clock.seconds()  # NaN: nothing is known yet
+    assert str(clock) == "estimating the time"
+    clock.update(10, now=50.0)  # 5 s per step while things warm up
+    for done in range(20, 510, 10):
+        clock.update(done, now=50.0 + 0.1 * (done - 10))
+    assert clock.seconds(now=50.0 + 0.1 * 490) == pytest.approx(50.0)

@@ -1,0 +1,95 @@
+"""The demo: what it prints, what it draws, and that learned weights beat both ways of training without them."""
+
+from __future__ import annotations
+
+import io
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from rich.console import Console
+
+from bilevel import cli, demo, errors
+
+
+def shown(text: io.StringIO) -> str:
+    return " ".join(text.getvalue().split())
+
+
+def test_a_short_run_prints_the_table_and_draws_the_picture(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = io.StringIO()
+    path = demo.run(steps=20, console=Console(file=text, width=100))
+    for part in (
+        "trained on", "test accuracy", "wrong labels found", "right labels blamed", "noisy rows", "trusted rows only",
+        "learned weights", "of 300", "of 700", "points of test accuracy compared with", "Picture: bilevel-demo.png",
+    ):  # fmt: skip
+        assert part in shown(text)
+    assert os.listdir(tmp_path) == ["bilevel-demo.png"]
+    with Image.open(path) as picture:
+        assert picture.format == "PNG"
+        assert picture.width > 1200
+        colours = picture.convert("RGB").getcolors(1 << 20)
+    assert colours is not None
+    assert len(colours) > 100  # something is drawn
+
+
+def test_the_command_runs_it(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["demo", "--steps", "3", "--seed", "1", "--out", "digits.svg"]) == 0
+    captured = capsys.readouterr()
+    assert "learned weights" in captured.out
+    assert "digits.svg" in captured.out
+    assert "step 3/3" in captured.err
+    assert Path("digits.svg").read_text().startswith("<?xml")
+    assert os.listdir(tmp_path) == ["digits.svg"]
+
+
+def test_nothing_is_overwritten(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert demo.picture_path(None) == Path("bilevel-demo.png")
+    Path("bilevel-demo.png").touch()
+    Path("bilevel-demo-2.png").touch()
+    assert demo.picture_path(None) == Path("bilevel-demo-3.png")
+    assert demo.picture_path(None, force=True) == Path("bilevel-demo.png")
+    with pytest.raises(errors.InvalidInput, match="exists and was left as it is; --force replaces it"):
+        demo.picture_path(Path("bilevel-demo.png"))
+    assert demo.picture_path(Path("bilevel-demo.png"), force=True) == Path("bilevel-demo.png")
+
+
+def test_the_data_are_what_the_demo_says():
+    data = demo.load_digits(7)
+    assert len(data.noisy.labels) == 1000
+    assert len(data.test.labels) == 747
+    assert torch.bincount(data.trusted.labels).tolist() == [5] * 10
+    assert int(data.flipped.sum()) == 300
+    truth = torch.where(data.flipped, (data.noisy.labels - 3) % 10, data.noisy.labels)
+    # 1,797 different images, each in one place: no test row is seen in training.
+    rows = torch.cat([data.noisy.images, data.trusted.images, data.test.images])
+    assert len(rows) == 1797
+    whole = torch.cat([truth, data.trusted.labels, data.test.labels])
+    assert sorted(torch.bincount(whole).tolist()) == sorted([178, 182, 177, 183, 181, 182, 181, 179, 174, 180])
+    other = demo.load_digits(8)
+    assert not torch.equal(other.noisy.images, data.noisy.images)
+
+
+def test_the_same_seed_gives_the_same_weights():
+    data = demo.load_digits(2)
+    first, _ = demo.learn_weights(data, steps=10, seed=2, progress=False)
+    again, _ = demo.learn_weights(data, steps=10, seed=2, progress=False)
+    assert torch.equal(first, again)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(5))
+def test_learned_weights_beat_both_baselines(seed):
+    result = demo.compare(seed, progress=False)
+    noisy, trusted, learned = result.outcomes
+    assert learned.accuracy > max(noisy.accuracy, trusted.accuracy) + 0.02
+    assert learned.found >= 0.9 * 300
+    assert learned.blamed < min(noisy.blamed, trusted.blamed)
+    # The weights themselves tell right labels from wrong ones.
+    assert result.weights[~result.data.flipped].median() > 0.5
+    assert result.weights[result.data.flipped].median() < 0.2
