@@ -54,6 +54,24 @@ def test_same_seed_same_bits_and_resume_too(solver):
         assert once.stats[name] == resumed.stats[name], name
 
 
+@pytest.mark.parametrize("output", ["best", "sampled"])
+def test_output_rules_survive_a_resume(output, tmp_path):
+    solver = bilevel.DMLCBO(upper_step=3.0, largest_scale=1e6)
+    run = {"solver": solver, "evaluate_every": 5, "output": output}
+    once = bilevel.minimize(simple_problem(), START, steps=60, **run)
+    path = bilevel.minimize(simple_problem(), START, steps=40, **run).save(tmp_path / "half.safetensors")
+    resumed = bilevel.minimize(simple_problem(), resume=bilevel.Solution.load(path), steps=20, **run)
+    assert torch.equal(once.x, resumed.x)
+    assert torch.equal(once.y, resumed.y)
+
+
+def test_a_sampled_run_cannot_start_from_another_rule():
+    last = bilevel.minimize(simple_problem(), START, steps=5)
+    for earlier in (last, last.state):
+        with pytest.raises(bilevel.InvalidInput, match="sampled"):
+            bilevel.minimize(simple_problem(), resume=earlier, steps=5, output="sampled")
+
+
 def test_each_source_of_randomness_can_vary_alone():
     solver = bilevel.DMLCBO(hypergradient=bilevel.Neumann(terms=5, smoothing=bilevel.Perturbed(radius=0.5)))
 

@@ -15,7 +15,7 @@ from .hypergradients import LinearSolve
 from .lower import lower_residual, solve_lower, uncounted
 from .problem import Problem
 from .randomness import Seeds
-from .solution import Record, Solution, Status
+from .solution import OUTPUTS, Record, Solution, Status
 from .solvers import DMLCBO, Solver, State
 from .spaces import Vector
 
@@ -118,7 +118,7 @@ def minimize(
         run.start(x0, y0, Seeds.of(seed))
     else:
         run.resume(resume)
-    with _progress_bar(progress, steps) as show:
+    with _progress_bar(progress, steps, run.state.step) as show:
         return run.loop(steps, evaluate_every, [*callbacks, show])
 
 
@@ -147,10 +147,25 @@ class _Run:
             self.series_diverged = int(earlier.stats.get("series_diverged", 0))
             for name in self.problem.costs.as_dict():
                 setattr(self.problem.costs, name, int(earlier.stats.get(name, 0)))
+            self._carry_over(earlier)
             earlier = earlier.state
+        elif self.output == "sampled":
+            raise InvalidInput('resume=state has no sampled iterate to go on from: resume from the Solution instead')
         if not isinstance(earlier, State):
             raise InvalidType(f"resume must be a Solution or a solver's State, got {type(earlier).__name__}")
         self.state = earlier
+
+    def _carry_over(self, earlier: Solution) -> None:
+        """The best or sampled iterate so far, so that a resumed run ends as an uninterrupted one."""
+        if self.output == "sampled":
+            if earlier.output != "sampled":
+                raise InvalidInput(
+                    f'output="sampled" cannot resume a run with output="{earlier.output}": its iterates are gone'
+                )
+            self.sampled = (earlier.x, earlier.y)
+        if self.output == "best" and earlier.output == "best":
+            value = float(uncounted(self.problem).linearize(earlier.x, earlier.y).upper_value)
+            self.best = (value, earlier.x, earlier.y)
 
     def loop(self, steps: int, evaluate_every: int, callbacks: list[Callback]) -> Solution:
         last = self.state.step + steps
@@ -239,7 +254,7 @@ class _Run:
             **self.problem.costs.as_dict(),
         }
         x, y, state = copy.deepcopy((x, y, self.state))
-        return Solution(x=x, y=y, status=status, history=self.history, stats=stats, state=state)
+        return Solution(x=x, y=y, status=status, history=self.history, stats=stats, state=state, output=self.output)
 
 
 def _finite(problem: Problem, state: State) -> bool:
@@ -266,11 +281,11 @@ def _check_settings(problem: Any, solver: Any, steps: Any, evaluate_every: Any, 
             raise InvalidInput(f"{name} must be an integer of at least 1, got {value!r}")
     if tol is not None and not tol > 0:
         raise InvalidInput(f"tol must be positive, got {tol!r}")
-    if output not in ("last", "best", "sampled"):
+    if output not in OUTPUTS:
         raise InvalidInput(f'output must be "last", "best" or "sampled", got {output!r}')
 
 
-def _progress_bar(wanted: bool, steps: int) -> Any:
+def _progress_bar(wanted: bool, steps: int, start: int) -> Any:
     from .progress import ProgressBar, Silent
 
-    return ProgressBar(steps) if wanted else Silent()
+    return ProgressBar(steps, start) if wanted else Silent()

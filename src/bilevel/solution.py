@@ -10,6 +10,10 @@ from typing import Any
 from .spaces import Vector
 
 
+OUTPUTS = ("last", "best", "sampled")
+"""Which iterate a run returns: see `minimize`."""
+
+
 class Status(Enum):
     """Why a run ended, with cause and remedy.
 
@@ -89,6 +93,8 @@ class Solution:
         evaluations the Neumann series diverged.
     state
         The last state, from which `minimize(problem, resume=solution, ...)` continues.
+    output
+        The output rule that chose x and y.
     """
 
     x: Vector
@@ -97,6 +103,7 @@ class Solution:
     history: list[Record]
     stats: dict[str, float]
     state: Any
+    output: str = "last"
 
     def rows(self) -> list[dict[str, float | None]]:
         """The history as flat rows, ready for a data frame or a CSV writer."""

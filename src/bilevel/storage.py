@@ -28,7 +28,7 @@ from torch import Tensor
 from ._version import __version__
 from .errors import InvalidInput
 from .randomness import Seeds
-from .solution import Record, Solution, Status
+from .solution import OUTPUTS, Record, Solution, Status
 from .solvers.base import State
 from .spaces import Vector
 
@@ -95,6 +95,7 @@ def save_solution(solution: Solution, path: str | Path, overwrite: bool = False)
         "x": _encode("x", solution.x, tensors),
         "y": _encode("y", solution.y, tensors),
         "status": solution.status.name,
+        "output": solution.output,
         "history": [_encode("history", asdict(record), tensors) for record in solution.history],
         "stats": _encode("stats", dict(solution.stats), tensors),
         "state": _encode_state(solution.state, tensors),
@@ -263,11 +264,14 @@ def _decode_document(document: Any, stored: dict[str, Tensor]) -> Solution:
         )
     if document["status"] not in Status.__members__:
         raise InvalidInput(f"the status {document['status']!r} is unknown")
+    if document["output"] not in OUTPUTS:
+        raise InvalidInput(f"the output rule {document['output']!r} is unknown")
     history = [_decode(row, stored) for row in document["history"]]
     return Solution(
         x=_vector("x", _decode(document["x"], stored)),
         y=_vector("y", _decode(document["y"], stored)),
         status=Status[document["status"]],
+        output=document["output"],
         history=[Record(**_checked_fields("a record", row, Record)) for row in history],
         stats=_numbers(_decode(document["stats"], stored)),
         state=_decode_state(document["state"], stored),
