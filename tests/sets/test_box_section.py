@@ -57,7 +57,10 @@ def test_a_total_at_its_limit_leaves_one_vertex():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: CappedSimplex(0.2, 1.0).project(torch.zeros(3)), "between 0 and 0.6, and never reaches the total 1"),
+        (
+            lambda: CappedSimplex(0.2, 1.0).project(torch.zeros(3)),
+            "between 0 and 0.6, and never reaches the total 1",
+        ),
         (lambda: BoxSection(0.0, 1.0, torch.ones(2), 3.0), "between 0 and 2"),
         (lambda: BoxSection(1.0, 0.0), "lower exceeds upper by 1"),
         (lambda: CappedSimplex(-1.0), "cap must be at least 0, got -1"),

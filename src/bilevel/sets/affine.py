@@ -187,7 +187,9 @@ class AffineSet(ConvexSet):
 
     def _check_size(self, z: Tensor) -> None:
         if z.shape[-1] != self.matrix.shape[1]:
-            raise InvalidInput(f"AffineSet: the matrix has {self.matrix.shape[1]} columns, the point {z.shape[-1]} entries")
+            raise InvalidInput(
+                f"AffineSet: the matrix has {self.matrix.shape[1]} columns, the point {z.shape[-1]} entries"
+            )
 
     def jacobian(self, z: Tensor) -> Face:
         z = self.checked(z.detach())
