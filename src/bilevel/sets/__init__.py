@@ -6,7 +6,10 @@ from .box import Box, LInfBall, NonNegative
 from .box_section import BoxSection, CappedSimplex
 from .elastic_net_ball import ElasticNetBall
 from .free_space import FreeSpace
+from .from_cvxpy import from_cvxpy
+from .from_projection import from_projection
 from .group_l1_ball import GroupL1Ball
+from .intersection import Intersection
 from .l2_ball import L2Ball
 from .monotone_cone import MonotoneCone
 from .permutahedron import Permutahedron
@@ -16,8 +19,9 @@ from .psd_cone import PSDCone
 from .second_order_cone import SecondOrderCone
 from .simplex import L1Ball, Simplex
 from .singular_value_balls import NuclearNormBall, SpectralNormBall
-from .weighted_l1_ball import WeightedL1Ball
+from .transformed import Scaled, Translated
 from .transport_polytope import BirkhoffPolytope, TransportPolytope
+from .weighted_l1_ball import WeightedL1Ball
 
 __all__ = [
     "AffineSet",
@@ -29,9 +33,12 @@ __all__ = [
     "ElasticNetBall",
     "Face",
     "FreeSpace",
+    "from_cvxpy",
+    "from_projection",
     "GroupL1Ball",
     "HalfSpace",
     "Hyperplane",
+    "Intersection",
     "L1Ball",
     "L2Ball",
     "LInfBall",
@@ -43,9 +50,11 @@ __all__ = [
     "Polyhedron",
     "ProductSet",
     "PSDCone",
+    "Scaled",
     "SecondOrderCone",
     "Simplex",
     "SpectralNormBall",
-    "WeightedL1Ball",
+    "Translated",
     "TransportPolytope",
+    "WeightedL1Ball",
 ]
