@@ -15,6 +15,7 @@ from .monotone_cone import MonotoneCone
 from .permutahedron import Permutahedron
 from .polyhedron import Polyhedron
 from .product import ProductSet
+from .proximal import ElasticNetPenalty, GroupL1Penalty, Indicator, L1Penalty, Proximal
 from .psd_cone import PSDCone
 from .second_order_cone import SecondOrderCone
 from .simplex import L1Ball, Simplex
@@ -31,15 +32,19 @@ __all__ = [
     "CappedSimplex",
     "ConvexSet",
     "ElasticNetBall",
+    "ElasticNetPenalty",
     "Face",
     "FreeSpace",
     "from_cvxpy",
     "from_projection",
     "GroupL1Ball",
+    "GroupL1Penalty",
     "HalfSpace",
     "Hyperplane",
+    "Indicator",
     "Intersection",
     "L1Ball",
+    "L1Penalty",
     "L2Ball",
     "LInfBall",
     "Membership",
@@ -49,6 +54,7 @@ __all__ = [
     "Permutahedron",
     "Polyhedron",
     "ProductSet",
+    "Proximal",
     "PSDCone",
     "Scaled",
     "SecondOrderCone",
