@@ -101,6 +101,18 @@ class Intersection(ConvexSet):
             return event_norm(self._residual(z, normals), ndim).amax(0) / size
 
         answer, best = normals.clone(), error(normals)
+
+        def keep(trial: Tensor) -> None:
+            nonlocal answer, best
+            left = error(trial)
+            answer = torch.where((left < best).reshape(left.shape + (1,) * ndim), trial, answer)
+            best = torch.minimum(left, best)
+
+        for k, part in enumerate(self.sets):  # one set alone may hold the point back
+            alone = torch.zeros_like(normals)
+            alone[k] = z - part.project(z)
+            keep(alone)
+        y, weight = z, z.new_ones(z.shape[: z.ndim - ndim] + (1,) * ndim)
         for cycles in (5 * 2**k for k in range(self.max_rounds)):
             trial = normals
             for _ in range(4):
@@ -108,17 +120,19 @@ class Intersection(ConvexSet):
                     return answer
                 trial = self._chord(z, trial, self._newton(self._faces(z, trial), z)[1])
                 trial = torch.where(trial.isfinite(), trial, normals)
-                left = error(trial)
-                answer = torch.where((left < best).reshape(left.shape + (1,) * ndim), trial, answer)
-                best = torch.minimum(left, best)
+                keep(trial)
             if float(best.max()) <= self.tol:
                 return answer
-            # Newton started too far away for some point: twice as many cycles of ADMM, then again.
-            y = z - normals.sum(0)
+            # Newton started too far away for some point: twice as many cycles of ADMM, then again. The weight
+            # of the constraints balances the two residuals (Boyd et al., section 3.4.1).
             for _ in range(cycles):
-                parts = torch.stack([part.project(y + u) for part, u in zip(self.sets, normals, strict=True)])
-                y = (z + (parts - normals).sum(0)) / (1 + len(self.sets))
-                normals = normals + y - parts
+                parts = torch.stack([p.project(y + u / weight) for p, u in zip(self.sets, normals, strict=True)])
+                last, y = y, (z + weight * parts.sum(0) - normals.sum(0)) / (1 + weight * len(self.sets))
+                normals = normals + weight * (y - parts)
+                primal = event_norm(y - parts, ndim, keepdim=True).amax(0)
+                dual = weight * event_norm(y - last, ndim, keepdim=True)
+                weight = torch.where(primal > 10 * dual, 2 * weight, weight)
+                weight = torch.where(dual > 10 * primal, weight / 2, weight)
         # Far apart after thousands of cycles: empty. Close: slow convergence at a kink.
         raise (EmptySet if float(best.max()) > 1e-3 else NotConverged)(
             f"Intersection: after {self.max_rounds} rounds the sets are still {float(best.max()):.2g} of the "
