@@ -35,7 +35,7 @@ class Intersection(ConvexSet):
     tensor([1., 0.])
     """
 
-    def __init__(self, *sets: ConvexSet, tol: float = 1e-12, max_rounds: int = 12) -> None:
+    def __init__(self, *sets: ConvexSet, tol: float = 1e-14, max_rounds: int = 12) -> None:
         if not sets or not all(isinstance(part, ConvexSet) for part in sets):
             raise InvalidType(f"Intersection takes one or more convex sets, got {sets!r}")
         kinds = {str(part.event_ndim) for part in sets}
@@ -115,8 +115,8 @@ class Intersection(ConvexSet):
         y, weight = z, z.new_ones(z.shape[: z.ndim - ndim] + (1,) * ndim)
         for cycles in (5 * 2**k for k in range(self.max_rounds)):
             trial = normals
-            for _ in range(4):
-                if float(best.max()) <= self.tol / 100:
+            for _ in range(6):
+                if float(best.max()) <= self.tol / 10:
                     return answer
                 trial = self._chord(z, trial, self._newton(self._faces(z, trial), z)[1])
                 trial = torch.where(trial.isfinite(), trial, normals)
