@@ -55,30 +55,47 @@ class Oracle:
         except ImportError:
             raise MissingExtra("the oracle of SetTestCase", "dev") from None
         self._solver = cvxpy.CLARABEL
-        self._variable = cvxpy.Variable(shape)
-        self._point = cvxpy.Parameter(shape)
-        gain = cvxpy.sum(cvxpy.multiply(self._point, self._variable))
-        objective = cvxpy.Minimize(cvxpy.sum_squares(self._variable) / 2 - gain)
-        self._problem = cvxpy.Problem(objective, constraints(self._variable))
+        self._constraints, self._cvxpy = constraints, cvxpy
+        self._variable, self._point = cvxpy.Variable(shape), cvxpy.Parameter(shape)
+        self._problems: list[Any] = []
+
+    def _problem(self, shifted: bool) -> Any:
+        """min |y|^2/2 - z.y over y, or min |d|^2/2 over d = y - z: the same in two ways, for the solver's sake."""
+        while len(self._problems) <= shifted:
+            y, z = self._variable, self._point
+            objective = self._cvxpy.sum_squares(y) / 2
+            if not self._problems:
+                objective = objective - self._cvxpy.sum(self._cvxpy.multiply(z, y))
+            constraints = self._constraints(y + z if self._problems else y)
+            self._problems.append(self._cvxpy.Problem(self._cvxpy.Minimize(objective), constraints))
+        return self._problems[shifted]
 
     def answers(self, z: Tensor) -> Iterator[tuple[Tensor, float]]:
-        """Projections of one point, each with the error that its gap allows; those of a large residual are left out."""
+        """Projections of one point, each with the error that its gap allows; large residuals are left out."""
         self._point.value = z.detach().double().numpy()
-        data, chain, inverse = self._problem.get_problem_data(self._solver, solver_opts=_ACCEPT)
-        for gap, regularisation, longest, refine in _ATTEMPTS:
-            options = {
-                "tol_gap_abs": gap,
-                "tol_gap_rel": gap,
-                "tol_feas": 1e-12,
-                "max_iter": 100,
-                "max_step_fraction": longest,
-                "static_regularization_constant": regularisation,
-                **(_REFINE if refine else {}),
-                **_ACCEPT,
-            }
-            raw = chain.solve_via_data(self._problem, data, warm_start=False, verbose=False, solver_opts=options)
-            solution = chain.invert(raw, inverse)
-            gap = abs(float(raw.obj_val) - float(raw.obj_val_dual))
-            if self._variable.id in solution.primal_vars and max(raw.r_prim, raw.r_dual, gap) <= RESIDUAL:
-                value = np.array(solution.primal_vars[self._variable.id], dtype=np.float64)
-                yield torch.from_numpy(value.reshape(z.shape)), math.sqrt(2 * gap)
+        for shifted, settings in ((False, _ATTEMPTS), (True, _ATTEMPTS[:6])):
+            problem = self._problem(shifted)
+            data, chain, inverse = problem.get_problem_data(self._solver, solver_opts=_ACCEPT)
+            for asked, regularisation, longest, refine in settings:
+                options = {
+                    "tol_gap_abs": asked,
+                    "tol_gap_rel": asked,
+                    "tol_feas": 1e-12,
+                    "max_iter": 100,
+                    "max_step_fraction": longest,
+                    "static_regularization_constant": regularisation,
+                    **(_REFINE if refine else {}),
+                    **_ACCEPT,
+                }
+                try:
+                    raw = chain.solve_via_data(problem, data, False, False, solver_opts=options)
+                except BaseException as panic:  # Clarabel's eigenvalue routine may panic, which is no Exception
+                    if type(panic).__name__ != "PanicException":
+                        raise
+                    continue
+                solution = chain.invert(raw, inverse)
+                gap = abs(float(raw.obj_val) - float(raw.obj_val_dual))
+                if self._variable.id in solution.primal_vars and max(raw.r_prim, raw.r_dual, gap) <= RESIDUAL:
+                    value = np.array(solution.primal_vars[self._variable.id], dtype=np.float64)
+                    answer = torch.from_numpy(value.reshape(z.shape))
+                    yield z + answer if shifted else answer, math.sqrt(2 * gap)
