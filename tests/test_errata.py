@@ -6,9 +6,9 @@ library follows the print instead. `stated` ties a number of the page to the com
 """
 
 import logging
-import warnings
 import math
 import re
+import warnings
 from pathlib import Path
 
 import numpy as np

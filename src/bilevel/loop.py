@@ -150,7 +150,7 @@ class _Run:
             self._carry_over(earlier)
             earlier = earlier.state
         elif self.output == "sampled":
-            raise InvalidInput('resume=state has no sampled iterate to go on from: resume from the Solution instead')
+            raise InvalidInput("resume=state has no sampled iterate to go on from: resume from the Solution instead")
         if not isinstance(earlier, State):
             raise InvalidType(f"resume must be a Solution or a solver's State, got {type(earlier).__name__}")
         self.state = earlier

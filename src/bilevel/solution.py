@@ -9,7 +9,6 @@ from typing import Any
 
 from .spaces import Vector
 
-
 OUTPUTS = ("last", "best", "sampled")
 """Which iterate a run returns: see `minimize`."""
 

@@ -53,6 +53,4 @@ def test_reasons():
     assert MonotoneCone().contains(torch.tensor([1.0, 0.5])).reason == (
         "an entry is smaller than the one before it (by 0.5)"
     )
-    assert (
-        SecondOrderCone().contains(torch.tensor([1.0, 3.0])).reason == "|x| exceeds t, the first entry (by 2)"
-    )
+    assert SecondOrderCone().contains(torch.tensor([1.0, 3.0])).reason == "|x| exceeds t, the first entry (by 2)"

@@ -37,9 +37,7 @@ def test_it_is_the_hull_of_the_permutations():
 
 def test_a_large_common_offset_is_harmless():
     vertex, noise = torch.arange(5.0, 0.0, -1.0), torch.tensor([0.25, 1.5, 0.5, -1.0, 2.0])
-    torch.testing.assert_close(
-        Permutahedron(vertex).project(noise + 2.0**20), Permutahedron(vertex).project(noise)
-    )
+    torch.testing.assert_close(Permutahedron(vertex).project(noise + 2.0**20), Permutahedron(vertex).project(noise))
 
 
 def test_errors_carry_the_numbers():

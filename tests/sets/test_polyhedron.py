@@ -92,9 +92,7 @@ def test_one_right_hand_side_per_point():
 def test_dependent_equations():
     A = torch.tensor([[1.0, 1.0, 1.0], [2.0, 2.0, 2.0], [0.0, 0.0, 0.0]], **F64)
     Y = Polyhedron(-torch.eye(3, **F64), torch.zeros(3, **F64), A, torch.tensor([1.0, 2.0, 0.0], **F64))
-    torch.testing.assert_close(
-        Y.project(torch.tensor([1.0, 0.5, -1.0], **F64)), torch.tensor([0.75, 0.25, 0.0], **F64)
-    )
+    torch.testing.assert_close(Y.project(torch.tensor([1.0, 0.5, -1.0], **F64)), torch.tensor([0.75, 0.25, 0.0], **F64))
 
 
 def test_the_last_active_set_is_tried_first(monkeypatch):

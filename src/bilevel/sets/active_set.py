@@ -133,9 +133,7 @@ class ActiveSet:
         answer = self._solver.solve()
         if "PrimalInfeasible" in str(answer.status):
             least = least_violation(np.concatenate([self.A, self.G]), np.concatenate([gap, slack]), len(gap))
-            raise EmptySet(
-                f"no point has Ay = b and Gy <= h: every y breaks a row by {least:.3g} x the violation at z"
-            )
+            raise EmptySet(f"no point has Ay = b and Gy <= h: every y breaks a row by {least:.3g} x the violation at z")
         m = len(gap)
         return np.array(answer.x), np.array(answer.s)[m:], np.array(answer.z)[m:]
 

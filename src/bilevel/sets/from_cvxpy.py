@@ -59,9 +59,7 @@ class ConicSet(ConvexSet):
         objective = cvxpy.Minimize(cvxpy.sum_squares(self._variable) / 2 - gain)
         self._problem = cvxpy.Problem(objective, constraints(self._variable))
         if not self._problem.is_dcp():
-            raise Incompatible(
-                "from_cvxpy: the constraints are not convex by cvxpy's rules (problem.is_dcp())"
-            )
+            raise Incompatible("from_cvxpy: the constraints are not convex by cvxpy's rules (problem.is_dcp())")
         self._read_cones()
 
     def _read_cones(self) -> None:
@@ -75,9 +73,7 @@ class ConicSet(ConvexSet):
                 "from_cvxpy takes linear, second-order and semidefinite constraints; these "
                 "need an exponential or power cone, whose projection has no derivative here"
             )
-        dense = {
-            name: data[name].toarray() if hasattr(data[name], "toarray") else data[name] for name in "PAb"
-        }
+        dense = {name: data[name].toarray() if hasattr(data[name], "toarray") else data[name] for name in "PAb"}
         self._P, self._A, self._b = (torch.as_tensor(dense[name], dtype=torch.float64) for name in "PAb")
         q = torch.as_tensor(data["c"], dtype=torch.float64)
         self._place = torch.stack([(q + label).abs().argmin() for label in labels.flatten()])

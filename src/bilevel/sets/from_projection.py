@@ -11,9 +11,7 @@ from ..errors import InvalidType
 from .base import ConvexSet, Face, event_norm
 
 
-def from_projection(
-    function: Callable[[Tensor], Tensor], *, event_ndim: int = 1, name: str | None = None
-) -> ConvexSet:
+def from_projection(function: Callable[[Tensor], Tensor], *, event_ndim: int = 1, name: str | None = None) -> ConvexSet:
     """{y : function(y) = y}, for a user's own projection written in torch; H by autograd.
 
     Parameters
@@ -73,7 +71,5 @@ class AutogradFace(Face):
         if not self._y.requires_grad:  # a constant function: one point
             return torch.zeros_like(v)
         flat = v.reshape(-1, *self._z.shape)
-        products = [
-            torch.autograd.grad(self._y, self._z, w, retain_graph=True, allow_unused=True)[0] for w in flat
-        ]
+        products = [torch.autograd.grad(self._y, self._z, w, retain_graph=True, allow_unused=True)[0] for w in flat]
         return torch.stack([torch.zeros_like(self._z) if p is None else p for p in products]).reshape(v.shape)

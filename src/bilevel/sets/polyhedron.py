@@ -52,9 +52,7 @@ class Polyhedron(ConvexSet):
         self.independent = _independent(self.A)
         self._last = torch.zeros(0 if self.G is None else len(self.G), dtype=torch.bool)
         # A set that follows x is rebuilt at every step: then only a projection notices that it is empty.
-        if can_look_at_values() and not any(
-            value.requires_grad for value in self.tensor_parameters().values()
-        ):
+        if can_look_at_values() and not any(value.requires_grad for value in self.tensor_parameters().values()):
             self._check_not_empty()
 
     def system(self) -> tuple[Tensor, Tensor]:
@@ -75,9 +73,7 @@ class Polyhedron(ConvexSet):
     def _active(self, z: Tensor, rows: Tensor, side: Tensor) -> Tensor:
         """Mask (..., M) of the rows that hold P(z) back, the equations included."""
         if z.shape[-1] != self.size:
-            raise InvalidInput(
-                f"points have {z.shape[-1]} entries, the polyhedron lives in dimension {self.size}"
-            )
+            raise InvalidInput(f"points have {z.shape[-1]} entries, the polyhedron lives in dimension {self.size}")
         fixed, m = rows.detach(), len(self.independent)
         left = side.detach() - z.detach().double() @ fixed.mT
         rounding = side.detach().abs() + event_norm(z.detach().double(), keepdim=True)
@@ -131,9 +127,7 @@ class Polyhedron(ConvexSet):
                 continue
             least = least_violation(rows.cpu().numpy(), right.cpu().numpy(), m)
             if least > 1e-9 * float(right.abs().max()):
-                raise EmptySet(
-                    f"Ay = b and Gy <= h have no common point: every y breaks a row by {least:.3g}"
-                )
+                raise EmptySet(f"Ay = b and Gy <= h have no common point: every y breaks a row by {least:.3g}")
 
     def __repr__(self) -> str:
         shapes = [f"{name}=tensor{tuple(value.shape)}" for name, value in self.tensor_parameters().items()]
@@ -215,9 +209,7 @@ def _checked_rows(
     if not isinstance(matrix, Tensor) or matrix.ndim != 2:
         raise InvalidInput(f"{name} must be a tensor of shape (m, n) to go with {side_name}, got {matrix!r}")
     if not isinstance(side, Tensor) or side.ndim == 0 or side.shape[-1] != len(matrix):
-        raise InvalidInput(
-            f"{side_name} must have {len(matrix)} entries, one per row of {name}, got {side!r}"
-        )
+        raise InvalidInput(f"{side_name} must have {len(matrix)} entries, one per row of {name}, got {side!r}")
     parameter(name, matrix)
     parameter(side_name, side)
     return matrix, side

@@ -100,9 +100,7 @@ class Dilation:
         spectrum = torch.cat([without_rounding(values - level, values), -values - level], -1)
         rest = -level.expand(*values.shape[:-1], self._rest)
         identity = torch.eye(self._upper.shape[-1], dtype=values.dtype, device=values.device)
-        return positive_part(
-            torch.cat([spectrum, rest], -1), self._change - (moved - moved.detach()) * identity
-        )
+        return positive_part(torch.cat([spectrum, rest], -1), self._change - (moved - moved.detach()) * identity)
 
     def shrink(self, level: Tensor, moved: Tensor) -> Tensor:
         """Z with its singular values soft-thresholded at `moved`."""

@@ -132,9 +132,7 @@ class Scaled(_OfBase):
         z = self.checked(z.detach())
         factor = self._factor(z).detach()
         scaled = z / factor
-        return ScaledFace(
-            self.base.jacobian(scaled), scaled, self.base.project(scaled).detach(), factor, self
-        )
+        return ScaledFace(self.base.jacobian(scaled), scaled, self.base.project(scaled).detach(), factor, self)
 
     def excess(self, y: Tensor) -> tuple[Tensor, Tensor | float, str]:
         amount, scale, what = self.base.excess(y / self._factor(y).detach())
@@ -164,9 +162,7 @@ class ScaledFace(Face):
 
     def parameter_vjp(self, u: Tensor) -> dict[str, Tensor]:
         """dP/dfactor = P_base - H z/factor; a parameter of the base gains the factor."""
-        products = {
-            f"base.{name}": value for name, value in self._face.parameter_vjp(u * self._factor).items()
-        }
+        products = {f"base.{name}": value for name, value in self._face.parameter_vjp(u * self._factor).items()}
         if isinstance(self._owner.factor, Tensor):
             dims = tuple(range(-int(self._owner.event_ndim), 0))  # type: ignore[arg-type]
             change = (u * self._y - self.apply(u) * self._z).sum(dims)

@@ -47,9 +47,7 @@ class TransportPolytope(ConvexSet):
             gap = float((totals[0] - totals[1]).abs().max())
             eps = max(torch.finfo(row_sums.dtype).eps, torch.finfo(column_sums.dtype).eps)
             if gap > eps**0.75 * float(totals[0].max()):
-                raise EmptySet(
-                    f"{type(self).__name__}: rows and columns add up to totals that differ by {gap:.3g}"
-                )
+                raise EmptySet(f"{type(self).__name__}: rows and columns add up to totals that differ by {gap:.3g}")
 
     def _sums(self) -> tuple[Tensor, Tensor]:
         """Row sums as a column and column sums as a row, in float64."""
@@ -58,9 +56,7 @@ class TransportPolytope(ConvexSet):
     def _wide(self, z: Tensor) -> Tensor:
         rows, columns = self.row_sums.shape[-1], self.column_sums.shape[-1]
         if self.checked(z).shape[-2:] != (rows, columns):
-            raise InvalidInput(
-                f"{type(self).__name__} takes {rows} x {columns} matrices, got shape {tuple(z.shape)}"
-            )
+            raise InvalidInput(f"{type(self).__name__} takes {rows} x {columns} matrices, got shape {tuple(z.shape)}")
         return z.double()
 
     def project(self, z: Tensor) -> Tensor:
@@ -71,16 +67,12 @@ class TransportPolytope(ConvexSet):
         # P is affine on the face; the large part of z that the potentials take away goes first.
         y = support * (work - start)
         for _ in range(2):
-            y = y - support * face.potentials(
-                y.sum(-1, keepdim=True) - rows, y.sum(-2, keepdim=True) - columns
-            )
+            y = y - support * face.potentials(y.sum(-1, keepdim=True) - rows, y.sum(-2, keepdim=True) - columns)
         return y.to(z)
 
     def jacobian(self, z: Tensor) -> Face:
         rows, columns = self._sums()
-        return TransportFace(
-            transport_potentials(self._wide(z.detach()), rows.detach(), columns.detach())[1], self
-        )
+        return TransportFace(transport_potentials(self._wide(z.detach()), rows.detach(), columns.detach())[1], self)
 
     def excess(self, y: Tensor) -> tuple[Tensor, Tensor, str]:
         rows, columns = (value.detach().to(y) for value in self._sums())
@@ -109,9 +101,7 @@ class BirkhoffPolytope(TransportPolytope):
         self.size = int(size)
         if self.size < 1:
             raise EmptySet(f"size must be at least 1, got {size}")
-        super().__init__(
-            torch.ones(self.size, dtype=torch.float64), torch.ones(self.size, dtype=torch.float64)
-        )
+        super().__init__(torch.ones(self.size, dtype=torch.float64), torch.ones(self.size, dtype=torch.float64))
 
 
 class TransportFace(Face):
@@ -215,8 +205,6 @@ def _(z: Tensor, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @transport_potentials.register_vmap
-def _(
-    info: Any, in_dims: tuple[int | None, ...], *tensors: Tensor
-) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
+def _(info: Any, in_dims: tuple[int | None, ...], *tensors: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
     moved = [t if d is None else t.movedim(d, 0) for t, d in zip(tensors, in_dims, strict=True)]
     return transport_potentials(*moved), (0, 0)
