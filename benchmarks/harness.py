@@ -41,6 +41,21 @@ def seconds(function: Callable[[], object], *, budget: float = 0.3) -> float:
     return min(times)
 
 
+def best_times(*functions: Callable[[], object], budget: float = 1.0) -> list[float]:
+    """The best time of each, called in turn for about `budget` seconds each, after one warm-up."""
+    best = [float("inf")] * len(functions)
+    for function in functions:
+        function()
+    began, rounds = time.perf_counter(), 0
+    while rounds < 5 or (time.perf_counter() - began < budget and rounds < 2_000):
+        for k, function in enumerate(functions):
+            start = time.perf_counter()
+            function()
+            best[k] = min(best[k], time.perf_counter() - start)
+        rounds += 1
+    return best
+
+
 def ratio(slow: Callable[[], object], fast: Callable[[], object], *, blocks: int = 5) -> float:
     """seconds(slow) / seconds(fast): the median over alternating blocks, after one warm-up of each."""
     slow(), fast()

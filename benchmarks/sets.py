@@ -1,8 +1,8 @@
 """Speed of the projections: against torch.sort, a NumPy sort version, jaxopt, and the Jacobian against its projection.
 
-`python -m benchmarks.sets` prints one row per ratio with the bound that it must meet. Times are the best of several
-alternating runs on one thread. jaxopt runs in an environment of its own (made on first use under build/peers), on
-the same data, jitted and compiled before the clock starts.
+`python -m benchmarks sets`. Times are the best of several alternating runs on one thread. jaxopt runs in an
+environment of its own (made on first use under build/peers), on the same data, jitted and compiled before the clock
+starts.
 """
 
 from __future__ import annotations
@@ -10,12 +10,9 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import tempfile
-import time
 import venv
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -23,46 +20,20 @@ import torch
 
 from bilevel import sets
 
+from .harness import Row, best_times
+
 PEER = Path(__file__).resolve().parents[1] / "build" / "peers" / "jaxopt"
 PEER_PACKAGES = ("jax", "jaxlib", "jaxopt==0.8.5")
 
 
-@dataclass(frozen=True)
-class Row:
-    """One measured ratio, our time over the other's, and the largest value that is good enough."""
-
-    name: str
-    ratio: float
-    bound: float
-    ours: float
-    other: float
-
-    @property
-    def holds(self) -> bool:
-        return self.ratio <= self.bound
-
-    def __str__(self) -> str:
-        verdict = "ok" if self.holds else "MISSED"
-        times = f"{self.ours * 1e3:9.3f} ms / {self.other * 1e3:9.3f} ms"
-        return f"{self.name:<64} {times}  {self.ratio:7.4f} <= {self.bound:<6.3g} {verdict}"
-
-
 def compare(name: str, ours: Callable[[], object], other: Callable[[], object], bound: float) -> Row:
-    """Best times of both, in alternation, for about a second each."""
-    best = [float("inf"), float("inf")]
-    ours(), other()
-    start, rounds = time.perf_counter(), 0
-    while rounds < 5 or (time.perf_counter() - start < 1.0 and rounds < 2_000):
-        for k, run in enumerate((ours, other)):
-            best[k] = min(best[k], _seconds(run))
-        rounds += 1
-    return Row(name, best[0] / best[1], bound, *best)
+    """Our time over the other's, best of both in alternation, and the largest value that is good enough."""
+    mine, theirs = best_times(ours, other)
+    return _row(name, mine, theirs, bound)
 
 
-def _seconds(run: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    run()
-    return time.perf_counter() - start
+def _row(name: str, ours: float, other: float, bound: float) -> Row:
+    return Row(name, ours / other, f"<= {bound:g}", f"{ours * 1e3:.3f} ms / {other * 1e3:.3f} ms")
 
 
 def _data(*shape: int) -> torch.Tensor:
@@ -183,28 +154,10 @@ def against_jaxopt() -> Iterator[Row]:
                 done = subprocess.run(command, env=one_thread, capture_output=True, text=True, check=True)
                 other, answer = json.loads(done.stdout), torch.from_numpy(np.load(path))
             torch.testing.assert_close(Y.project(z), answer, rtol=1e-3, atol=1e-4)
-            ours = compare("", lambda Y=Y, z=z: Y.project(z), lambda: None, 1.0).ours
-            yield Row(f"{Y} on {shape} / jaxopt, jitted", ours / other, bound, ours, other)
+            (ours,) = best_times(lambda Y=Y, z=z: Y.project(z))
+            yield _row(f"{Y} on {shape} / jaxopt, jitted", ours, other, bound)
 
 
-def rows(*, peers: bool = True) -> Iterator[Row]:
-    """All ratios; `peers=False` leaves out what needs an environment of its own."""
-    torch.set_num_threads(1)
-    yield from against_sort()
-    yield from against_numpy()
-    if peers:
-        yield from against_jaxopt()
-    yield from jacobian_products()
-
-
-def main() -> int:
-    """Print every row; the exit code says whether all bounds hold."""
-    missed = 0
-    for row in rows(peers="--no-peers" not in sys.argv):
-        print(row, flush=True)
-        missed += not row.holds
-    return min(missed, 1)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def rows() -> list[Row]:
+    """All ratios."""
+    return [*against_sort(), *against_numpy(), *against_jaxopt(), *jacobian_products()]

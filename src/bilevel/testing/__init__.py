@@ -1,5 +1,26 @@
-"""Contract suites, shipped for the sets that users write themselves (they need pytest, cvxpy and Clarabel)."""
+"""Contract suites and problems with known answers, shipped for the parts that users write themselves.
 
-from .sets import SetTestCase
+`SetTestCase` needs pytest, cvxpy and Clarabel; `known_problems` needs nothing more than the library.
+"""
 
-__all__ = ["SetTestCase"]
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .known_problems import KnownProblem
+    from .sets import SetTestCase
+
+__all__ = ["KnownProblem", "SetTestCase"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "SetTestCase":
+        from .sets import SetTestCase
+
+        return SetTestCase
+    if name == "KnownProblem":
+        from .known_problems import KnownProblem
+
+        return KnownProblem
+    raise AttributeError(f"module 'bilevel.testing' has no attribute {name!r}")
