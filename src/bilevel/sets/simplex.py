@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .base import ConvexSet, Face, can_look_at_values, parameter, per_point, show, tracked
 from .box_section import wall_distance
-from .threshold import cut_level, cut_level_of_one
+from .threshold import above_level_of_short, cut_level, cut_level_of_one, is_short
 
 HALF = (torch.float16, torch.bfloat16)
 """In these dtypes sums are taken in float32, and the answer is rounded once."""
@@ -34,8 +34,18 @@ def above_level(z: Tensor, radius: Tensor) -> Tensor:
 
 def above_level_of_one(z: Tensor, radius: float) -> Tensor:
     """The same for one vector (n,), with few operations."""
+    if is_short(z):
+        return above_level_of_short(z, radius)
     b = z - z.max()
     return b.sub_(cut_level_of_one(b, radius)).relu_()
+
+
+def support_mask(z: Tensor, radius: Tensor, one: float | None) -> Tensor:
+    """1.0 where the projection of z on the simplex is positive, else 0.0; `one` as of `_one_radius`."""
+    b = z - z.amax(-1, keepdim=True)
+    if one is None:
+        return (b - cut_level(b, radius)).clamp_min_(0).sign_()
+    return b.gt_(cut_level_of_one(b, one))
 
 
 def _theta(b: Tensor, support: Tensor, radius: Tensor) -> Tensor:
@@ -84,9 +94,7 @@ class Simplex(ConvexSet):
 
     def jacobian(self, z: Tensor) -> Face:
         z = self.checked(z.detach())
-        radius = _one_radius(z, _fixed(self.radius))
-        positive = above_level(z, per_point(self.radius, z)) if radius is None else above_level_of_one(z, radius)
-        mask = positive.sign_()
+        mask = support_mask(z, per_point(self.radius, z), _one_radius(z, _fixed(self.radius)))
         return SignedFace(mask, mask.sum(-1, keepdim=True), None, self.radius)
 
     def excess(self, y: Tensor) -> tuple[Tensor, Tensor, str]:
@@ -143,9 +151,7 @@ class L1Ball(ConvexSet):
         z = self.checked(z.detach())
         magnitude, radius = z.abs(), per_point(self.radius, z).detach()
         inside = magnitude.sum(-1, keepdim=True) <= radius
-        one = _one_radius(z, _fixed(self.radius))
-        positive = above_level(magnitude, radius) if one is None else above_level_of_one(magnitude, one)
-        mask = positive.sign_()
+        mask = support_mask(magnitude, radius, _one_radius(z, _fixed(self.radius)))
         count = mask.sum(-1, keepdim=True)
         if can_look_at_values() and not bool(inside.any()):
             return SignedFace(mask.copysign_(z), count, None, self.radius)

@@ -39,10 +39,8 @@ def cut_level(b: Tensor, radius: Tensor) -> Tensor:
 
 def cut_level_of_one(b: Tensor, radius: float) -> float:
     """The level of one vector b of shape (n,) that is part of no graph."""
-    if b.numel() < SHORT and b.device.type == "cpu" and b.dtype in (torch.float32, torch.float64):
-        # NumPy does the same as `_by_sorting` at a fraction of the overhead per operation.
-        excess = np.sort(b.numpy())[::-1].cumsum(dtype=np.float64) - radius
-        return float((excess / np.arange(1, excess.size + 1)).max())
+    if is_short(b):
+        return _by_sorting_array(b.numpy(), radius)
     start = max((float(b.sum()) - radius) / b.numel(), -radius)
     few = _candidates(b, start)
     if few is None:
@@ -53,6 +51,31 @@ def cut_level_of_one(b: Tensor, radius: float) -> float:
         if above.numel() in (0, few.numel()):
             return level
         few = above
+
+
+def is_short(z: Tensor) -> bool:
+    """Whether NumPy does it faster: a torch operation on so few entries is mostly overhead."""
+    return z.numel() < SHORT and z.device.type == "cpu" and z.dtype in (torch.float32, torch.float64)
+
+
+def above_level_of_short(z: Tensor, radius: float) -> Tensor:
+    """(z - max z - level)_+ for one short vector z of shape (n,)."""
+    array = z.numpy()
+    b = array - array.max()
+    b -= b.dtype.type(_by_sorting_array(b, radius))
+    return torch.from_numpy(np.maximum(b, 0, out=b))
+
+
+_RANKS = np.arange(1.0, SHORT + 1)
+
+
+def _by_sorting_array(b: np.ndarray, radius: float) -> float:
+    """`_by_sorting` in NumPy, the sums in float64, over the entries that the level -radius leaves in play."""
+    few = b[b >= -radius]
+    excess = -np.sort(-few).astype(np.float64).cumsum()
+    excess -= radius
+    excess /= _RANKS[: excess.size]
+    return float(excess.max())
 
 
 def _candidates(b: Tensor, level: float) -> Tensor | None:
