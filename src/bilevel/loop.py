@@ -17,6 +17,7 @@ from .problem import Problem
 from .randomness import Seeds
 from .solution import Record, Solution, Status
 from .solvers import DMLCBO, Solver, State
+from .solvers.base import check_compatible
 from .spaces import Vector
 
 Callback = Callable[[Record, Any], Any]
@@ -48,6 +49,7 @@ def iterate(
     """
     solver = DMLCBO() if solver is None else solver
     x, y = check_start(problem, x0, y0)
+    check_compatible(solver, problem, problem.constraint_at(x), y)
     state = solver.init(problem, x, y, Seeds.of(seed))
     while True:
         state = solver.step(problem, state)
@@ -136,6 +138,7 @@ class _Run:
 
     def start(self, x0: Any, y0: Any, seeds: Seeds) -> None:
         x, y = check_start(uncounted(self.problem), x0, y0)
+        check_compatible(self.solver, self.problem, self.problem.constraint_at(x), y)
         began = time.perf_counter()
         self.state = self.solver.init(self.problem, x, y, seeds)
         self.seconds += time.perf_counter() - began
