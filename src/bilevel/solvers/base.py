@@ -112,9 +112,21 @@ FUNCTION_CONSTRAINTS = Need(
 )
 
 
+NO_FUNCTION_CONSTRAINTS = Need(
+    "a lower level without function constraints (inequality=h)",
+    lambda problem, constraint, y: problem.inequality is None,
+)
+
+
 def unmet(solver: Any, problem: Problem, constraint: ConvexSet, y: Vector) -> list[Need]:
-    """What the solver (an object or its class) needs and the problem does not offer."""
-    return [need for need in getattr(solver, "needs", ()) if not need.met(problem, constraint, y)]
+    """What the solver (an object or its class) needs and the problem does not offer.
+
+    Only a solver with `takes_inequality = True` may be given h(x, y) <= 0: any other would ignore it.
+    """
+    needs = tuple(getattr(solver, "needs", ()))
+    if not getattr(solver, "takes_inequality", False):
+        needs = (*needs, NO_FUNCTION_CONSTRAINTS)
+    return [need for need in needs if not need.met(problem, constraint, y)]
 
 
 def check_compatible(solver: Any, problem: Problem, constraint: ConvexSet, y: Vector) -> None:
