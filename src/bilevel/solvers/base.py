@@ -149,11 +149,11 @@ def check_compatible(solver: Any, problem: Problem, constraint: ConvexSet, y: Ve
     )
 
 
-def batch_of(problem: Problem, noise: Noise, y: Vector) -> Any:
-    """The batch of a step: a pure function of the seed and the step number; None means all the data."""
+def batch_of(problem: Problem, noise: Noise, y: Vector, index: int = 0) -> Any:
+    """Batch `index` of a step: a pure function of the seed and the step number; None means all the data."""
     if problem.sampler is None:
         return None
-    return problem.sampler(noise.generator("data"))
+    return problem.sampler(noise.generator("data", index))
 
 
 def device_of(y: Vector) -> Any:
