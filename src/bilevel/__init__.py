@@ -30,6 +30,20 @@ _HOME = {
     "argmin": "implicit",
     "hypergradient": "implicit",
     "DMLCBO": "solvers",
+    "BiCGAFFA": "solvers",
+    "DSBLO": "solvers",
+    "LVHBA": "solvers",
+    "MEHA": "solvers",
+    "PenaltyMomentum": "solvers",
+    "ProjectedSOBA": "solvers",
+    "SIGD": "solvers",
+    "AiPOD": "solvers",
+    "Approx": "solvers",
+    "EAiPOD": "solvers",
+    "IGAL": "solvers",
+    "Implicit": "solvers",
+    "RMDPCD": "solvers",
+    "VPBGD": "solvers",
     "AdaptivityWarning": "solvers",
     "minimize": "loop",
     "iterate": "loop",
@@ -74,4 +88,21 @@ if TYPE_CHECKING:
     from .randomness import Seeds
     from .smoothing import Exact, Perturbed, TwoPoint
     from .solution import Record, Solution, Status
-    from .solvers import DMLCBO, AdaptivityWarning
+    from .solvers import (
+        DMLCBO,
+        DSBLO,
+        IGAL,
+        LVHBA,
+        MEHA,
+        RMDPCD,
+        SIGD,
+        VPBGD,
+        AdaptivityWarning,
+        AiPOD,
+        Approx,
+        BiCGAFFA,
+        EAiPOD,
+        Implicit,
+        PenaltyMomentum,
+        ProjectedSOBA,
+    )

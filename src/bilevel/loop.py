@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal
@@ -210,14 +211,17 @@ class _Run:
     def _record(self) -> Record:
         problem, state = uncounted(self.problem), self.state
         lin = problem.linearize(state.x, state.y)
-        measure = LinearSolve(tol=1e-4, max_iterations=200).estimate(lin, state.noise())
+        stationarity = math.nan  # the linear solve needs the Jacobian of a projection: not with function constraints
+        if problem.inequality is None:
+            measure = LinearSolve(tol=1e-4, max_iterations=200).estimate(lin, state.noise())
+            stationarity = _stationarity(problem, state.x, measure.gradient)
         contraction = getattr(getattr(self.solver, "hypergradient", None), "contraction", None)
         return Record(
             step=state.step,
             seconds=self.seconds,
             upper=float(lin.upper_value),
             lower_residual=lower_residual(problem, state.x, state.y),
-            stationarity=_stationarity(problem, state.x, measure.gradient),
+            stationarity=stationarity,
             contraction=None if contraction is None else contraction(lin, state.noise()),
             costs=self.problem.costs.as_dict(),
         )

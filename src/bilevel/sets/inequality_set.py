@@ -178,9 +178,5 @@ def joint_projection(parts: list[Vector], inequality: Callable[..., Tensor], set
         return torch.cat([space.ravel(a.project(v)) for a, v in zip(sets, split(flat), strict=True)])
 
     free = all(isinstance(a, FreeSpace) for a in sets)
-    nearest = project_on_inequalities(
-        torch.cat(flats), lambda flat: inequality(*split(flat)), None if free else within
-    )
+    nearest = project_on_inequalities(torch.cat(flats), lambda flat: inequality(*split(flat)), None if free else within)
     return [tree_map(torch.clone, part) for part in split(nearest)]
-
-

@@ -87,10 +87,18 @@ def _single_vector(y: Vector) -> bool:
     return not isinstance(y, dict) and y.ndim == 1
 
 
+def _is_polyhedral(problem: Problem, constraint: ConvexSet, y: Vector) -> bool:
+    """At y and at points outside: the Jacobian of a curved set is a projector too inside the set, where it is I."""
+    space, generator = problem.y_space(constraint), Noise().generator("curvature", device=device_of(y))
+    length = 10.0 * (1.0 + float(space.norm(y)))
+    points = [space.add(y, space.sphere(y, generator), length) for _ in range(4)]
+    return all(constraint.jacobian(point).is_projector for point in (y, *points))
+
+
 FIXED_SET = Need("a set that does not move with x", lambda problem, constraint, y: not problem.moving)
 PROJECTOR = Need(
     "a projection whose Jacobian is an orthogonal projector (a polyhedral set)",
-    lambda problem, constraint, y: constraint.jacobian(y).is_projector,
+    lambda problem, constraint, y: _is_polyhedral(problem, constraint, y),
 )
 AFFINE = Need(
     "an affine set (AffineSet, Hyperplane or FreeSpace; the right-hand side may depend on x)",
