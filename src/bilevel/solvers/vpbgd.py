@@ -50,7 +50,7 @@ class VPBGD:
     lower_steps
         T: steps of w per step.
     penalty_steps
-        Steps of y per step; 1 in the paper. More of them let y follow x at large gamma.
+        Steps of y per step. 1 is the paper's; y then lags behind x, and x needs a step of the order of 1/(gamma L).
     refresh
         The curvature of g is estimated again every so many steps.
 
@@ -67,7 +67,7 @@ class VPBGD:
     ramp: int = 100
     upper_step: float = 0.1
     lower_steps: int = 5
-    penalty_steps: int = 1
+    penalty_steps: int = 5
     refresh: int = 100
 
     def __post_init__(self) -> None:
