@@ -98,12 +98,24 @@ def test_a_ball_of_radius_zero_is_a_point(Y):
         (lambda: L2Ball(-0.5), EmptySet, "radius must be at least 0, got -0.5"),
         (lambda: L2Ball(torch.nan), InvalidInput, "radius must be finite, got nan"),
         (lambda: WeightedL1Ball(torch.tensor([1.0, 0.0])), EmptySet, "weight must be above 0, got 0"),
-        (lambda: WeightedL1Ball(torch.ones(3)).project(torch.ones(1)), InvalidInput, "3 weights for a point of 1"),
+        (
+            lambda: WeightedL1Ball(torch.ones(3)).project(torch.ones(1)),
+            InvalidInput,
+            "3 weights for a point of 1",
+        ),
         (lambda: GroupL1Ball(0), InvalidInput, "at least 1 entry, got groups=0"),
         (lambda: GroupL1Ball(1.5), InvalidType, "groups must be an integer"),
         (lambda: GroupL1Ball(torch.ones(2)), InvalidType, "float32"),
-        (lambda: GroupL1Ball(2).project(torch.ones(3)), InvalidInput, "3 entries cannot be split into groups of 2"),
-        (lambda: GroupL1Ball(torch.tensor([0, 1])).project(torch.ones(3)), InvalidInput, "2 group numbers .* 3 entries"),
+        (
+            lambda: GroupL1Ball(2).project(torch.ones(3)),
+            InvalidInput,
+            "3 entries cannot be split into groups of 2",
+        ),
+        (
+            lambda: GroupL1Ball(torch.tensor([0, 1])).project(torch.ones(3)),
+            InvalidInput,
+            "2 group numbers .* 3 entries",
+        ),
         (lambda: ElasticNetBall(-1.0), EmptySet, "gamma must be at least 0, got -1"),
     ],
 )

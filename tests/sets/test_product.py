@@ -78,8 +78,16 @@ def test_slices_keep_batches():
         (lambda: ProductSet([FreeSpace()], sizes=[0]), InvalidInput, "positive numbers"),
         (lambda: ProductSet([FreeSpace()], sizes=[1, 2]), InvalidInput, "1 positive numbers"),
         (lambda: ProductSet([PSDCone()], sizes=[4]), InvalidInput, "points of 2 dimensions"),
-        (lambda: ProductSet({"a": FreeSpace()}).project({"b": 1}), InvalidInput, r"entries \['a'\], got .*\['b'\]"),
-        (lambda: ProductSet([FreeSpace()], sizes=[2]).project(torch.ones(3)), InvalidInput, "takes 2 entries"),
+        (
+            lambda: ProductSet({"a": FreeSpace()}).project({"b": 1}),
+            InvalidInput,
+            r"entries \['a'\], got .*\['b'\]",
+        ),
+        (
+            lambda: ProductSet([FreeSpace()], sizes=[2]).project(torch.ones(3)),
+            InvalidInput,
+            "takes 2 entries",
+        ),
         (lambda: ProductSet({"a": FreeSpace()}).replace(radius=1.0), InvalidInput, "no parameter 'radius'"),
     ],
 )

@@ -37,32 +37,38 @@ class HalfSpace(ConvexSet):
             raise InvalidInput("normal is zero: the set would be everything or nothing")
         self.normal, self.offset = normal, parameter("offset", offset)
 
-    def _slack(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """Signed distance to the boundary (last dimension kept), positive outside, and the unit normal."""
+    def _step(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """t (last dimension kept; positive outside) and n with z - t n on the boundary; n's largest entry is 1."""
         normal = self.normal.to(z)
-        length = event_norm(normal, keepdim=True)
-        unit = normal / length
-        return (z * unit).sum(-1, keepdim=True) - per_point(self.offset, z) / length, unit
+        scale = normal.detach().abs().amax(-1, keepdim=True)
+        n = normal / scale
+        gap = (z * n).sum(-1, keepdim=True) - per_point(self.offset, z) / scale
+        return gap / n.square().sum(-1, keepdim=True), n
 
-    def _active(self, slack: Tensor) -> Tensor:
+    def _slack(self, z: Tensor) -> Tensor:
+        """Signed distance to the boundary, positive outside."""
+        step, n = self._step(z)
+        return step.squeeze(-1) * event_norm(n)
+
+    def _active(self, step: Tensor) -> Tensor:
         """Whether the constraint holds the point back."""
-        return slack.detach() > 0
+        return step.detach() > 0
 
     def project(self, z: Tensor) -> Tensor:
         z = self.checked(z)
-        slack, unit = self._slack(z)
-        active = self._active(slack)
-        y = z - slack * active * unit
+        step, n = self._step(z)
+        active = self._active(step)
+        y = z - step * active * n
         # A second step removes the rounding of a far z: the error is then that of y.
-        return y - self._slack(y)[0] * active * unit
+        return y - self._step(y)[0] * active * n
 
     def jacobian(self, z: Tensor) -> Face:
         z = self.checked(z.detach())
-        slack, unit = (part.detach() for part in self._slack(z))
-        return NormalFace(self, self.project(z).detach(), slack, unit, self._active(slack))
+        step, n = (part.detach() for part in self._step(z))
+        return NormalFace(self, self.project(z).detach(), step, n, self._active(step))
 
     def excess(self, y: Tensor) -> tuple[Tensor, Tensor, str]:
-        amount = self._slack(y)[0].squeeze(-1).clamp_min(0)
+        amount = self._slack(y).clamp_min(0)
         return amount, self._scale(y), f"normal . y exceeds the offset {show(self.offset)}"
 
     def _scale(self, y: Tensor) -> Tensor:
@@ -71,7 +77,7 @@ class HalfSpace(ConvexSet):
         return event_norm(y.detach()) + per_point(self.offset, y, 0).detach().abs() / length
 
     def margin(self, z: Tensor) -> Tensor:
-        return self._slack(z)[0].squeeze(-1).abs()
+        return self._slack(z).abs()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(normal=tensor{tuple(self.normal.shape)}, offset={show(self.offset)})"
@@ -88,15 +94,15 @@ class Hyperplane(HalfSpace):
     tensor([0.5000, 0.5000])
     """
 
-    def _active(self, slack: Tensor) -> Tensor:
-        return torch.ones_like(slack, dtype=torch.bool)
+    def _active(self, step: Tensor) -> Tensor:
+        return torch.ones_like(step, dtype=torch.bool)
 
     def excess(self, y: Tensor) -> tuple[Tensor, Tensor, str]:
-        amount = self._slack(y)[0].squeeze(-1).abs()
+        amount = self._slack(y).abs()
         return amount, self._scale(y), f"normal . y differs from the offset {show(self.offset)}"
 
     def margin(self, z: Tensor) -> Tensor:
-        return torch.full_like(self._slack(z)[0].squeeze(-1).detach(), torch.inf)
+        return torch.full_like(self._slack(z).detach(), torch.inf)
 
 
 class NormalFace(Face):
@@ -104,11 +110,12 @@ class NormalFace(Face):
 
     is_projector = True
 
-    def __init__(self, owner: HalfSpace, y: Tensor, slack: Tensor, unit: Tensor, active: Tensor) -> None:
+    def __init__(self, owner: HalfSpace, y: Tensor, step: Tensor, n: Tensor, active: Tensor) -> None:
         self._owner, self._y = owner, y
         self._length = event_norm(owner.normal.detach().to(y), keepdim=True)
-        self._unit = unit * active
-        self._multiplier = slack / self._length
+        length = event_norm(n, keepdim=True)
+        self._unit = n / length * active
+        self._multiplier = step * length / self._length * active
         self.dimension = y.shape[-1] - active.squeeze(-1).to(torch.int64)
 
     def apply(self, v: Tensor) -> Tensor:
@@ -117,8 +124,7 @@ class NormalFace(Face):
     def parameter_vjp(self, u: Tensor) -> dict[str, Tensor]:
         """With y = z - t normal and w = n.u/|normal|: dP/doffset' u = w, dP/dnormal' u = -t H u - w y."""
         w = (u * self._unit).sum(-1, keepdim=True) / self._length
-        held = (self._unit != 0).any(-1, keepdim=True)
-        along = -(held * self._multiplier) * self.apply(u) - w * self._y
+        along = -self._multiplier * self.apply(u) - w * self._y
         products = {"normal": along.sum_to_size(self._owner.normal.shape)}
         if isinstance(self._owner.offset, Tensor):
             products["offset"] = w.squeeze(-1).sum_to_size(self._owner.offset.shape)
@@ -139,8 +145,8 @@ class AffineSet(ConvexSet):
 
     Examples
     --------
-    >>> AffineSet(torch.tensor([[1.0, 1.0]]), torch.tensor([1.0])).project(torch.tensor([2.0, 1.0]))
-    tensor([1., 0.])
+    >>> AffineSet(torch.tensor([[0.0, 2.0]]), torch.tensor([1.0])).project(torch.tensor([2.0, 1.0]))
+    tensor([2.0000, 0.5000])
     """
 
     parameters = ("matrix", "offset")
@@ -164,7 +170,7 @@ class AffineSet(ConvexSet):
         keep = values > values.amax() * self._cut
         self._rows, self._solve = right[keep], left[:, keep] / values[keep]
         gap = (target - target @ self._solve @ self._rows @ matrix.T).abs().amax()
-        if float(gap) > 1e3 * torch.finfo(self.matrix.dtype).eps * float(target.abs().amax()):
+        if can_look_at_values() and float(gap) > 1e3 * torch.finfo(self.matrix.dtype).eps * float(target.abs().amax()):
             raise EmptySet(
                 f"matrix y = offset has no solution: the best y leaves a gap of {float(gap):.3g} "
                 f"(rank {int(keep.sum())}, {matrix.shape[0]} equations); drop or correct the contradicting rows"
@@ -187,7 +193,9 @@ class AffineSet(ConvexSet):
 
     def _check_size(self, z: Tensor) -> None:
         if z.shape[-1] != self.matrix.shape[1]:
-            raise InvalidInput(f"AffineSet: the matrix has {self.matrix.shape[1]} columns, the point {z.shape[-1]} entries")
+            raise InvalidInput(
+                f"AffineSet: the matrix has {self.matrix.shape[1]} columns, the point {z.shape[-1]} entries"
+            )
 
     def jacobian(self, z: Tensor) -> Face:
         z = self.checked(z.detach())

@@ -99,14 +99,14 @@ class ConvexSet(ABC):
         """Whether y lies in Y up to `tol` times the scale of the set (default: the tolerance of the dtype)."""
         if isinstance(y, Tensor) and not bool(torch.isfinite(y).all()):
             return Membership(False, math.inf, "the point has NaN or infinite entries")
-        amount, scale, what = self.excess(y)
-        amount = amount.detach()
+        with torch.no_grad():
+            amount, scale, what = self.excess(y)
         if tol is None:
             tol = tolerances.feasibility(amount.dtype)
         worst = float(amount.max()) if amount.numel() else 0.0
         if math.isnan(worst):
             return Membership(False, math.inf, "the point has NaN entries")
-        inside = bool((amount <= tol * torch.as_tensor(scale, device=amount.device).detach()).all())
+        inside = bool((amount <= tol * torch.as_tensor(scale, device=amount.device)).all())
         return Membership(inside, worst, "inside" if inside else f"{what} (by {worst:.3g})")
 
     def distance(self, y: Any) -> Tensor:
@@ -226,4 +226,4 @@ def tracked(*tensors: Tensor) -> bool:
 
 def can_look_at_values() -> bool:
     """Whether a tensor's values may steer Python: not under torch.compile or a torch.func transform."""
-    return not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is None
+    return not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is None  # type: ignore[attr-defined]

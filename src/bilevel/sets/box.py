@@ -153,7 +153,9 @@ def bound(name: str, value: Any) -> float | Tensor:
         if not value.is_floating_point():
             raise InvalidType(f"{name} has dtype {value.dtype}: give a floating-point tensor")
         if can_look_at_values() and bool(torch.isnan(value).any()):
-            raise InvalidInput(f"{name} has {int(torch.isnan(value).sum())} NaN entries: use -inf or inf for an open side")
+            raise InvalidInput(
+                f"{name} has {int(torch.isnan(value).sum())} NaN entries: use -inf or inf for an open side"
+            )
         return value
     try:
         value = float(value)

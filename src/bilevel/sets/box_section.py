@@ -38,7 +38,11 @@ def find_section(z: Tensor, weight: Tensor, lower: Tensor, upper: Tensor, total:
 
 def _search(z: Tensor, weight: Tensor, lower: Tensor, upper: Tensor, total: Tensor) -> Section:
     flip = weight < 0  # (z, l, u, w) -> (-z, -u, -l, -w): from here on all weights are positive
-    z, low, high = torch.where(flip, -z, z), torch.where(flip, -upper, lower), torch.where(flip, -lower, upper)
+    z, low, high = (
+        torch.where(flip, -z, z),
+        torch.where(flip, -upper, lower),
+        torch.where(flip, -lower, upper),
+    )
     slope = weight.abs()
     counts = slope > 0
     safe = torch.where(counts, slope, torch.ones_like(slope))
@@ -118,7 +122,12 @@ class BoxSection(ConvexSet):
             self._check_total(*self._parts(self.weight))
 
     def _parts(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        return as_point(self.weight, z), as_point(self.lower, z), as_point(self.upper, z), per_point(self.total, z)
+        return (
+            as_point(self.weight, z),
+            as_point(self.lower, z),
+            as_point(self.upper, z),
+            per_point(self.total, z),
+        )
 
     def _check_total(self, weight: Tensor, lower: Tensor, upper: Tensor, total: Tensor) -> None:
         """Refuse a total that no point between the bounds reaches."""

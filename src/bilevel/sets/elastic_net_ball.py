@@ -14,8 +14,8 @@ class ElasticNetBall(ConvexSet):
 
     On the support S (k entries) t is the positive root of gamma m t^2 + 2 m t = e with m = gamma radius + k/2 and
     e = |z_S|_1 + (gamma/2) |z_S|^2 - radius:  t = (e/m) / (1 + sqrt(1 + gamma e/m)). Inside the ball (and on its
-    boundary) H = I; outside H = (diag(S) - a a'/(a.a)) / (1 + gamma t) with a = s + gamma y, the gradient of the constraint,
-    s = sign(z) on S. Entries at the threshold count as outside S.
+    boundary) H = I; outside H = (diag(S) - a a'/(a.a)) / (1 + gamma t) with a = s + gamma y, the gradient of
+    the constraint, s = sign(z) on S. Entries at the threshold count as outside S.
 
     Parameters
     ----------
@@ -68,8 +68,10 @@ class ElasticNetBall(ConvexSet):
     def excess(self, y: Tensor) -> tuple[Tensor, Tensor, str]:
         radius = per_point(self.radius, y)
         amount = (self._value(y) - radius).clamp_min(0).squeeze(-1)
-        return amount, radius.detach().squeeze(-1) if radius.ndim else radius.detach(), (
-            f"|y|_1 + (gamma/2) |y|^2 exceeds the radius {show(self.radius)}"
+        return (
+            amount,
+            radius.detach().squeeze(-1) if radius.ndim else radius.detach(),
+            (f"|y|_1 + (gamma/2) |y|^2 exceeds the radius {show(self.radius)}"),
         )
 
     def __repr__(self) -> str:

@@ -35,9 +35,7 @@ class ProductSet(ConvexSet):
     tensor([ 0.,  2., -1.])
     """
 
-    def __init__(
-        self, sets: Mapping[str, ConvexSet] | Sequence[ConvexSet], sizes: Sequence[int] | None = None
-    ) -> None:
+    def __init__(self, sets: Mapping[str, ConvexSet] | Sequence[ConvexSet], sizes: Sequence[int] | None = None) -> None:
         if sizes is not None and isinstance(sets, Sequence):
             sets = {str(k): part for k, part in enumerate(sets)}
         if not isinstance(sets, Mapping) or not sets:
@@ -56,14 +54,18 @@ class ProductSet(ConvexSet):
             raise InvalidInput(f"sizes must be {len(self.sets)} positive numbers, one per set, got {self.sizes}")
         for name, part in self.sets.items():
             if part.event_ndim != 1:
-                raise InvalidInput(f"slices are vectors, but sets[{name!r}] = {part} has points of {part.event_ndim} dimensions")
+                raise InvalidInput(
+                    f"slices are vectors, but sets[{name!r}] = {part} has points of {part.event_ndim} dimensions"
+                )
 
     def _split(self, z: Any) -> Mapping[str, Tensor]:
         """The parts of a point, by name."""
         if self.sizes is not None:
             z = self.checked(z)
             if z.shape[-1] != sum(self.sizes):
-                raise InvalidInput(f"ProductSet takes {sum(self.sizes)} entries (sizes {self.sizes}), got {z.shape[-1]}")
+                raise InvalidInput(
+                    f"ProductSet takes {sum(self.sizes)} entries (sizes {self.sizes}), got {z.shape[-1]}"
+                )
             return dict(zip(self.sets, z.split(self.sizes, -1), strict=True))
         if not isinstance(z, Mapping) or set(z) != set(self.sets):
             got = f"a dictionary with {sorted(z)}" if isinstance(z, Mapping) else type(z).__name__

@@ -2,37 +2,54 @@
 
 from __future__ import annotations
 
+import math
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from .base import ConvexSet, Face, parameter, per_point, show, tracked
+from .base import ConvexSet, Face, can_look_at_values, parameter, per_point, show, tracked
 from .box_section import wall_distance
-from .threshold import cut_level
+from .threshold import cut_level, cut_level_of_one
 
-
-def simplex_support(z: Tensor, radius: Tensor) -> tuple[Tensor, Tensor]:
-    """z - max z, and the mask of the positive entries of the projection of z on {y >= 0, sum y = radius}."""
-    b = z - z.detach().amax(-1, keepdim=True)
-    return b, b.detach() > cut_level(b, radius)
+HALF = (torch.float16, torch.bfloat16)
+"""In these dtypes sums are taken in float32, and the answer is rounded once."""
 
 
 def onto_simplex(z: Tensor, radius: Tensor) -> Tensor:
     """(b - theta)_+ with b = z - max z and theta = (sum_S b - radius)/|S|, S the support of the answer."""
     if not tracked(z, radius):
-        b = z - z.amax(-1, keepdim=True)
-        return (b - cut_level(b, radius)).clamp_min_(0)
-    b, support = simplex_support(z, radius)
+        return above_level(z, radius)
+    b = z - z.detach().amax(-1, keepdim=True)
+    support = b.detach() > cut_level(b, radius)
     return torch.where(support, b - _theta(b, support, radius), 0).clamp_min(0)
 
 
+def above_level(z: Tensor, radius: Tensor) -> Tensor:
+    """The same without derivatives: the level that the search ends with is theta."""
+    z = z.detach()
+    b = z - z.amax(-1, keepdim=True)
+    return (b - cut_level(b, radius)).clamp_min_(0)
+
+
+def above_level_of_one(z: Tensor, radius: float) -> Tensor:
+    """The same for one vector (n,), with few operations."""
+    b = z - z.max()
+    return b.sub_(cut_level_of_one(b, radius)).relu_()
+
+
 def _theta(b: Tensor, support: Tensor, radius: Tensor) -> Tensor:
-    return (torch.where(support, b, 0).sum(-1, keepdim=True) - radius) / support.sum(-1, keepdim=True).clamp_min(1)
+    count = support.sum(-1, keepdim=True).clamp_min(1)
+    return (torch.where(support, b, 0).sum(-1, keepdim=True) - radius) / count
 
 
-HALF = (torch.float16, torch.bfloat16)
-"""In these dtypes sums are taken in float32, and the answer is rounded once."""
+def _one_radius(z: Tensor, radius: float | Tensor) -> float | None:
+    """The radius as a number, when z is one vector, in float32 or float64, of which no derivative is asked."""
+    if z.ndim != 1 or z.numel() == 0 or z.dtype not in (torch.float32, torch.float64) or tracked(z):
+        return None
+    if isinstance(radius, Tensor):
+        return float(radius) if radius.ndim == 0 and not tracked(radius) else None
+    return radius
 
 
 class Simplex(ConvexSet):
@@ -58,14 +75,19 @@ class Simplex(ConvexSet):
 
     def project(self, z: Tensor) -> Tensor:
         z = self.checked(z)
+        radius = _one_radius(z, self.radius)
+        if radius is not None:
+            return above_level_of_one(z, radius)
         if z.dtype in HALF:
             return self.project(z.float()).to(z.dtype)
         return onto_simplex(z, per_point(self.radius, z))
 
     def jacobian(self, z: Tensor) -> Face:
         z = self.checked(z.detach())
-        support = simplex_support(z, per_point(self.radius, z))[1]
-        return SignedFace(support.to(z.dtype), None, self.radius)
+        radius = _one_radius(z, _fixed(self.radius))
+        positive = above_level(z, per_point(self.radius, z)) if radius is None else above_level_of_one(z, radius)
+        mask = positive.sign_()
+        return SignedFace(mask, mask.sum(-1, keepdim=True), None, self.radius)
 
     def excess(self, y: Tensor) -> tuple[Tensor, Tensor, str]:
         radius = per_point(self.radius, y, 0)
@@ -73,8 +95,7 @@ class Simplex(ConvexSet):
         return amount, radius.detach(), f"entries must be >= 0 and add up to {show(self.radius)}"
 
     def margin(self, z: Tensor) -> Tensor:
-        b, support = simplex_support(z, per_point(self.radius, z))
-        theta = _theta(b, support, per_point(self.radius, z))
+        b, support, theta = _cell(z, per_point(self.radius, z))
         return wall_distance((b - theta).abs(), support, torch.ones_like(b))
 
     def __repr__(self) -> str:
@@ -104,21 +125,31 @@ class L1Ball(ConvexSet):
         self.radius = parameter("radius", radius, low=0.0)
 
     def project(self, z: Tensor) -> Tensor:
+        radius = _one_radius(z, self.radius) if isinstance(z, Tensor) else None
+        if radius is not None:
+            magnitude = z.abs()
+            total = float(magnitude.sum())
+            if not math.isfinite(total):
+                self.checked(z)
+            return z.clone() if total <= radius else above_level_of_one(magnitude, radius).copysign_(z)
         z = self.checked(z)
         if z.dtype in HALF:
             return self.project(z.float()).to(z.dtype)
-        radius, magnitude = per_point(self.radius, z), z.abs()
+        magnitude, radius = z.abs(), per_point(self.radius, z)
         inside = magnitude.detach().sum(-1, keepdim=True) <= radius.detach()
-        if inside.numel() == 1 and not tracked(z, radius):  # one vector: no need to compute both answers
-            return z.clone() if bool(inside) else z.sign() * onto_simplex(magnitude, radius)
         return torch.where(inside, z, z.sign() * onto_simplex(magnitude, radius))
 
     def jacobian(self, z: Tensor) -> Face:
         z = self.checked(z.detach())
-        radius, magnitude = per_point(self.radius, z).detach(), z.abs()
+        magnitude, radius = z.abs(), per_point(self.radius, z).detach()
         inside = magnitude.sum(-1, keepdim=True) <= radius
-        support = simplex_support(magnitude, radius)[1]
-        return SignedFace(z.sign() * (support & ~inside), inside, self.radius)
+        one = _one_radius(z, _fixed(self.radius))
+        positive = above_level(magnitude, radius) if one is None else above_level_of_one(magnitude, one)
+        mask = positive.sign_()
+        count = mask.sum(-1, keepdim=True)
+        if can_look_at_values() and not bool(inside.any()):
+            return SignedFace(mask.copysign_(z), count, None, self.radius)
+        return SignedFace(z.sign() * mask * ~inside, count * ~inside, inside, self.radius)
 
     def excess(self, y: Tensor) -> tuple[Tensor, Tensor, str]:
         radius = per_point(self.radius, y, 0)
@@ -129,8 +160,7 @@ class L1Ball(ConvexSet):
         """Outside, the nearest wall of the cell of z (a support entry vanishes, another appears, theta = 0)."""
         radius = per_point(self.radius, z)
         top = z.abs().amax(-1)
-        b, support = simplex_support(z.abs(), radius)
-        theta = _theta(b, support, radius)
+        b, support, theta = _cell(z.abs(), radius)
         walls = wall_distance((b - theta).abs(), support, torch.ones_like(b))
         to_ball = (theta.squeeze(-1) + top) * support.sum(-1).to(z.dtype).sqrt()
         room = (radius.squeeze(-1) if radius.ndim else radius) - z.abs().sum(-1)
@@ -140,14 +170,25 @@ class L1Ball(ConvexSet):
         return f"L1Ball(radius={show(self.radius)})"
 
 
+def _cell(z: Tensor, radius: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """b = z - max z, the support of the projection on the simplex, and its threshold."""
+    b = z - z.amax(-1, keepdim=True)
+    support = b > cut_level(b, radius)
+    return b, support, _theta(b, support, radius)
+
+
+def _fixed(radius: float | Tensor) -> float | Tensor:
+    return radius.detach() if isinstance(radius, Tensor) else radius
+
+
 class SignedFace(Face):
     """H = diag(s^2) - s s'/|s|^2 for a sign vector s: 1 on the support for the simplex; I where inside a ball."""
 
     is_projector = True
 
-    def __init__(self, signs: Tensor, inside: Tensor | None, radius: float | Tensor) -> None:
+    def __init__(self, signs: Tensor, count: Tensor, inside: Tensor | None, radius: float | Tensor) -> None:
         self._signs, self._inside, self._radius = signs, inside, radius
-        self._per_count = signs.abs().sum(-1, keepdim=True).clamp_min(1).reciprocal()
+        self._per_count = count.clamp_min(1).reciprocal()
 
     @cached_property
     def support(self) -> Tensor:  # type: ignore[override]
@@ -160,7 +201,7 @@ class SignedFace(Face):
     def apply(self, v: Tensor) -> Tensor:
         signs, per_count = self._signs.to(v.dtype), self._per_count.to(v.dtype)
         signed = v * signs
-        moved = (signed - signed.sum(-1, keepdim=True) * per_count) * signs
+        moved = signed.sub_(signed.sum(-1, keepdim=True) * per_count).mul_(signs)
         return moved if self._inside is None else torch.where(self._inside, v, moved)
 
     def parameter_vjp(self, u: Tensor) -> dict[str, Tensor]:

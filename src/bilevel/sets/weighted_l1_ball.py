@@ -85,7 +85,14 @@ class WeightedFace(Face):
     is_projector = True
 
     def __init__(
-        self, owner: WeightedL1Ball, signs: Tensor, weight: Tensor, free: Tensor, inside: Tensor, y: Tensor, level: Tensor
+        self,
+        owner: WeightedL1Ball,
+        signs: Tensor,
+        weight: Tensor,
+        free: Tensor,
+        inside: Tensor,
+        y: Tensor,
+        level: Tensor,
     ) -> None:
         self._owner, self._signs, self._y, self._level = owner, signs, y * free, level
         self._inside = inside

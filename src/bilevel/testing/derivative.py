@@ -66,7 +66,8 @@ class DerivativeTests(SetCases):
                 if basis is not None:
                     torch.testing.assert_close(basis @ basis.T @ H, H, rtol=0, atol=tiny)
                     torch.testing.assert_close(basis.T @ basis, torch.eye(basis.shape[-1]).to(basis))
-                    assert basis.shape == (z.numel(), int(face.dimension))
+                    assert basis.shape[0] == z.numel()
+                    assert basis.shape[1] == int((values > 1e-12).sum())
 
     def test_jacobian_of_a_batch(self) -> None:
         """A batch of points, and more directions than points, act element by element."""
@@ -104,10 +105,10 @@ class DerivativeTests(SetCases):
     def test_parameter_derivatives(self) -> None:
         """P_theta' u: closed form, autograd and central differences; gradcheck to second order."""
         for case in self.small_cases("parameters", 6):
-            for z in self.smooth_points(case, 4):
-                self._check_parameters(case, z)
+            for k, z in enumerate(self.smooth_points(case, 4)):
+                self._check_parameters(case, z, second=k == 0)
 
-    def _check_parameters(self, case: Case, z: Tensor) -> None:
+    def _check_parameters(self, case: Case, z: Tensor, *, second: bool) -> None:
         values = {name: value.detach() for name, value in case.Y.tensor_parameters().items()}
         u = torch.randn(z.shape, generator=torch.Generator().manual_seed(case.seed), dtype=z.dtype)
         closed = case.Y.jacobian(z).parameter_vjp(u)
@@ -121,8 +122,9 @@ class DerivativeTests(SetCases):
             differences = self._differences(project, value)
             by_difference = (u.reshape(-1) @ differences).reshape(value.shape)
             torch.testing.assert_close(closed[name], by_difference, rtol=NEAR, atol=NEAR)
-            assert torch.autograd.gradcheck(project, (leaf,))
-            assert torch.autograd.gradgradcheck(project, (leaf,), atol=1e-4)
+            if second:
+                assert torch.autograd.gradcheck(project, (leaf,))
+                assert torch.autograd.gradgradcheck(project, (leaf,), atol=1e-4)
 
     def _at_parameter(self, Y: ConvexSet, name: str, z: Tensor) -> Callable[[Tensor], Tensor]:
         return lambda value: Y.replace(**{name: value}).project(z)
@@ -130,10 +132,12 @@ class DerivativeTests(SetCases):
     def test_margin(self) -> None:
         """Nothing changes within the margin; just beyond it, somewhere, H does."""
         for case in self.small_cases("margin", 9):
-            if case.Y.margin(case.z) is None:
+            points = self.smooth_points(case)
+            margins = case.Y.margin(points)
+            if margins is None:
                 pytest.skip("this set has no formula for its margin")
             generator = torch.Generator().manual_seed(case.seed)
-            for z, margin in zip(self.smooth_points(case), case.Y.margin(self.smooth_points(case)), strict=True):  # type: ignore[arg-type]
+            for z, margin in zip(points, margins, strict=True):
                 if not case.Y.jacobian(z).is_projector or not torch.isfinite(margin):
                     continue
                 d = torch.randn((600, *case.shape), generator=generator, dtype=z.dtype)

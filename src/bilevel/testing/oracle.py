@@ -59,7 +59,7 @@ class Oracle:
         self._point = cvxpy.Parameter(shape)
         gain = cvxpy.sum(cvxpy.multiply(self._point, self._variable))
         objective = cvxpy.Minimize(cvxpy.sum_squares(self._variable) / 2 - gain)
-        self._problem = cvxpy.Problem(objective, constraints(self._variable))
+        self._problem: Any = cvxpy.Problem(objective, constraints(self._variable))
 
     def answers(self, z: Tensor) -> Iterator[tuple[Tensor, float]]:
         """Projections of one point, each with the error that its gap allows; those of a large residual are left out."""

@@ -1,0 +1,204 @@
+"""Any set that cvxpy can write: the slow, general fallback."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import EmptySet, Incompatible, MissingExtra, NotConverged
+from .base import ConvexSet, Face, can_look_at_values, event_norm
+from .psd_cone import PSDCone
+from .second_order_cone import SecondOrderCone
+from .spectral import tracked
+
+_TIGHT = {"tol_gap_abs": 1e-12, "tol_gap_rel": 1e-12, "tol_feas": 1e-12, "accept_unknown": True}
+
+
+def from_cvxpy(constraints: Callable[[Any], list[Any]], shape: int | tuple[int, ...]) -> ConvexSet:
+    """{y : constraints(y) hold}; P(z) by Clarabel, one conic programme per point, ended by Newton's method.
+
+    The programme min x'Px/2 + q'x, Ax + s = b, s in K is optimal if Px + q + A'(P_K(w) - w) = 0 and
+    Ax + P_K(w) = b with w = s - multiplier; only q depends on z. H follows from the Jacobians of the cones K
+    (Busseti, Moursi & Boyd, 2019): linear, second-order and semidefinite constraints. Answers are exact to
+    rounding, but near 1e-7 where a constraint holds with equality and a multiplier of zero.
+
+    Parameters
+    ----------
+    constraints
+        From a cvxpy variable of the given shape to a list of convex constraints on it.
+    shape
+        The shape of one point: n or (n,) for vectors, (m, n) for matrices.
+
+    Examples
+    --------
+    >>> import cvxpy
+    >>> Y = from_cvxpy(lambda y: [cvxpy.norm1(y) <= 1], 2)
+    >>> Y.project(torch.tensor([1.0, 2.0], dtype=torch.float64)).round(decimals=6)
+    tensor([0., 1.], dtype=torch.float64)
+    """
+    return ConicSet(constraints, (shape,) if isinstance(shape, int) else tuple(shape))
+
+
+class ConicSet(ConvexSet):
+    """A set given by cvxpy constraints; made by `from_cvxpy`."""
+
+    def __init__(self, constraints: Callable[[Any], list[Any]], shape: tuple[int, ...]) -> None:
+        try:
+            import cvxpy
+        except ImportError:
+            raise MissingExtra("from_cvxpy", "sets") from None
+        self.shape = shape
+        self.event_ndim = len(shape)  # type: ignore[misc]
+        self._solver = cvxpy.CLARABEL
+        self._variable, self._point = cvxpy.Variable(shape), cvxpy.Parameter(shape)
+        gain = cvxpy.sum(cvxpy.multiply(self._point, self._variable))
+        objective = cvxpy.Minimize(cvxpy.sum_squares(self._variable) / 2 - gain)
+        self._problem = cvxpy.Problem(objective, constraints(self._variable))
+        if not self._problem.is_dcp():
+            raise Incompatible(
+                "from_cvxpy: the constraints are not convex by cvxpy's rules (problem.is_dcp())"
+            )
+        self._read_cones()
+
+    def _read_cones(self) -> None:
+        """P, A, b and the cones; where the entries of y sit in x, in row-major order."""
+        size = torch.Size(self.shape).numel()
+        labels = torch.arange(1.0, size + 1, dtype=torch.float64).reshape(self.shape)
+        data = self._data(labels)[0]
+        dims = data["dims"]
+        if dims.exp or dims.p3d or getattr(dims, "pnd", ()):
+            raise Incompatible(
+                "from_cvxpy takes linear, second-order and semidefinite constraints; these "
+                "need an exponential or power cone, whose projection has no derivative here"
+            )
+        dense = {
+            name: data[name].toarray() if hasattr(data[name], "toarray") else data[name] for name in "PAb"
+        }
+        self._P, self._A, self._b = (torch.as_tensor(dense[name], dtype=torch.float64) for name in "PAb")
+        q = torch.as_tensor(data["c"], dtype=torch.float64)
+        self._place = torch.stack([(q + label).abs().argmin() for label in labels.flatten()])
+        self._blocks = [("zero", dims.zero), ("nonneg", dims.nonneg)]
+        self._blocks += [("soc", k) for k in dims.soc] + [("psd", k) for k in dims.psd]
+
+    def _data(self, z: Tensor) -> tuple[Any, Any]:
+        self._point.value = z.detach().double().cpu().numpy()
+        data, chain, _ = self._problem.get_problem_data(self._solver, solver_opts=_TIGHT)
+        return data, chain
+
+    def _cone(self, w: Tensor) -> Tensor:
+        """P_K(w), differentiable."""
+        parts, start = [], 0
+        for kind, k in self._blocks:
+            length = k * (k + 1) // 2 if kind == "psd" else k
+            part = w[start : start + length]
+            start += length
+            if kind == "zero":
+                part = torch.zeros_like(part)
+            elif kind == "nonneg":
+                part = part.clamp_min(0)
+            elif kind == "soc":
+                part = SecondOrderCone().project(part)
+            else:
+                part = _pack(PSDCone().project(_unpack(part, k)))
+            parts.append(part)
+        return torch.cat(parts) if parts else w
+
+    def _residual(self, q: Tensor, x: Tensor, w: Tensor) -> Tensor:
+        cone = self._cone(w)
+        return torch.cat([self._P @ x + q + self._A.mT @ (cone - w), self._A @ x + cone - self._b])
+
+    def _inverse(self, w: Tensor) -> Tensor:
+        """The pseudo-inverse of the derivative of the residual in (x, w)."""
+        D = torch.autograd.functional.jacobian(self._cone, w) if len(w) else w.new_zeros(0, 0)
+        eye = torch.eye(len(w), dtype=w.dtype)
+        matrix = torch.cat([torch.cat([self._P, self._A.mT @ (D - eye)], 1), torch.cat([self._A, D], 1)])
+        return torch.linalg.pinv(matrix, rtol=1e-10)
+
+    def _linear(self, z: Tensor) -> Tensor:
+        """q for one point."""
+        return z.new_zeros(len(self._P)).index_put((self._place,), -z.flatten())
+
+    def _solve(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """x, w and the inverse for one point."""
+        if not can_look_at_values():
+            raise Incompatible("from_cvxpy calls a solver: give leading batch dimensions instead of vmap")
+        data, chain = self._data(z)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            raw = chain.solve_via_data(self._problem, data, False, False, dict(_TIGHT))
+        if "Infeasible" in str(raw.status):
+            raise EmptySet(f"from_cvxpy: no point satisfies the constraints (solver: {raw.status})")
+        x, s, dual = (torch.tensor(list(v), dtype=torch.float64) for v in (raw.x, raw.s, raw.z))
+        w, q = s - dual, self._linear(z)
+        size = 1.0 + float(z.norm())
+        inverse, left = self._inverse(w), float(self._residual(q, x, w).norm())
+        for _ in range(5):
+            step = inverse @ self._residual(q, x, w)
+            trial = x - step[: len(x)], w - step[len(x) :]
+            moved = float(self._residual(q, *trial).norm())
+            if moved >= left:
+                break
+            (x, w), left = trial, moved
+            inverse = self._inverse(w)
+        if not left <= 1e-6 * size:
+            raise NotConverged(f"from_cvxpy: the solver ({raw.status}) leaves a KKT residual of {left:.2g}")
+        return x, w, inverse
+
+    def project(self, z: Tensor) -> Tensor:
+        points = self.checked(z).double().reshape(-1, *self.shape)
+        answers = []
+        for point in points:
+            x, w, inverse = self._solve(point.detach())
+            if tracked(z):
+                for _ in range(2):  # each chord step makes one more derivative exact
+                    step = inverse @ self._residual(self._linear(point), x, w)
+                    x, w = x - step[: len(x)], w - step[len(x) :]
+            answers.append(x[self._place])
+        return torch.stack(answers).reshape(z.shape).to(z) if answers else z.clone()
+
+    def jacobian(self, z: Tensor) -> Face:
+        points = self.checked(z.detach()).double().reshape(-1, *self.shape)
+        inverses = torch.stack([self._solve(point)[2] for point in points])
+        H = inverses[:, self._place][:, :, self._place]
+        H = H.reshape(*z.shape[: z.ndim - len(self.shape)], *H.shape[-2:])
+        return MatrixFace((H + H.mT) / 2, len(self.shape))
+
+    def excess(self, y: Tensor) -> tuple[Tensor, Tensor, str]:
+        """The largest violation that cvxpy finds in its constraints."""
+        amounts = []
+        for point in y.detach().double().reshape(-1, *self.shape):
+            self._variable.value = point.cpu().numpy()
+            amounts.append(max((float(c.violation().max()) for c in self._problem.constraints), default=0.0))
+        amount = torch.tensor(amounts, dtype=y.dtype).reshape(y.shape[: y.ndim - len(self.shape)])
+        return amount, event_norm(y.detach(), len(self.shape)) + 1, "a cvxpy constraint is violated"
+
+    def __repr__(self) -> str:
+        return f"ConicSet(shape={self.shape}, {len(self._problem.constraints)} constraints)"
+
+
+class MatrixFace(Face):
+    """H as a matrix (..., n, n)."""
+
+    def __init__(self, matrix: Tensor, event_ndim: int) -> None:
+        self._matrix, self._event_ndim = matrix, event_ndim
+
+    def apply(self, v: Tensor) -> Tensor:
+        flat = v.to(self._matrix).flatten(v.ndim - self._event_ndim)
+        return (self._matrix @ flat.unsqueeze(-1)).reshape(v.shape).to(v)
+
+
+def _unpack(part: Tensor, k: int) -> Tensor:
+    """Clarabel's triangle (upper, by columns, off-diagonal times sqrt 2) as a symmetric matrix."""
+    column, row = torch.tril_indices(k, k)
+    half = torch.where(row == column, 0.5, 0.5**0.5)
+    upper = part.new_zeros(k, k).index_put((row, column), part * half)
+    return upper + upper.mT
+
+
+def _pack(matrix: Tensor) -> Tensor:
+    column, row = torch.tril_indices(*matrix.shape)
+    return matrix[row, column] * torch.where(row == column, 1.0, 2**0.5).to(matrix)

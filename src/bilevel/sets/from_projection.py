@@ -1,0 +1,79 @@
+"""A set that is known by its projection alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ..errors import InvalidType
+from .base import ConvexSet, Face, event_norm
+
+
+def from_projection(
+    function: Callable[[Tensor], Tensor], *, event_ndim: int = 1, name: str | None = None
+) -> ConvexSet:
+    """{y : function(y) = y}, for a user's own projection written in torch; H by autograd.
+
+    Parameters
+    ----------
+    function
+        From points (..., event) to their nearest points of a convex set, each batch element on its own;
+        differentiable by autograd (custom backward functions included).
+    event_ndim
+        1 for vectors, 2 for matrices.
+    name
+        What messages call the set; default the name of the function.
+
+    Examples
+    --------
+    >>> from_projection(torch.relu).project(torch.tensor([-1.0, 2.0]))
+    tensor([0., 2.])
+    """
+    if not callable(function):
+        raise InvalidType(f"from_projection takes a function of a tensor, got {function!r}")
+    return ProjectionSet(function, event_ndim, name or getattr(function, "__name__", "function"))
+
+
+class ProjectionSet(ConvexSet):
+    """{y : function(y) = y}; made by `from_projection`."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor], event_ndim: int, name: str) -> None:
+        self.function, self.name = function, name
+        self.event_ndim = event_ndim  # type: ignore[misc]
+
+    def project(self, z: Tensor) -> Tensor:
+        y = self.function(self.checked(z))
+        if not isinstance(y, Tensor) or y.shape != z.shape:
+            got = tuple(y.shape) if isinstance(y, Tensor) else type(y).__name__
+            raise InvalidType(f"{self}: points of shape {tuple(z.shape)} must give as many, got {got}")
+        return y
+
+    def jacobian(self, z: Tensor) -> Face:
+        with torch.enable_grad():
+            z = self.checked(z).detach().requires_grad_()
+            return AutogradFace(z, self.project(z))
+
+    def excess(self, y: Tensor) -> tuple[Tensor, Tensor, str]:
+        ndim = int(self.event_ndim)  # type: ignore[arg-type]
+        return event_norm(y - self.project(y), ndim), event_norm(y, ndim), f"{self.name} moves the point"
+
+    def __repr__(self) -> str:
+        return f"ProjectionSet({self.name})"
+
+
+class AutogradFace(Face):
+    """H v by one backward pass: H is symmetric."""
+
+    def __init__(self, z: Tensor, y: Tensor) -> None:
+        self._z, self._y = z, y
+
+    def apply(self, v: Tensor) -> Tensor:
+        if not self._y.requires_grad:  # a constant function: one point
+            return torch.zeros_like(v)
+        flat = v.reshape(-1, *self._z.shape)
+        products = [
+            torch.autograd.grad(self._y, self._z, w, retain_graph=True, allow_unused=True)[0] for w in flat
+        ]
+        return torch.stack([torch.zeros_like(self._z) if p is None else p for p in products]).reshape(v.shape)

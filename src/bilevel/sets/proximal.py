@@ -1,0 +1,249 @@
+"""Penalties by their proximal maps: the contract of a convex set with a step.
+
+    prox(z, step) = argmin_y |y - z|^2/2 + step * value(y)
+
+The proximal map is the gradient of a convex function, so its Jacobian H is symmetric with eigenvalues in [0, 1],
+as for a projection; a convex set is the case of its indicator function, whatever the step.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ..errors import InvalidInput, InvalidType
+from .base import ConvexSet, Face, parameter, per_point, show
+
+Step = float | Tensor
+
+
+class Proximal(ABC):
+    """A closed convex penalty; the last `event_ndim` dimensions are one point, those in front a batch."""
+
+    event_ndim: ClassVar[int] = 1
+    parameters: ClassVar[tuple[str, ...]] = ()
+    """The arguments of the constructor, each also an attribute; the tensors among them carry derivatives."""
+
+    @abstractmethod
+    def prox(self, z: Tensor, step: Step = 1.0) -> Tensor:
+        """argmin_y |y - z|^2/2 + step value(y); differentiable by autograd where it is."""
+
+    @abstractmethod
+    def jacobian(self, z: Tensor, step: Step = 1.0) -> Face:
+        """An element of the generalised Jacobian of prox(., step) at z."""
+
+    @abstractmethod
+    def value(self, y: Tensor) -> Tensor:
+        """The penalty of each batch element."""
+
+    def _checked(self, z: Tensor, step: Step) -> Tensor:
+        parameter("step", step, low=0.0)
+        if not isinstance(z, Tensor) or not z.is_floating_point():
+            raise InvalidType(f"{type(self).__name__} takes floating-point tensors, got {getattr(z, 'dtype', z)}")
+        return z
+
+
+class ElasticNetPenalty(Proximal):
+    """l1 |y|_1 + l2 |y|^2/2; prox(z) = sign(z) max(|z| - step l1, 0)/(1 + step l2).
+
+    H is diagonal: 1/(1 + step l2) where |z| > step l1, else 0 (also at the kinks |z| = step l1).
+
+    Parameters
+    ----------
+    l1, l2
+        Non-negative weights: numbers, or tensors that broadcast against the point.
+
+    Examples
+    --------
+    >>> ElasticNetPenalty(1.0, 1.0).prox(torch.tensor([3.0, -0.5]))
+    tensor([1., 0.])
+    """
+
+    parameters = ("l1", "l2")
+
+    def __init__(self, l1: float | Tensor = 1.0, l2: float | Tensor = 0.0) -> None:
+        self.l1, self.l2 = parameter("l1", l1, low=0.0), parameter("l2", l2, low=0.0)
+
+    def prox(self, z: Tensor, step: Step = 1.0) -> Tensor:
+        step = per_point(step, self._checked(z, step))
+        kept = z.detach().abs() > (step * self.l1)
+        return torch.where(kept, z - z.detach().sign() * (step * self.l1), torch.zeros_like(z)) / (1 + step * self.l2)
+
+    def jacobian(self, z: Tensor, step: Step = 1.0) -> Face:
+        step = per_point(step, self._checked(z, step)).detach()
+        return ShrinkageFace(z.detach(), step, self)
+
+    def value(self, y: Tensor) -> Tensor:
+        return (self.l1 * y.abs() + self.l2 * y.square() / 2).sum(-1)
+
+    def __repr__(self) -> str:
+        return f"ElasticNetPenalty(l1={show(self.l1)}, l2={show(self.l2)})"
+
+
+class L1Penalty(ElasticNetPenalty):
+    """weight |y|_1; prox(z) = sign(z) max(|z| - step weight, 0): soft-thresholding.
+
+    Examples
+    --------
+    >>> L1Penalty(1.0).prox(torch.tensor([3.0, -0.5, -2.0]))
+    tensor([ 2.,  0., -1.])
+    """
+
+    parameters = ("l1",)
+
+    def __init__(self, l1: float | Tensor = 1.0) -> None:
+        super().__init__(l1=l1)
+
+    def __repr__(self) -> str:
+        return f"L1Penalty(l1={show(self.l1)})"
+
+
+class ShrinkageFace(Face):
+    """H = diag(kept)/(1 + step l2)."""
+
+    def __init__(self, z: Tensor, step: Tensor, penalty: ElasticNetPenalty) -> None:
+        l1, l2 = (v.detach() if isinstance(v, Tensor) else v for v in (penalty.l1, penalty.l2))
+        self.support = z.abs() > step * l1
+        self.dimension = self.support.sum(-1)
+        self._gain = self.support / (1 + step * l2)
+        self.is_projector = not isinstance(l2, Tensor) and l2 == 0
+        self._sign, self._shrunk, self._step, self._penalty = z.sign(), z - z.sign() * (step * l1), step, penalty
+
+    def apply(self, v: Tensor) -> Tensor:
+        return v * self._gain
+
+    def parameter_vjp(self, u: Tensor) -> dict[str, Tensor]:
+        """d prox/dl1 = -step sign(z) H, d prox/dl2 = -step prox/(1 + step l2)."""
+        changes = {
+            "l1": -self._step * self._sign * self._gain,
+            "l2": -self._step * self._shrunk * self._gain * self._gain,
+        }
+        values = {name: getattr(self._penalty, name) for name in self._penalty.parameters}
+        return {
+            name: (u * changes[name]).sum_to_size(value.shape)
+            for name, value in values.items()
+            if isinstance(value, Tensor)
+        }
+
+
+class GroupL1Penalty(Proximal):
+    """sum over groups of weight |y_g|_2; prox(z)_g = max(1 - step weight/|z_g|, 0) z_g.
+
+    On a kept group, with n = z_g/|z_g| and r = step weight/|z_g|, H = (1 - r) I + r n n'; on the others (and at the
+    kink |z_g| = step weight) H = 0.
+
+    Parameters
+    ----------
+    groups
+        Integer tensor (n,): the group of each entry, numbered from 0.
+    weight
+        Non-negative: a number, or a tensor with one value per group.
+
+    Examples
+    --------
+    >>> GroupL1Penalty(torch.tensor([0, 0, 1]), 1.0).prox(torch.tensor([3.0, 4.0, 0.5]))
+    tensor([2.4000, 3.2000, 0.0000])
+    """
+
+    parameters = ("groups", "weight")
+
+    def __init__(self, groups: Tensor, weight: float | Tensor = 1.0) -> None:
+        if not isinstance(groups, Tensor) or groups.ndim != 1 or groups.is_floating_point() or int(groups.min()) < 0:
+            raise InvalidInput(f"groups must be an integer tensor of shape (n,) with values from 0, got {groups!r}")
+        self.groups, self.count = groups.long(), int(groups.max()) + 1
+        self.weight = parameter("weight", weight, low=0.0)
+        if isinstance(self.weight, Tensor) and self.weight.ndim and self.weight.shape != (self.count,):
+            raise InvalidInput(f"weight must have one value per group, {self.count}, got {tuple(self.weight.shape)}")
+
+    def norms(self, z: Tensor) -> Tensor:
+        """|z_g| for each group, (..., count), with derivative 0 at 0."""
+        if z.shape[-1] != len(self.groups):
+            raise InvalidInput(f"points have {z.shape[-1]} entries, groups has {len(self.groups)}")
+        scale = z.detach().abs().amax(-1, keepdim=True)
+        unit = torch.where(scale > 0, scale, torch.ones_like(scale))
+        square = z.new_zeros(*z.shape[:-1], self.count).index_add(-1, self.groups, (z / unit).square())
+        return torch.where(square > 0, square, torch.ones_like(square)).sqrt() * unit * (square > 0)
+
+    def _ratio(self, z: Tensor, step: Step) -> tuple[Tensor, Tensor]:
+        """step weight/|z_g| for each group, 1 where it is at least 1, and whether it is less."""
+        step = per_point(step, self._checked(z, step))
+        norms, level = self.norms(z), step * torch.as_tensor(self.weight).to(z)
+        kept = norms.detach() > level.detach()
+        return torch.where(kept, level / torch.where(kept, norms, 1.0), torch.ones_like(norms)), kept
+
+    def prox(self, z: Tensor, step: Step = 1.0) -> Tensor:
+        ratio, _ = self._ratio(z, step)
+        return z * (1 - ratio)[..., self.groups]
+
+    def jacobian(self, z: Tensor, step: Step = 1.0) -> Face:
+        return GroupFace(z.detach(), step, self)
+
+    def value(self, y: Tensor) -> Tensor:
+        return (self.norms(y) * torch.as_tensor(self.weight).to(y)).sum(-1)
+
+    def __repr__(self) -> str:
+        return f"GroupL1Penalty({self.count} groups, weight={show(self.weight)})"
+
+
+class GroupFace(Face):
+    """H = (1 - r) I + r n n' on each kept group."""
+
+    def __init__(self, z: Tensor, step: Step, penalty: GroupL1Penalty) -> None:
+        ratio, kept = (v.detach() for v in penalty._ratio(z, step))
+        norms = penalty.norms(z)
+        self._penalty, self._step = penalty, step
+        self._groups, self._ratio = penalty.groups, ratio[..., penalty.groups]
+        self.support = kept[..., penalty.groups]
+        self._normal = z / torch.where(kept, norms, torch.ones_like(norms))[..., penalty.groups] * self.support
+        self.dimension = self.support.sum(-1)
+
+    def _group_sums(self, v: Tensor) -> Tensor:
+        return v.new_zeros(*v.shape[:-1], self._penalty.count).index_add(-1, self._groups, v)
+
+    def apply(self, v: Tensor) -> Tensor:
+        along = self._group_sums(self._normal * v)[..., self._groups]
+        return (1 - self._ratio) * v + self._ratio * along * self._normal
+
+    def parameter_vjp(self, u: Tensor) -> dict[str, Tensor]:
+        """d prox_g/dweight_g = -step n."""
+        weight = self._penalty.weight
+        if not isinstance(weight, Tensor):
+            return {}
+        change = -self._group_sums(self._normal * u) * per_point(self._step, u)
+        return {"weight": change.sum_to_size(weight.shape)}
+
+
+class Indicator(Proximal):
+    """0 on a convex set, infinity elsewhere; prox(z) = P(z) for every step.
+
+    Examples
+    --------
+    >>> from bilevel.sets import NonNegative
+    >>> Indicator(NonNegative()).prox(torch.tensor([-1.0, 2.0]), step=0.1)
+    tensor([0., 2.])
+    """
+
+    parameters = ("constraint",)
+
+    def __init__(self, constraint: ConvexSet) -> None:
+        if not isinstance(constraint, ConvexSet):
+            raise InvalidType(f"Indicator takes a convex set, got {constraint!r}")
+        self.constraint = constraint
+        self.event_ndim = constraint.event_ndim  # type: ignore[misc, assignment]
+
+    def prox(self, z: Tensor, step: Step = 1.0) -> Tensor:
+        return self.constraint.project(self._checked(z, step))
+
+    def jacobian(self, z: Tensor, step: Step = 1.0) -> Face:
+        return self.constraint.jacobian(self._checked(z, step))
+
+    def value(self, y: Tensor) -> Tensor:
+        amount, scale, _ = self.constraint.excess(y)
+        inside = amount <= torch.finfo(y.dtype).eps ** 0.75 * torch.as_tensor(scale).to(amount)
+        return torch.where(inside, 0.0, torch.inf).to(y)
+
+    def __repr__(self) -> str:
+        return f"Indicator({self.constraint})"

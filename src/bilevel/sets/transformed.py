@@ -1,0 +1,174 @@
+"""A set moved or stretched: solvers rewrite both as a fixed set by y = factor y' + shift."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from ..errors import InvalidType
+from .base import ConvexSet, Face, parameter, per_point, show
+
+
+class _OfBase(ConvexSet):
+    """What both share: a base set, whose parameters are named `base.radius` and the like."""
+
+    def __init__(self, base: ConvexSet) -> None:
+        if not isinstance(base, ConvexSet) or not isinstance(base.event_ndim, int):
+            raise InvalidType(f"base must be a convex set of tensors, got {base!r}")
+        self.base = base
+        self.event_ndim = base.event_ndim  # type: ignore[misc]
+        self.separable = base.separable  # type: ignore[misc]
+
+    def tensor_parameters(self) -> dict[str, Tensor]:
+        inner = {f"base.{name}": value for name, value in self.base.tensor_parameters().items()}
+        return {**super().tensor_parameters(), **inner}
+
+    def replace(self, **values: Any) -> Self:
+        inner = {name[5:]: values.pop(name) for name in list(values) if name.startswith("base.")}
+        return super().replace(**({"base": self.base.replace(**inner)} if inner else {}), **values)
+
+
+class Translated(_OfBase):
+    """{y : y - shift in base}; P(z) = shift + P_base(z - shift), H = H_base at z - shift.
+
+    Parameters
+    ----------
+    base
+        A convex set.
+    shift
+        A number or a tensor that broadcasts against the point.
+
+    Examples
+    --------
+    >>> from bilevel.sets import L2Ball
+    >>> Translated(L2Ball(1.0), torch.tensor([2.0, 0.0])).project(torch.tensor([5.0, 0.0]))
+    tensor([3., 0.])
+    """
+
+    parameters = ("base", "shift")
+
+    def __init__(self, base: ConvexSet, shift: float | Tensor) -> None:
+        super().__init__(base)
+        self.shift = parameter("shift", shift)
+
+    def project(self, z: Tensor) -> Tensor:
+        shift = torch.as_tensor(self.shift).to(self.checked(z))
+        return shift + self.base.project(z - shift)
+
+    def jacobian(self, z: Tensor) -> Face:
+        z = self.checked(z.detach())
+        return TranslatedFace(self.base.jacobian(z - torch.as_tensor(self.shift).detach().to(z)), self.shift)
+
+    def excess(self, y: Tensor) -> tuple[Tensor, Tensor | float, str]:
+        shift = torch.as_tensor(self.shift).detach().to(y)
+        amount, scale, what = self.base.excess(y - shift)
+        return (
+            amount,
+            torch.as_tensor(scale).to(y) + shift.abs().max(),
+            f"after taking the shift away, {what}",
+        )
+
+    def margin(self, z: Tensor) -> Tensor | None:
+        return self.base.margin(z - torch.as_tensor(self.shift).detach().to(z))
+
+    def __repr__(self) -> str:
+        return f"Translated({self.base}, shift={show(self.shift)})"
+
+
+class TranslatedFace(Face):
+    """H of the base at z - shift."""
+
+    def __init__(self, face: Face, shift: float | Tensor) -> None:
+        self._face, self._shift = face, shift
+        self.is_projector, self.support, self.dimension = face.is_projector, face.support, face.dimension
+
+    def apply(self, v: Tensor) -> Tensor:
+        return self._face.apply(v)
+
+    def basis(self) -> Tensor | None:
+        return self._face.basis()
+
+    def parameter_vjp(self, u: Tensor) -> dict[str, Tensor]:
+        """dP/dshift = I - H."""
+        products = {f"base.{name}": value for name, value in self._face.parameter_vjp(u).items()}
+        if isinstance(self._shift, Tensor):
+            products["shift"] = (u - self.apply(u)).sum_to_size(self._shift.shape)
+        return products
+
+
+class Scaled(_OfBase):
+    """{y : y/factor in base}; P(z) = factor P_base(z/factor), H = H_base at z/factor.
+
+    Parameters
+    ----------
+    base
+        A convex set.
+    factor
+        Positive: a number, or a tensor with one value per batch element.
+
+    Examples
+    --------
+    >>> from bilevel.sets import L2Ball
+    >>> Scaled(L2Ball(1.0), 2.0).project(torch.tensor([5.0, 0.0]))
+    tensor([2., 0.])
+    """
+
+    parameters = ("base", "factor")
+
+    def __init__(self, base: ConvexSet, factor: float | Tensor) -> None:
+        super().__init__(base)
+        self.factor = parameter("factor", factor, low=0.0, strict=True)
+
+    def _factor(self, z: Tensor) -> Tensor:
+        return per_point(self.factor, z, int(self.event_ndim))  # type: ignore[arg-type]
+
+    def project(self, z: Tensor) -> Tensor:
+        factor = self._factor(self.checked(z))
+        return factor * self.base.project(z / factor)
+
+    def jacobian(self, z: Tensor) -> Face:
+        z = self.checked(z.detach())
+        factor = self._factor(z).detach()
+        scaled = z / factor
+        return ScaledFace(
+            self.base.jacobian(scaled), scaled, self.base.project(scaled).detach(), factor, self
+        )
+
+    def excess(self, y: Tensor) -> tuple[Tensor, Tensor | float, str]:
+        amount, scale, what = self.base.excess(y / self._factor(y).detach())
+        factor = torch.as_tensor(self.factor).detach().to(y)
+        return amount * factor, scale * factor, f"divided by the factor, {what}"
+
+    def margin(self, z: Tensor) -> Tensor | None:
+        margin = self.base.margin(z / self._factor(z).detach())
+        return None if margin is None else margin * torch.as_tensor(self.factor).detach().to(z)
+
+    def __repr__(self) -> str:
+        return f"Scaled({self.base}, factor={show(self.factor)})"
+
+
+class ScaledFace(Face):
+    """H of the base at z/factor."""
+
+    def __init__(self, face: Face, z: Tensor, y: Tensor, factor: Tensor, owner: Scaled) -> None:
+        self._face, self._z, self._y, self._factor, self._owner = face, z, y, factor, owner
+        self.is_projector, self.support, self.dimension = face.is_projector, face.support, face.dimension
+
+    def apply(self, v: Tensor) -> Tensor:
+        return self._face.apply(v)
+
+    def basis(self) -> Tensor | None:
+        return self._face.basis()
+
+    def parameter_vjp(self, u: Tensor) -> dict[str, Tensor]:
+        """dP/dfactor = P_base - H z/factor; a parameter of the base gains the factor."""
+        products = {
+            f"base.{name}": value for name, value in self._face.parameter_vjp(u * self._factor).items()
+        }
+        if isinstance(self._owner.factor, Tensor):
+            dims = tuple(range(-int(self._owner.event_ndim), 0))  # type: ignore[arg-type]
+            change = (u * self._y - self.apply(u) * self._z).sum(dims)
+            products["factor"] = change.sum_to_size(self._owner.factor.shape)
+        return products

@@ -1,0 +1,138 @@
+"""The contract suite has teeth: a set with one mistake fails the test that is there to find it."""
+
+from __future__ import annotations
+
+import cvxpy
+import pytest
+import torch
+
+from bilevel.sets import L2Ball, Simplex
+from bilevel.sets.l2_ball import SphereFace
+from bilevel.testing import SetTestCase
+
+
+class _Suite(SetTestCase):
+    __test__ = False
+    family = L2Ball
+
+    def make_set(self, generator, dimension, scale):
+        return self.family((torch.rand((), generator=generator, dtype=torch.float64) + 0.2) * scale)
+
+    def oracle(self, y, Y):
+        return [cvxpy.norm2(y) <= Y.radius.item()]
+
+
+def suite(family):
+    return type("Suite", (_Suite,), {"family": family})()
+
+
+class Short(L2Ball):
+    """Projects a millionth too far inside."""
+
+    def project(self, z):
+        return (1 - 1e-6) * super().project(z)
+
+
+class Outside(L2Ball):
+    """Projects a millionth outside."""
+
+    def project(self, z):
+        return (1 + 1e-6) * super().project(z)
+
+
+class BatchNorm(L2Ball):
+    """Shrinks all elements of a batch alike."""
+
+    def project(self, z):
+        return z * (self.radius / z.norm()).clamp_max(1)
+
+
+class WrongSide(L2Ball):
+    """The Jacobian of the inside everywhere."""
+
+    def jacobian(self, z):
+        face = super().jacobian(z)
+        face._normal, face._shrink = torch.zeros_like(face._normal), torch.ones_like(face._shrink)
+        return face
+
+
+class Lopsided(L2Ball):
+    """A Jacobian that is not symmetric."""
+
+    def jacobian(self, z):
+        face = super().jacobian(z)
+        apply = face.apply
+        face.apply = lambda v: apply(v) + 1e-3 * v.flip(-1) * torch.arange(v.shape[-1])
+        return face
+
+
+class NoRadius(L2Ball):
+    """Forgets the factor of dP/dradius."""
+
+    def jacobian(self, z):
+        face = super().jacobian(z)
+        vjp = SphereFace.parameter_vjp
+        face.parameter_vjp = lambda u: {name: 2 * product for name, product in vjp(face, u).items()}
+        return face
+
+
+class Detached(L2Ball):
+    """Cuts the graph at the norm, so that autograd misses the curvature."""
+
+    def project(self, z):
+        norm = z.norm(dim=-1, keepdim=True).clamp_min(1e-300)
+        return z * (self.radius / norm).clamp_max(1).detach()
+
+
+class Silent(L2Ball):
+    """Lets NaN through."""
+
+    def checked(self, z):
+        return z
+
+
+class BigMargin(L2Ball):
+    """Claims to be far from the kink."""
+
+    def margin(self, z):
+        return 3 * super().margin(z)
+
+
+class Textbook(Simplex):
+    """Sums z itself: wrong by percents at z = 1e6 + noise in float32, and at 1e12."""
+
+    def project(self, z):
+        ordered = z.sort(-1, descending=True).values
+        levels = (ordered.cumsum(-1) - self.radius) / torch.arange(1, z.shape[-1] + 1)
+        return (z - levels.amax(-1, keepdim=True)).clamp_min(0)
+
+
+@pytest.mark.parametrize(
+    ("family", "test"),
+    [
+        (Short, "test_agrees_with_the_oracle"),
+        (Outside, "test_agrees_with_the_oracle"),
+        (BatchNorm, "test_batch_is_a_loop"),
+        (WrongSide, "test_jacobian_is_the_derivative"),
+        (Lopsided, "test_jacobian_is_symmetric_between_0_and_1"),
+        (NoRadius, "test_parameter_derivatives"),
+        (Detached, "test_jacobian_is_the_derivative"),
+        (Silent, "test_bad_points_are_refused"),
+        (BigMargin, "test_margin"),
+    ],
+)
+def test_mistakes_are_found(family, test):
+    with pytest.raises((AssertionError, pytest.fail.Exception)):
+        getattr(suite(family), test)()
+
+
+def test_the_correct_set_passes():
+    for test in ("test_batch_is_a_loop", "test_parameter_derivatives", "test_margin"):
+        getattr(suite(L2Ball), test)()
+
+
+def test_the_shift_by_the_maximum_matters():
+    z = 1e6 + torch.randn(1_000, generator=torch.Generator().manual_seed(0))
+    exact = Simplex(30.0).project(z.double())
+    assert (Simplex(30.0).project(z) - exact).abs().max() < 1e-5
+    assert (Textbook(30.0).project(z) - exact).abs().max() > 1e-2
