@@ -12,13 +12,14 @@ import torch
 
 from .checks import check_start
 from .errors import InvalidInput, InvalidType
+from .fixed_form import FixedForm, fixed_form
 from .hypergradients import LinearSolve
 from .lower import lower_residual, solve_lower, uncounted
 from .problem import Problem
 from .randomness import Seeds
 from .solution import Record, Solution, Status
 from .solvers import DMLCBO, Solver, State
-from .solvers.base import check_compatible
+from .solvers.base import FIXED_SET, check_compatible
 from .spaces import Vector
 
 Callback = Callable[[Record, Any], Any]
@@ -50,6 +51,10 @@ def iterate(
     """
     solver = DMLCBO() if solver is None else solver
     x, y = check_start(problem, x0, y0)
+    form = _fixed_form(problem, solver, x, y)
+    if form is not None:
+        for state in iterate(form.problem, x, form.into(x, y), solver=solver, seed=seed):
+            yield dataclasses.replace(state, y=form.back(state.x, state.y))
     check_compatible(solver, problem, problem.constraint_at(x), y)
     state = solver.init(problem, x, y, Seeds.of(seed))
     while True:
@@ -116,6 +121,18 @@ def minimize(
     """
     _check_settings(problem, solver, steps, evaluate_every, tol, output)
     solver = DMLCBO() if solver is None else solver
+    if problem.moving:
+        state = resume.state if isinstance(resume, Solution) else resume
+        x, y = check_start(uncounted(problem), x0, y0) if state is None else (state.x, state.y)
+        form = _fixed_form(problem, solver, x, y)
+        if form is not None:
+            solution = minimize(
+                form.problem, x, None if resume else form.into(x, y), solver=solver, steps=steps, seed=seed,
+                evaluate_every=evaluate_every, tol=tol, output=output, callbacks=callbacks, progress=progress,
+                resume=resume,
+            )  # fmt: skip
+            solution.y = form.back(solution.x, solution.y)
+            return solution
     run = _Run(uncounted(problem), solver, tol, output)
     if resume is None:
         run.start(x0, y0, Seeds.of(seed))
@@ -247,6 +264,11 @@ class _Run:
         }
         x, y, state = copy.deepcopy((x, y, self.state))
         return Solution(x=x, y=y, status=status, history=self.history, stats=stats, state=state)
+
+
+def _fixed_form(problem: Problem, solver: Solver, x: Vector, y: Vector) -> FixedForm | None:
+    """For solvers that need a fixed set: the problem in y' when its set is Translated or Scaled by x; else None."""
+    return fixed_form(problem, x, y) if FIXED_SET in getattr(solver, "needs", ()) else None
 
 
 def _finite(problem: Problem, state: State) -> bool:

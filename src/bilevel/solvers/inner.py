@@ -42,13 +42,18 @@ def safe_step(curvature: float) -> float:
 
 def projected_steps(
     problem: Problem, x: Vector, y: Vector, *, count: int, curvature: float, batch: Any = None
-) -> Vector:
-    """`count` plain projected-gradient steps of length 1/L on g(x, .)."""
+) -> tuple[Vector, float]:
+    """`count` plain projected-gradient steps of length 1/L on g(x, .), and L, grown when the gradients show more."""
     constraint = problem.constraint_at(x)
-    space, step = problem.y_space(constraint), safe_step(curvature)
+    space, eps = problem.y_space(constraint), torch.finfo(leaves(y)[0].dtype).eps
+    previous = None
     for _ in range(count):
-        y = problem.project(constraint, space.add(y, problem.lower_grad(x, y, batch), -step))
-    return y
+        gradient = problem.lower_grad(x, y, batch)
+        if previous is not None:
+            curvature = max(curvature, _curvature_between(space, y, gradient, *previous, eps))
+        previous = (y, gradient)
+        y = problem.project(constraint, space.add(y, gradient, -safe_step(curvature)))
+    return y, curvature
 
 
 def solve_to(

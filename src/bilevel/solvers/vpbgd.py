@@ -105,7 +105,9 @@ class VPBGD:
         curvature = state.curvature
         if k % self.refresh == 0:
             curvature = estimate_curvature(lin, state, k, self.refresh, curvature)
-        w = projected_steps(problem, x, state.auxiliary, count=self.lower_steps, curvature=curvature, batch=batch)
+        w, curvature = projected_steps(
+            problem, x, state.auxiliary, count=self.lower_steps, curvature=curvature, batch=batch
+        )
 
         upper_curvature = state.upper_curvature
         for _ in range(self.penalty_steps):
