@@ -47,6 +47,9 @@ _HOME = {
     "AdaptivityWarning": "solvers",
     "minimize": "loop",
     "iterate": "loop",
+    "compare": "comparison",
+    "Comparison": "comparison",
+    "Budget": "comparison",
     "Solution": "solution",
     "Status": "solution",
     "Record": "solution",
@@ -79,6 +82,7 @@ def __dir__() -> list[str]:
 
 if TYPE_CHECKING:
     from . import errors, hypergradients, sets, smoothing, solvers
+    from .comparison import Budget, Comparison, compare
     from .errors import BilevelError, EmptySet, Incompatible, InvalidInput, InvalidType, MissingExtra
     from .hypergradients import LinearSolve, Neumann, Unrolled
     from .implicit import argmin, hypergradient

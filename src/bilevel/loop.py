@@ -231,7 +231,7 @@ class _Run:
         stationarity = math.nan  # the linear solve needs the Jacobian of a projection: not with function constraints
         if problem.inequality is None:
             measure = LinearSolve(tol=1e-4, max_iterations=200).estimate(lin, state.noise())
-            stationarity = _stationarity(problem, state.x, measure.gradient)
+            stationarity = stationarity_of(problem, state.x, measure.gradient)
         contraction = getattr(getattr(self.solver, "hypergradient", None), "contraction", None)
         return Record(
             step=state.step,
@@ -278,7 +278,7 @@ def _finite(problem: Problem, state: State) -> bool:
     return all(space.is_finite(vector) for vector in moving)
 
 
-def _stationarity(problem: Problem, x: Vector, h: Vector) -> float:
+def stationarity_of(problem: Problem, x: Vector, h: Vector) -> float:
     """|x - P_X(x - h)|, which is |h| when x is free."""
     space = problem.x_space
     moved = problem.upper_constraint.project(space.add(x, h, -1.0))

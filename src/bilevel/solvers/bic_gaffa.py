@@ -44,7 +44,8 @@ class BiCGAFFAState(State):
 
     theta: Any
     multipliers: Any  # z, of shape (m,)
-    curvature: float
+    curvature: float  # L
+    slope: float  # B, the largest eigenvalue of h_y h_y'
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,13 +63,13 @@ class BiCGAFFA:
     upper_step
         alpha, the step of x, in units of the penalised problem (f is divided by c_k).
     lower_step
-        beta, the step of y; "auto" is 1/(2L), L the largest curvature of g in y.
+        beta, the step of y; "auto" is 1/(2 (L + gamma_2 B)), L the largest curvature of g in y and B that of h_y' h_y.
     multiplier_step
-        beta_z.
+        beta_z; "auto" is 1/(gamma_1 B + 1/gamma_2).
     envelope_step
         eta, the step of theta; "auto" is 1/(L + 1/gamma_1).
     refresh
-        L is estimated again every so many steps.
+        L and B are computed again every so many steps (B costs one product per constraint).
 
     Examples
     --------
@@ -81,12 +82,12 @@ class BiCGAFFA:
 
     penalty: float = 2.0
     growth: float = 0.25
-    gamma: float = 10.0
+    gamma: float = 1.0
     multiplier_gamma: float = 1.0
     largest_multiplier: float = 1e3
     upper_step: float = 0.1
     lower_step: float | Literal["auto"] = "auto"
-    multiplier_step: float = 0.1
+    multiplier_step: float | Literal["auto"] = "auto"
     envelope_step: float | Literal["auto"] = "auto"
     refresh: int = 100
 
@@ -94,9 +95,10 @@ class BiCGAFFA:
         check_positives(
             penalty=self.penalty, gamma=self.gamma, multiplier_gamma=self.multiplier_gamma,
             largest_multiplier=self.largest_multiplier, upper_step=self.upper_step,
-            multiplier_step=self.multiplier_step,
         )  # fmt: skip
-        check_positive_or_auto(lower_step=self.lower_step, envelope_step=self.envelope_step)
+        check_positive_or_auto(
+            lower_step=self.lower_step, envelope_step=self.envelope_step, multiplier_step=self.multiplier_step
+        )
         check_between(0, 1, growth=self.growth)
         check_counts(refresh=self.refresh)
 
@@ -107,7 +109,7 @@ class BiCGAFFA:
     def init(self, problem: Problem, x: Vector, y: Vector, seeds: Seeds) -> BiCGAFFAState:
         """theta starts at y, the multipliers at 0."""
         return BiCGAFFAState(
-            x=x, y=y, theta=y, multipliers=no_multipliers(problem, x, y), seeds=seeds, curvature=math.nan
+            x=x, y=y, theta=y, multipliers=no_multipliers(problem, x, y), seeds=seeds, curvature=math.nan, slope=0.0
         )
 
     def step(self, problem: Problem, state: BiCGAFFAState) -> BiCGAFFAState:
@@ -118,7 +120,9 @@ class BiCGAFFA:
         curvature = state.curvature
         if "auto" in (self.lower_step, self.envelope_step):
             curvature = estimate_curvature(lin, state, k, self.refresh, curvature)
-        beta = step_or(self.lower_step, 0.5 * safe_step(curvature))
+        slope = estimate_slope(lin, k, self.refresh, state.slope)
+        beta = step_or(self.lower_step, 0.5 * safe_step(curvature + self.multiplier_gamma * slope))
+        beta_z = step_or(self.multiplier_step, 1.0 / (self.gamma * slope + 1.0 / self.multiplier_gamma))
         eta = step_or(self.envelope_step, 1.0 / (max(curvature, 0.0) + 1.0 / self.gamma))
         space, x_space, weight = problem.y_space(lin.constraint), problem.x_space, 1.0 / self.penalty_at(k)
 
@@ -133,8 +137,8 @@ class BiCGAFFA:
         y = problem.project(lin.constraint, space.add(state.y, d_y, -beta))
         if problem.inequality is not None:
             d_z = -at_theta.inequality_value - (z - self._best_response(lin, z)) / self.multiplier_gamma
-            z = (z - self.multiplier_step * d_z).clamp(0.0, self.largest_multiplier)
-        return replace(state, x=x, y=y, theta=theta, multipliers=z, step=k + 1, curvature=curvature)
+            z = (z - beta_z * d_z).clamp(0.0, self.largest_multiplier)
+        return replace(state, x=x, y=y, theta=theta, multipliers=z, step=k + 1, curvature=curvature, slope=slope)
 
     def _best_response(self, lin: Linearization, z: Tensor) -> Tensor:
         """lambda+."""
@@ -148,6 +152,20 @@ def no_multipliers(problem: Problem, x: Vector, y: Vector) -> Tensor:
     if problem.inequality is None:
         return leaves(y)[0].new_zeros(0)
     return torch.zeros_like(problem.linearize(x, y).inequality_value)
+
+
+def estimate_slope(lin: Linearization, k: int, refresh: int, current: float) -> float:
+    """B, the largest eigenvalue of h_y h_y', computed again at fixed step numbers; 0 without function constraints."""
+    if lin.problem.inequality is None or k % refresh != 0:
+        return current
+    space = lin.problem.y_space(lin.constraint)
+    rows = torch.stack(
+        [
+            space.ravel(lin.inequality_vjp(unit)[1])
+            for unit in torch.eye(len(lin.inequality_value)).to(lin.inequality_value)
+        ]
+    )
+    return float(torch.linalg.matrix_norm(rows, 2)) ** 2
 
 
 def lagrangian_gradient(lin: Linearization, multipliers: Tensor, *, only_x: bool = False) -> tuple[Vector, Any]:

@@ -31,7 +31,7 @@ from ..randomness import Seeds
 from ..sets.inequality_set import joint_projection
 from ..spaces import Vector
 from .base import FIXED_SET, Need, State, batch_of
-from .bic_gaffa import envelope_step, lagrangian_gradient, no_multipliers
+from .bic_gaffa import envelope_step, estimate_slope, lagrangian_gradient, no_multipliers
 from .inner import estimate_curvature, safe_step
 from .settings import check_between, check_counts, check_positive_or_auto, check_positives, step_or
 
@@ -43,7 +43,8 @@ class LVHBAState(State):
     theta: Any
     multipliers: Any  # lambda, of shape (m,)
     multiplier_centers: Any  # z, of shape (m,)
-    curvature: float
+    curvature: float  # L
+    slope: float  # B, the largest eigenvalue of h_y h_y'
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,11 +63,13 @@ class LVHBA:
         alpha, the step of the pair (x, y), in units of the penalised problem (f is divided by c_k); "auto" is 1/(4L),
         L the largest curvature of g in y.
     multiplier_step
-        eta_z, the step of lambda; z takes gamma_2 times as much.
+        eta_z, the step of lambda; "auto" is 1/(gamma_1 B + 1/gamma_2), B the largest eigenvalue of h_y h_y'.
+    center_step
+        beta / gamma_2 in (0, 1]: how far z follows lambda.
     envelope_step
         eta, the step of theta; "auto" is 1/(L + 1/gamma_1).
     refresh
-        L is estimated again every so many steps.
+        L and B are computed again every so many steps (B costs one product per constraint).
 
     Examples
     --------
@@ -79,21 +82,24 @@ class LVHBA:
 
     penalty: float = 2.0
     growth: float = 0.25
-    gamma: float = 10.0
-    multiplier_gamma: float = 10.0
+    gamma: float = 1.0
+    multiplier_gamma: float = 1.0
     largest_multiplier: float = 1e3
     step_size: float | Literal["auto"] = "auto"
-    multiplier_step: float = 0.1
+    multiplier_step: float | Literal["auto"] = "auto"
+    center_step: float = 0.5
     envelope_step: float | Literal["auto"] = "auto"
     refresh: int = 100
 
     def __post_init__(self) -> None:
         check_positives(
             penalty=self.penalty, gamma=self.gamma, multiplier_gamma=self.multiplier_gamma,
-            largest_multiplier=self.largest_multiplier, multiplier_step=self.multiplier_step,
+            largest_multiplier=self.largest_multiplier,
         )  # fmt: skip
-        check_positive_or_auto(step_size=self.step_size, envelope_step=self.envelope_step)
-        check_between(0, 1, growth=self.growth)
+        check_positive_or_auto(
+            step_size=self.step_size, envelope_step=self.envelope_step, multiplier_step=self.multiplier_step
+        )
+        check_between(0, 1, growth=self.growth, center_step=self.center_step)
         check_counts(refresh=self.refresh)
 
     def penalty_at(self, k: int) -> float:
@@ -103,7 +109,9 @@ class LVHBA:
     def init(self, problem: Problem, x: Vector, y: Vector, seeds: Seeds) -> LVHBAState:
         """theta starts at y, both multipliers at 0."""
         zero = no_multipliers(problem, x, y)
-        return LVHBAState(x=x, y=y, theta=y, multipliers=zero, multiplier_centers=zero, seeds=seeds, curvature=math.nan)
+        return LVHBAState(
+            x=x, y=y, theta=y, multipliers=zero, multiplier_centers=zero, seeds=seeds, curvature=math.nan, slope=0.0
+        )
 
     def step(self, problem: Problem, state: LVHBAState) -> LVHBAState:
         """theta and lambda, then (x, y) and z."""
@@ -114,6 +122,8 @@ class LVHBA:
         if "auto" in (self.step_size, self.envelope_step):
             curvature = estimate_curvature(lin, state, k, self.refresh, curvature)
         alpha = step_or(self.step_size, 0.25 * safe_step(curvature))
+        slope = estimate_slope(lin, k, self.refresh, state.slope)
+        eta_z = step_or(self.multiplier_step, 1.0 / (self.gamma * slope + 1.0 / self.multiplier_gamma))
         eta = step_or(self.envelope_step, 1.0 / (max(curvature, 0.0) + 1.0 / self.gamma))
         space, x_space, weight = problem.y_space(lin.constraint), problem.x_space, 1.0 / self.penalty_at(k)
 
@@ -121,17 +131,17 @@ class LVHBA:
         if problem.inequality is not None:
             slack = problem.linearize(state.x, state.theta, batch).inequality_value
             ascent = slack - (multipliers - z) / self.multiplier_gamma
-            multipliers = (multipliers + self.multiplier_step * ascent).clamp(0.0, self.largest_multiplier)
+            multipliers = (multipliers + eta_z * ascent).clamp(0.0, self.largest_multiplier)
         v_x, _ = lagrangian_gradient(problem.linearize(state.x, theta, batch), multipliers, only_x=True)
 
         d_x = x_space.add(x_space.add(lin.lower_grad_x, v_x, -1.0), lin.upper_grad_x, weight)
         d_y = space.add(lin.lower_grad_y, lin.upper_grad_y, weight)
         d_y = space.add(d_y, space.add(state.y, theta, -1.0), -1.0 / self.gamma)
         x, y = self._project(problem, x_space.add(state.x, d_x, -alpha), space.add(state.y, d_y, -alpha), batch)
-        z = (z - self.multiplier_step * (z - multipliers)).clamp(0.0, self.largest_multiplier)
+        z = (z - self.center_step * (z - multipliers)).clamp(0.0, self.largest_multiplier)
         return replace(
             state, x=x, y=y, theta=theta, multipliers=multipliers, multiplier_centers=z, step=k + 1,
-            curvature=curvature,
+            curvature=curvature, slope=slope,
         )  # fmt: skip
 
     def _project(self, problem: Problem, x: Vector, y: Vector, batch: Any) -> tuple[Vector, Vector]:
