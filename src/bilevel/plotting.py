@@ -32,7 +32,7 @@ def plot_history(history: list[Record], path: str | Path | None = None) -> Any:
 
 
 def plot_comparison(curves: dict[str, list[Any]], path: str | Path | None = None) -> Any:
-    """F, hypergradient norm and lower residual (rows) against seconds and against cost (columns), one line per solver."""
+    """F, hypergradient norm and lower residual against seconds and against cost, one line per solver."""
     try:
         from matplotlib.figure import Figure
     except ImportError:

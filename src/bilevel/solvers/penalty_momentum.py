@@ -32,7 +32,7 @@ from .base import FIXED_SET, Need, State, batch_of
 from .inner import estimate_curvature, safe_step
 from .settings import check_between, check_counts, check_positive_or_auto, check_positives, step_or
 
-Directions = tuple[Vector, Vector, Vector, Vector, Vector, Vector]
+Directions = dict[str, Vector]
 
 
 @dataclass(kw_only=True)
@@ -40,8 +40,8 @@ class PenaltyMomentumState(State):
     """The state of PenaltyMomentum; y is y_sigma's iterate, z that of the plain lower level."""
 
     z: Any
-    previous: Any  # (x, y, z) of the step before, with batches only
-    directions: Any  # the six estimates d, with batches only
+    previous: Any  # {"x", "y", "z"} of the step before, with batches only
+    directions: Any  # the six estimates d by name, with batches only
     curvature: float
 
 
@@ -93,7 +93,7 @@ class PenaltyMomentum:
         """One step of z, y and x."""
         k = state.step
         batch = batch_of(problem, state.noise(), state.y)
-        point = (state.x, state.y, state.z)
+        point = {"x": state.x, "y": state.y, "z": state.z}
         curvature = state.curvature
         if self.lower_step == "auto":
             lin = problem.linearize(state.x, state.y, batch)
@@ -103,15 +103,15 @@ class PenaltyMomentum:
         space, x_space = problem.y_space(constraint), problem.x_space
         sigma = 1.0 / (self.penalty * (1.0 + k) ** self.growth)
 
-        f_x, f_y, g_xy, g_y, g_xz, g_z = directions = self._estimates(problem, state, point, batch)
-        z = problem.project(constraint, space.add(state.z, g_z, -gamma))
-        y = problem.project(constraint, space.add(state.y, space.add(g_y, f_y, sigma), -gamma))
-        h = x_space.add(f_x, x_space.add(g_xy, g_xz, -1.0), 1.0 / sigma)
+        d = self._estimates(problem, state, point, batch)
+        z = problem.project(constraint, space.add(state.z, d["g_z"], -gamma))
+        y = problem.project(constraint, space.add(state.y, space.add(d["g_y"], d["f_y"], sigma), -gamma))
+        h = x_space.add(d["f_x"], x_space.add(d["g_xy"], d["g_xz"], -1.0), 1.0 / sigma)
         x = problem.upper_constraint.project(x_space.add(state.x, h, -self.upper_step))
         kept = problem.sampler is not None
         return replace(
             state, x=x, y=y, z=z, step=k + 1, curvature=curvature,
-            previous=point if kept else None, directions=directions if kept else None,
+            previous=point if kept else None, directions=d if kept else None,
         )  # fmt: skip
 
     def _estimates(self, problem: Problem, state: PenaltyMomentumState, point: Any, batch: Any) -> Directions:
@@ -120,17 +120,14 @@ class PenaltyMomentum:
             return new
         old = _gradients(problem, state.previous, batch)
         add = problem.x_space.add  # the same arithmetic in both spaces
-        return tuple(  # type: ignore[return-value]
-            add(fresh, add(kept, stale, -1.0), 1.0 - self.momentum)
-            for fresh, kept, stale in zip(new, state.directions, old, strict=True)
-        )
+        return {name: add(new[name], add(state.directions[name], old[name], -1.0), 1.0 - self.momentum) for name in new}
 
 
-def _gradients(problem: Problem, point: tuple[Vector, Vector, Vector], batch: Any) -> Directions:
+def _gradients(problem: Problem, point: dict[str, Vector], batch: Any) -> Directions:
     """f_x, f_y, g_x and g_y at (x, y); g_x and g_y at (x, z)."""
-    x, y, z = point
-    at_y, at_z = problem.linearize(x, y, batch), problem.linearize(x, z, batch)
-    return (
-        at_y.upper_grad_x, at_y.upper_grad_y, at_y.lower_grad_x, at_y.lower_grad_y,
-        at_z.lower_grad_x, at_z.lower_grad_y,
-    )  # fmt: skip
+    at_y = problem.linearize(point["x"], point["y"], batch)
+    at_z = problem.linearize(point["x"], point["z"], batch)
+    return {
+        "f_x": at_y.upper_grad_x, "f_y": at_y.upper_grad_y, "g_xy": at_y.lower_grad_x, "g_y": at_y.lower_grad_y,
+        "g_xz": at_z.lower_grad_x, "g_z": at_z.lower_grad_y,
+    }  # fmt: skip
