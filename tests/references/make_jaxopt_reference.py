@@ -74,9 +74,7 @@ def reference(project):
         "projected_gradient_defaults": np.asarray(
             jax.grad(lambda x: upper(default.run(jnp.zeros(COLUMNS), None, x).params))(X)
         ).tolist(),
-        "central_differences": [
-            float((value(X + WIDTH * e) - value(X - WIDTH * e)) / (2 * WIDTH)) for e in eye
-        ],
+        "central_differences": [float((value(X + WIDTH * e) - value(X - WIDTH * e)) / (2 * WIDTH)) for e in eye],
     }
 
 
@@ -100,6 +98,12 @@ if __name__ == "__main__":
         file.write("\n")
     for name, part in content["sets"].items():
         h, fd, d = (np.array(part[k]) for k in ("hypergradient", "central_differences", "projected_gradient_defaults"))
-        print(name, "nonzero", int((np.abs(part["y"]) > 1e-12).sum()), "at bound", int((np.abs(part["y"]) > BOUND - 1e-9).sum()))
+        print(
+            name,
+            "nonzero",
+            int((np.abs(part["y"]) > 1e-12).sum()),
+            "at bound",
+            int((np.abs(part["y"]) > BOUND - 1e-9).sum()),
+        )
         print("  central differences", np.linalg.norm(h - fd) / np.linalg.norm(h))
         print("  ProjectedGradient at defaults", np.linalg.norm(h - d) / np.linalg.norm(h))

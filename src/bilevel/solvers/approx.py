@@ -68,7 +68,9 @@ class Approx:
         check_step_rule(self.step_rule, self.upper_step)
         check_positive("tolerance", self.tolerance)
         if not 0 < self.decay < 1:
-            raise InvalidInput(f"decay must lie between 0 and 1 so that the tolerances are summable, got {self.decay!r}")
+            raise InvalidInput(
+                f"decay must lie between 0 and 1 so that the tolerances are summable, got {self.decay!r}"
+            )
         check_choice("inner", self.inner, ("accelerated", "plain"))
         for name in ("inner_steps", "linear_steps", "refresh"):
             check_count(name, getattr(self, name))

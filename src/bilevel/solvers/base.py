@@ -108,12 +108,8 @@ LINEAR = Need(
     "linear inequalities and equations (HalfSpace, Box, NonNegative, Simplex, Polyhedron or an affine set)",
     lambda problem, constraint, y: _is_linear(constraint),
 )
-SINGLE_VECTOR = Need(
-    "one vector y (no batch and no dictionary)", lambda problem, constraint, y: _single_vector(y)
-)
-SEPARABLE = Need(
-    "a separable set (a box or a product of boxes)", lambda problem, constraint, y: constraint.separable
-)
+SINGLE_VECTOR = Need("one vector y (no batch and no dictionary)", lambda problem, constraint, y: _single_vector(y))
+SEPARABLE = Need("a separable set (a box or a product of boxes)", lambda problem, constraint, y: constraint.separable)
 FUNCTION_CONSTRAINTS = Need(
     "constraints given as functions, Problem(..., inequality=h)",
     lambda problem, constraint, y: getattr(problem, "inequality", None) is not None,

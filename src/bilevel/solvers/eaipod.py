@@ -62,7 +62,9 @@ class EAiPOD:
         if self.lower_step != "auto":
             check_positive("lower_step", self.lower_step)
         if not (isinstance(self.probability, int | float) and 0 < self.probability <= 1):
-            raise InvalidInput(f"probability (p) must lie in (0, 1], got {self.probability!r}; 1 projects at every step")
+            raise InvalidInput(
+                f"probability (p) must lie in (0, 1], got {self.probability!r}; 1 projects at every step"
+            )
         for name in ("lower_steps", "upper_interval", "refresh"):
             check_count(name, getattr(self, name))
 
@@ -87,7 +89,14 @@ class EAiPOD:
         lin = problem.linearize(state.x, y, batch_of(problem, noise, y, self.lower_steps))
         due = k % self.upper_interval == 0
         return upper_step(
-            problem, replace(state, correction=r), lin, k, self.hypergradient, self.upper_step, self.refresh, project=due
+            problem,
+            replace(state, correction=r),
+            lin,
+            k,
+            self.hypergradient,
+            self.upper_step,
+            self.refresh,
+            project=due,
         )
 
 

@@ -1,8 +1,8 @@
 """The double loop of `Approx` and `Implicit`; they differ in how exactly each level is solved.
 
-    1. y_k ~ y*(x_k), to tolerance eps_k, from y_{k-1}
-    2. w_k: [I - (I - eta G_yy) H] q = H f_y to relative tolerance eps_k, w = eta q, from w_{k-1}    (`LinearSolve`)
-    3. x_{k+1} = P_X(x_k - step (grad_x f - G_xy w_k))
+1. y_k ~ y*(x_k), to tolerance eps_k, from y_{k-1}
+2. w_k: [I - (I - eta G_yy) H] q = H f_y to relative tolerance eps_k, w = eta q, from w_{k-1}    (`LinearSolve`)
+3. x_{k+1} = P_X(x_k - step (grad_x f - G_xy w_k))
 """
 
 from __future__ import annotations
@@ -111,9 +111,7 @@ def _arrive(solver: Settings, problem: Problem, state: ImplicitState, x: Vector,
 def _settle(solver: Settings, state: ImplicitState, arrival: _Arrival, *, accepted: bool) -> ImplicitState:
     """The state at the point arrived at, with its hypergradient."""
     method = LinearSolve(tol=min(arrival.tolerance, 0.1), max_iterations=solver.linear_steps)
-    sample = method.estimate(
-        arrival.lin, state.noise(), curvature=arrival.curvature, start=state.adjoint
-    )
+    sample = method.estimate(arrival.lin, state.noise(), curvature=arrival.curvature, start=state.adjoint)
     state.x, state.y = arrival.lin.x, arrival.lin.y
     state.gradient, state.adjoint = sample.gradient, sample.adjoint
     state.value, state.tolerance, state.curvature = (

@@ -158,5 +158,3 @@ def upper_move(problem: Problem, x: Vector, h: Vector, step: float) -> Vector:
 def moved_by(problem: Problem, a: Vector, b: Vector) -> float:
     """|a - b| in x."""
     return float(problem.x_space.norm(problem.x_space.add(a, b, -1.0)))
-
-

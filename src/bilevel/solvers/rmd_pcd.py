@@ -175,9 +175,7 @@ class RMDPCD:
         problem, y, previous = lin.problem, lin.y, lin.y
         for _ in range(self.steps):
             previous = y
-            y = problem.project(
-                lin.constraint, space.add(y, problem.lower_grad(lin.x, y, lin.batch), -eta)
-            )
+            y = problem.project(lin.constraint, space.add(y, problem.lower_grad(lin.x, y, lin.batch), -eta))
         moved = float(space.norm(space.add(y, previous, -1.0)))
         return _Trace(problem.linearize(lin.x, y, lin.batch), moved / eta, [], [])
 
@@ -221,7 +219,9 @@ class RMDPCD:
     def _derivative(self, state: RMDPCDState, trace: _Trace) -> Hypergradient:
         eta = safe_step(state.curvature)
         if self.mode == "reverse":
-            return _reverse(trace) if state.coordinate else Unrolled(steps=self.steps, eta=eta).backward(trace.path, eta)
+            return (
+                _reverse(trace) if state.coordinate else Unrolled(steps=self.steps, eta=eta).backward(trace.path, eta)
+            )
         if state.coordinate:
             return self._implicit_forward(trace.last, state.curvatures)
         # Projected-gradient steps linearised at one point: the Neumann series with as many terms.
