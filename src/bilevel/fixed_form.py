@@ -36,12 +36,12 @@ class FixedForm:
     problem: Problem
     original: Problem
 
-    def into(self, x: Vector, y: Tensor) -> Tensor:
+    def into(self, x: Vector, y: Any) -> Tensor:
         """y' = (y - t(x)) / s(x)."""
         _, scale, shift = _parts(self.original.constraint_at(x), y)
         return self.problem.constraint_at(x).project((y - shift) / scale)  # to remove rounding
 
-    def back(self, x: Vector, y: Tensor) -> Tensor:
+    def back(self, x: Vector, y: Any) -> Tensor:
         """y = s(x) y' + t(x)."""
         _, scale, shift = _parts(self.original.constraint_at(x), y)
         return scale * y + shift

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 
 from .checks import check_start
-from .errors import InvalidInput, InvalidType
+from .errors import InvalidInput, InvalidType, NotFinite
 from .fixed_form import FixedForm, fixed_form
 from .hypergradients import LinearSolve
 from .lower import lower_residual, solve_lower, uncounted
@@ -187,6 +187,8 @@ class _Run:
                     if stop is not None:
                         status = stop
                         break
+        except NotFinite:  # a set was handed such a point within a step or an evaluation
+            status = Status.DIVERGED
         except KeyboardInterrupt:
             status = Status.INTERRUPTED
         if status in (Status.STEPS, Status.STATIONARY) and self.series_diverged:

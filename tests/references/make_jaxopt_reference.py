@@ -97,13 +97,8 @@ if __name__ == "__main__":
         json.dump(content, file, indent=0)
         file.write("\n")
     for name, part in content["sets"].items():
-        h, fd, d = (np.array(part[k]) for k in ("hypergradient", "central_differences", "projected_gradient_defaults"))
-        print(
-            name,
-            "nonzero",
-            int((np.abs(part["y"]) > 1e-12).sum()),
-            "at bound",
-            int((np.abs(part["y"]) > BOUND - 1e-9).sum()),
+        h, differences, defaults = (
+            np.array(part[key]) for key in ("hypergradient", "central_differences", "projected_gradient_defaults")
         )
-        print("  central differences", np.linalg.norm(h - fd) / np.linalg.norm(h))
-        print("  ProjectedGradient at defaults", np.linalg.norm(h - d) / np.linalg.norm(h))
+        errors = [np.linalg.norm(h - other) / np.linalg.norm(h) for other in (differences, defaults)]
+        sys.stdout.write(f"{name}: central differences {errors[0]:.1e}, ProjectedGradient defaults {errors[1]:.1e}\n")

@@ -108,7 +108,8 @@ def test_the_refusal_names_solver_set_need_and_alternatives():
         bilevel.minimize(problem, X0, solver=bilevel.VPBGD(), steps=1)
     message = str(caught.value)
     assert message.startswith(
-        "VPBGD cannot use set L1Ball(radius=1) that moves with x: it needs a set that does not move with x; solvers that can: "
+        "VPBGD cannot use set L1Ball(radius=1) that moves with x: it needs a set that does not move with x; "
+        "solvers that can: "
     )
     able = message.split("solvers that can: ")[1].split(", ")
     assert {"DMLCBO", "Approx", "Implicit", "RMDPCD"} <= set(able)

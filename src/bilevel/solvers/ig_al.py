@@ -1,7 +1,7 @@
 """IG-AL: an implicit gradient through the active rows (Tsaknakis, Khanduri & Hong, ICASSP 2022).
 
-Lower level with linear inequalities B y <= b (and equations E y = e). Where the active rows B_a are independent and their
-multipliers positive, y* is differentiable, and differentiating its optimality conditions gives
+Lower level with linear inequalities B y <= b (and equations E y = e). Where the active rows B_a are independent and
+their multipliers positive, y* is differentiable, and differentiating its optimality conditions gives
 
     [ G_yy  B_a' ] [ w  ]   [ grad_y f ]
     [ B_a   0    ] [ mu ] = [    0     ],        h = grad_x f - G_xy w
@@ -154,7 +154,7 @@ class IGAL:
 
 
 def active_rows(constraint: ConvexSet, y: Tensor, tol: float) -> Tensor:
-    """The rows (m, n), of unit length, of the inequalities that hold with equality at y (within tol) and the equations."""
+    """The equations, and the inequalities that hold with equality at y (within tol), as rows (m, n)."""
     n, eye = y.shape[-1], torch.eye(y.shape[-1], dtype=y.dtype, device=y.device)
     none = eye[:0]
     if isinstance(constraint, FreeSpace):

@@ -1,4 +1,4 @@
-"""Implicit: implicit differentiation of the projected-gradient fixed point, as in JaxOpt (Blondel et al., NeurIPS 2022).
+"""Implicit: implicit differentiation of the projected-gradient fixed point (JaxOpt; Blondel et al., NeurIPS 2022).
 
 y*(x) is the fixed point of T(x, y) = P_Y(y - eta grad_y g(x, y)). With H the Jacobian of P_Y at y* - eta grad_y g,
 
@@ -33,7 +33,7 @@ class Implicit:
         As in `Approx`.
     tol
         Residual of the lower level and relative residual of the linear system (never below the dtype's own). An exact
-        hypergradient can be trapped on a face (erratum 9): `Approx(inner="plain")` and DMLCBO are less exact on purpose.
+        hypergradient can be trapped on a face (erratum 9); `Approx(inner="plain")` and DMLCBO are less exact.
     inner, inner_steps, linear_steps, refresh
         As in `Approx`.
 

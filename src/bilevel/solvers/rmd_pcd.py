@@ -147,8 +147,8 @@ class RMDPCD:
         able = constraint.separable and not problem.moving
         if self.inner == "coordinate" and not able:
             raise Incompatible(
-                f"RMDPCD(inner='coordinate') cannot use set {constraint!r}: it needs a separable set that does not move "
-                "with x; inner='full' takes all sets"
+                f"RMDPCD(inner='coordinate') cannot use set {constraint!r}: it needs a separable set that does not "
+                "move with x; inner='full' takes all sets"
             )
         return able and self.inner != "full"
 
