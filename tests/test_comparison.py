@@ -80,7 +80,7 @@ def test_the_table_has_the_best_first(on_the_ball):
 
 def test_csv(on_the_ball, tmp_path):
     path = on_the_ball.to_csv(tmp_path / "rows.csv")
-    rows = list(csv.DictReader(path.open(encoding="utf-8")))
+    rows = list(csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
     assert len(rows) == len(on_the_ball.rows)
     assert float(rows[-1]["value"]) == on_the_ball.rows[-1].value
 

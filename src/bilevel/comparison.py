@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from .checks import check_start
-from .errors import BilevelError, InvalidInput, InvalidType
+from .errors import BilevelError, InvalidInput, InvalidType, NotFinite
 from .hypergradients import LinearSolve
 from .loop import minimize, stationarity_of
 from .lower import lower_residual, solve_lower, uncounted
@@ -246,7 +246,10 @@ class _Evaluation:
 
     def __call__(self, x: Vector, y: Vector) -> tuple[float, float]:
         problem = self.problem
-        y = solve_lower(problem, x, y, max_steps=self.lower_steps).y
+        try:
+            y = solve_lower(problem, x, y, max_steps=self.lower_steps).y
+        except NotFinite:
+            return math.inf, math.inf
         lin = problem.linearize(x, y)
         if problem.inequality is not None:
             return float(lin.upper_value), math.nan
