@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import bilevel
+from bilevel import sets
 from bilevel.randomness import Seeds
 from bilevel.testing.known_problems import known_problems
 from bilevel.testing.solvers import assert_feasible_path, assert_reproducible, run_known
@@ -61,6 +62,26 @@ def test_warm_starts_make_a_solved_lower_level_cost_one_gradient():
     for name, count in {"projections": 9, "lower_gradients": 18, "upper_gradients": 9, "cross_products": 9}.items():
         assert more.stats[name] - solution.stats[name] == count, name
     assert more.stats["hessian_products"] - solution.stats["hessian_products"] <= 18
+
+
+def test_long_runs_past_the_minimum_stay_finite():
+    """At a stationary point every trial is accepted: the step must not grow without bound."""
+    problem = bilevel.Problem(lambda x, y: y.square().sum(), lambda x, y: (y - x).square().sum(), sets.L2Ball(1.0))
+    zero = torch.zeros(2).double()
+    solution = bilevel.minimize(problem, zero, zero, solver=bilevel.Approx(), steps=200, evaluate_every=200)
+    assert torch.equal(solution.x, zero)
+    assert solution.state.upper_step <= 1e6
+
+
+@pytest.mark.parametrize(
+    "solver", [bilevel.Approx(), bilevel.Implicit(), bilevel.RMDPCD(steps=6), bilevel.VPBGD(upper_step=0.5)]
+)
+def test_single_precision(solver):
+    for known in known_problems(torch.float32)[3:9:5]:
+        solution = bilevel.minimize(known.problem, known.x0, known.y0, solver=solver, steps=30, evaluate_every=30)
+        assert solution.x.dtype == solution.y.dtype == torch.float32
+        assert known.problem.constraint.contains(solution.y)
+        assert float(known.value(solution.x)) < 0.5 * float(known.value(known.x0)), known.name
 
 
 def test_bad_settings_are_named():

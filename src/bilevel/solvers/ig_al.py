@@ -36,7 +36,16 @@ from ..sets.polyhedron import Polyhedron
 from ..sets.simplex import Simplex
 from ..spaces import Vector, leaves
 from .base import FIXED_SET, LINEAR, SINGLE_VECTOR, Need, State, batch_of, check_choice, check_count, check_positive
-from .inner import StepRule, check_sampler, check_step_rule, estimate_curvature, moved_by, solve_to, upper_move
+from .inner import (
+    StepRule,
+    check_sampler,
+    check_step_rule,
+    estimate_curvature,
+    moved_by,
+    rounding,
+    solve_to,
+    upper_move,
+)
 
 
 @dataclass(kw_only=True)
@@ -108,7 +117,7 @@ class IGAL:
         slack = 0.0
         if rule.kind == "adaptive":
             hidden = 2.0 * tol * float(problem.y_space(lin.constraint).norm(lin.upper_grad_y))
-            slack = hidden + 1e-14 * abs(state.value)
+            slack = hidden + rounding(lin)
         drop = state.value - float(lin.upper_value)
         accepted = rule.accepts(drop, moved_by(problem, x, state.x), state.upper_step, slack)
         following = rule.following(state.upper_step, accepted)

@@ -16,7 +16,7 @@ from ..problem import Linearization, Problem
 from ..randomness import Seeds
 from ..spaces import Vector
 from .base import State, batch_of
-from .inner import StepRule, check_sampler, estimate_curvature, moved_by, solve_to, upper_move
+from .inner import StepRule, check_sampler, estimate_curvature, moved_by, rounding, solve_to, upper_move
 
 
 class Settings(Protocol):
@@ -79,7 +79,7 @@ def step_loop(solver: Settings, problem: Problem, state: ImplicitState) -> Impli
     slack = 0.0
     if rule.kind == "adaptive":
         hidden = (state.tolerance + arrival.tolerance) * float(space.norm(lin.upper_grad_y))
-        slack = hidden + 1e-14 * abs(state.value)
+        slack = hidden + rounding(lin)
     drop = state.value - float(lin.upper_value)
     accepted = rule.accepts(drop, moved_by(problem, x, state.x), state.upper_step, slack)
     new = ImplicitState(**{**vars(state), "step": k, "upper_step": rule.following(state.upper_step, accepted)})

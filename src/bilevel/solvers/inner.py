@@ -109,6 +109,10 @@ def _curvature_between(
     return change / moved
 
 
+LARGEST_GROWTH = 1e6
+"""Adaptive steps stop growing at so many times the first one: at a stationary point every trial is accepted."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class StepRule:
     """How far x moves along -h.
@@ -132,7 +136,7 @@ class StepRule:
         """The step after this one."""
         if self.kind == "fixed":
             return step
-        return step * (self.growth if accepted else self.shrink)
+        return min(step * self.growth, LARGEST_GROWTH * self.first) if accepted else step * self.shrink
 
 
 def check_step_rule(kind: Any, step: Any) -> None:
@@ -148,6 +152,11 @@ def check_sampler(problem: Problem, kind: str, name: str) -> None:
             f"{name}(step_rule='adaptive') compares values of f from step to step, which batches do not allow: "
             "use step_rule='fixed' with a problem that has a sampler"
         )
+
+
+def rounding(lin: Linearization) -> float:
+    """How far rounding may move f."""
+    return 10.0 * torch.finfo(leaves(lin.y)[0].dtype).eps * abs(float(lin.upper_value))
 
 
 def upper_move(problem: Problem, x: Vector, h: Vector, step: float) -> Vector:

@@ -34,7 +34,16 @@ from ..sets.base import ConvexSet
 from ..smoothing import Exact
 from ..spaces import Space, Vector
 from .base import Need, State, batch_of, check_choice, check_count
-from .inner import StepRule, check_sampler, check_step_rule, estimate_curvature, moved_by, safe_step, upper_move
+from .inner import (
+    StepRule,
+    check_sampler,
+    check_step_rule,
+    estimate_curvature,
+    moved_by,
+    rounding,
+    safe_step,
+    upper_move,
+)
 
 
 @dataclass(kw_only=True)
@@ -85,7 +94,7 @@ class RMDPCD:
         "reverse", or "implicit-forward".
     inner
         "auto": coordinate steps where the set is separable, full steps elsewhere; "coordinate" or "full" to insist.
-        A problem without structure pays one gradient per coordinate step.
+        A problem without structure pays one gradient per coordinate that moves.
     upper_step, step_rule
         As in `Approx`.
     refresh
@@ -186,12 +195,14 @@ class RMDPCD:
         y, template = space.ravel(lin.y).clone(), lin.y
         curvatures = state.curvatures.tolist()
         moves: list[_Move] = []
-        moved, last = 0.0, None  # last: (j, distance, gradient before) of the previous step
+        moved, last = 0.0, None  # last: (j, distance, gradient before) of the previous move
+        gradient: Tensor | None = None  # at the current y; a coordinate held at its bound leaves it as it is
         for _ in range(self.steps):
             problem.costs.projections += 1
             moved = 0.0
             for j in range(len(y)):
-                gradient = space.ravel(problem.lower_grad(lin.x, space.unravel(y, template), lin.batch))
+                if gradient is None:
+                    gradient = space.ravel(problem.lower_grad(lin.x, space.unravel(y, template), lin.batch))
                 if last is not None and abs(last[1]) > 1e-6 * (1.0 + abs(float(y[last[0]]))):
                     seen = (float(gradient[last[0]]) - last[2]) / last[1]
                     curvatures[last[0]] = max(curvatures[last[0]], seen)
@@ -200,8 +211,10 @@ class RMDPCD:
                 y[j] = min(max(target, low[j]), high[j])
                 inside = low[j] < target < high[j]
                 moves.append(_Move(j, before, (1.0 if inside else 0.0) / curvatures[j]))
-                last = (j, float(y[j]) - before, slope)
-                moved += (last[1] * curvatures[j]) ** 2
+                distance = float(y[j]) - before
+                if distance != 0.0:
+                    gradient, last = None, (j, distance, slope)
+                    moved += (distance * curvatures[j]) ** 2
         state.curvatures = torch.tensor(curvatures, dtype=y.dtype, device=y.device)
         return _Trace(problem.linearize(lin.x, space.unravel(y, template), lin.batch), moved**0.5, moves, [])
 
@@ -214,7 +227,7 @@ class RMDPCD:
 
     def _slack(self, trace: _Trace) -> float:
         lin = trace.last
-        return trace.moved * float(_y_space(lin).norm(lin.upper_grad_y)) + 1e-14 * abs(float(lin.upper_value))
+        return trace.moved * float(_y_space(lin).norm(lin.upper_grad_y)) + rounding(lin)
 
     def _derivative(self, state: RMDPCDState, trace: _Trace) -> Hypergradient:
         eta = safe_step(state.curvature)
@@ -281,16 +294,17 @@ def _reverse(trace: _Trace) -> Hypergradient:
     last = trace.last
     problem, space, x_space = last.problem, _y_space(last), last.problem.x_space
     y, a, h = space.ravel(last.y).clone(), space.ravel(last.upper_grad_y).clone(), last.upper_grad_x
-    flat = torch.zeros_like(a)
+    flat, point = torch.zeros_like(a), last
     for j, before, weight in reversed(trace.moves):
-        y[j] = before
+        if float(y[j]) != before:
+            y[j] = before
+            point = problem.linearize(last.x, space.unravel(y.clone(), last.y), last.batch)
         u = weight * float(a[j])
         if weight == 0.0:
             a[j] = 0.0
         elif u != 0.0:
             unit = flat.clone()
             unit[j] = 1.0
-            point = problem.linearize(last.x, space.unravel(y.clone(), last.y), last.batch)
             direction = space.unravel(unit, last.y)
             a = a - u * space.ravel(point.lower_hvp(direction))
             h = x_space.add(h, point.lower_cross(direction), -u)
