@@ -11,7 +11,7 @@ from bilevel.testing.solvers import assert_feasible_path, assert_reproducible, r
 KNOWN = known_problems()
 BY_NAME = {known.name: known for known in KNOWN}
 each = pytest.mark.parametrize("known", KNOWN, ids=lambda known: known.name.replace(" ", "-"))
-GAFFA = bilevel.BiCGAFFA(penalty=1.0, growth=0.0, gamma=10.0, upper_step=0.5)
+GAFFA = bilevel.BiCGAFFA(penalty=1.0, growth=0.0, gamma=10.0, upper_step=0.4)
 LVHBA = bilevel.LVHBA(penalty=1.0, growth=0.0, gamma=10.0, step_size=0.3)
 both = pytest.mark.parametrize("solver", [GAFFA, LVHBA], ids=["bic-gaffa", "lv-hba"])
 
@@ -41,7 +41,7 @@ def gap_with_functions(name, solver, steps):
 @each
 @both
 def test_reaches_the_minimum_on_a_set(known, solver):
-    """c = 1, p = 0, gamma = 10; BiC-GAFFA with upper_step 0.5, LV-HBA with 0.3; 90 steps."""
+    """c = 1, p = 0, gamma = 10; BiC-GAFFA with upper_step 0.4, LV-HBA with 0.3; 90 steps."""
     assert run_known(known, solver, 90).gap <= 0.01
 
 
@@ -148,6 +148,13 @@ def test_functions_and_a_set_together():
 def test_solvers_that_would_ignore_h_refuse_it():
     with pytest.raises(bilevel.Incompatible, match="without function constraints.*solvers that can: BiCGAFFA, LVHBA"):
         bilevel.minimize(with_functions("box"), BY_NAME["box"].x0, solver=bilevel.DMLCBO(), steps=1)
+
+
+def test_derivatives_that_would_ignore_h_are_refused():
+    problem, x = with_functions("box"), BY_NAME["box"].x0
+    for function in (bilevel.hypergradient, bilevel.argmin):
+        with pytest.raises(bilevel.Incompatible, match="cannot use function constraints"):
+            function(problem, x)
 
 
 def test_bad_inequalities_are_explained():

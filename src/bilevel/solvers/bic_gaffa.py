@@ -80,12 +80,12 @@ class BiCGAFFA:
     needs: ClassVar[tuple[Need, ...]] = (FIXED_SET,)
     takes_inequality: ClassVar[bool] = True
 
-    penalty: float = 2.0
+    penalty: float = 1.0
     growth: float = 0.25
     gamma: float = 1.0
     multiplier_gamma: float = 1.0
     largest_multiplier: float = 1e3
-    upper_step: float = 0.1
+    upper_step: float = 0.3
     lower_step: float | Literal["auto"] = "auto"
     multiplier_step: float | Literal["auto"] = "auto"
     envelope_step: float | Literal["auto"] = "auto"

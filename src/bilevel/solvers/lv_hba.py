@@ -60,7 +60,7 @@ class LVHBA:
     largest_multiplier
         r; it must exceed the lower level's multipliers.
     step_size
-        alpha, the step of the pair (x, y), in units of the penalised problem (f is divided by c_k); "auto" is 1/(4L),
+        alpha, the step of the pair (x, y), in units of the penalised problem (f is divided by c_k); "auto" is 1/(2L),
         L the largest curvature of g in y.
     multiplier_step
         eta_z, the step of lambda; "auto" is 1/(gamma_1 B + 1/gamma_2), B the largest eigenvalue of h_y h_y'.
@@ -80,7 +80,7 @@ class LVHBA:
     needs: ClassVar[tuple[Need, ...]] = (FIXED_SET,)
     takes_inequality: ClassVar[bool] = True
 
-    penalty: float = 2.0
+    penalty: float = 1.0
     growth: float = 0.25
     gamma: float = 1.0
     multiplier_gamma: float = 1.0
@@ -121,7 +121,7 @@ class LVHBA:
         curvature = state.curvature
         if "auto" in (self.step_size, self.envelope_step):
             curvature = estimate_curvature(lin, state, k, self.refresh, curvature)
-        alpha = step_or(self.step_size, 0.25 * safe_step(curvature))
+        alpha = step_or(self.step_size, 0.5 * safe_step(curvature))
         slope = estimate_slope(lin, k, self.refresh, state.slope)
         eta_z = step_or(self.multiplier_step, 1.0 / (self.gamma * slope + 1.0 / self.multiplier_gamma))
         eta = step_or(self.envelope_step, 1.0 / (max(curvature, 0.0) + 1.0 / self.gamma))

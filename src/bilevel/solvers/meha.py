@@ -64,10 +64,10 @@ class MEHA:
 
     needs: ClassVar[tuple[Need, ...]] = (FIXED_SET,)
 
-    penalty: float = 2.0
+    penalty: float = 1.0
     growth: float = 0.25
     gamma: float = 10.0
-    upper_step: float = 0.1
+    upper_step: float = 0.3
     lower_step: float | Literal["auto"] = "auto"
     envelope_step: float | Literal["auto"] = "auto"
     refresh: int = 100
