@@ -100,6 +100,19 @@ def test_the_lasso_by_its_positive_and_negative_parts(mode):
     assert float(state.gradient) == pytest.approx(float(truth), rel=1e-6)
 
 
+def test_a_start_that_flatters_is_looked_at_again():
+    """Too few steps at a condition number of 1,000: f(x, y_K) is far below F at the start, and rises later."""
+    scale = torch.logspace(-3, 0, 4).double()
+    problem = bilevel.Problem(
+        lambda x, y: (y + 0.1).square().sum(), lambda x, y: (scale * (y - x).square()).sum() / 2, sets.L2Ball(3.0)
+    )
+    x0 = torch.ones(4).double()
+    solution = bilevel.minimize(
+        problem, x0, torch.zeros(4).double(), solver=bilevel.RMDPCD(steps=5), steps=150, evaluate_every=150
+    )
+    assert float(solution.x.norm()) < 0.5 * float(x0.norm())
+
+
 def test_curvature_that_grows_on_the_way_is_noticed():
     """g = (y - x)^4 + ..: at the first x the curvature is 0.1, on the way to the second 108; no step overshoots."""
     problem = bilevel.Problem(

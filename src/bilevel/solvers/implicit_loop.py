@@ -80,13 +80,18 @@ def step_loop(solver: Settings, problem: Problem, state: ImplicitState) -> Impli
     if rule.kind == "adaptive":
         hidden = (state.tolerance + arrival.tolerance) * float(space.norm(lin.upper_grad_y))
         slack = hidden + rounding(lin)
-    drop = state.value - float(lin.upper_value)
-    accepted = rule.accepts(drop, moved_by(problem, x, state.x), state.upper_step, slack)
+    moved, again = moved_by(problem, x, state.x), None
+    accepted = rule.accepts(state.value - float(lin.upper_value), moved, state.upper_step, slack)
+    if not accepted and arrival.tolerance < state.tolerance:
+        # The old point was solved less exactly, and may have been flattered: solve it as exactly, and compare again.
+        again = _arrive(solver, problem, state, state.x, k)
+        drop = float(again.lin.upper_value) - float(lin.upper_value)
+        accepted = rule.accepts(drop, moved, state.upper_step, rounding(lin))
     new = ImplicitState(**{**vars(state), "step": k, "upper_step": rule.following(state.upper_step, accepted)})
     if accepted:
         return _settle(solver, new, arrival, accepted=True)
-    if arrival.tolerance < state.tolerance:  # the old point was solved less exactly than we now ask
-        return _settle(solver, new, _arrive(solver, problem, state, state.x, k), accepted=False)
+    if again is not None:
+        return _settle(solver, new, again, accepted=False)
     new.stats = {**state.stats, "accepted": 0.0}
     return new
 

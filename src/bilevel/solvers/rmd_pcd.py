@@ -129,7 +129,7 @@ class RMDPCD:
         state.coordinate = int(self._coordinate(problem, problem.constraint_at(x)))
         lin = problem.linearize(x, y, batch_of(problem, state.noise(), y))
         self._estimate(lin, state, 0)
-        return self._settle(problem, state, self._run(lin, state), accepted=True)
+        return self._settle(state, self._run(lin, state), accepted=True)
 
     def step(self, problem: Problem, state: RMDPCDState) -> RMDPCDState:
         """One trial step of x, the lower level there, and its derivative when the trial is kept."""
@@ -144,10 +144,18 @@ class RMDPCD:
         trace = self._run(lin, new)
         drop = state.value - float(trace.last.upper_value)
         slack = state.slack + self._slack(trace) if rule.kind == "adaptive" else 0.0
-        accepted = rule.accepts(drop, moved_by(problem, x, state.x), state.upper_step, slack)
-        new.upper_step = rule.following(state.upper_step, accepted)
+        moved, step, again = moved_by(problem, x, state.x), state.upper_step, None
+        accepted = rule.accepts(drop, moved, step, slack)
+        if not accepted and state.slack > 10.0 * rounding(trace.last):
+            # An unsolved lower level may have flattered the old point: as many steps there make a fair comparison.
+            again = self._run(problem.linearize(state.x, state.y, lin.batch), new)
+            drop = float(again.last.upper_value) - float(trace.last.upper_value)
+            accepted = rule.accepts(drop, moved, step, rounding(trace.last))
+        new.upper_step = rule.following(step, accepted)
         if accepted:
-            return self._settle(problem, new, trace, accepted=True)
+            return self._settle(new, trace, accepted=True)
+        if again is not None:
+            return self._settle(new, again, accepted=False)
         new.stats = {**state.stats, "accepted": 0.0}
         return new
 
@@ -218,7 +226,7 @@ class RMDPCD:
         state.curvatures = torch.tensor(curvatures, dtype=y.dtype, device=y.device)
         return _Trace(problem.linearize(lin.x, space.unravel(y, template), lin.batch), moved**0.5, moves, [])
 
-    def _settle(self, problem: Problem, state: RMDPCDState, trace: _Trace, *, accepted: bool) -> RMDPCDState:
+    def _settle(self, state: RMDPCDState, trace: _Trace, *, accepted: bool) -> RMDPCDState:
         last = trace.last
         state.x, state.y, state.value, state.slack = last.x, last.y, float(last.upper_value), self._slack(trace)
         state.gradient = self._derivative(state, trace).gradient
