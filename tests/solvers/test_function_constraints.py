@@ -90,9 +90,10 @@ def test_the_bias_is_that_of_the_penalty_and_shrinks(solver_class):
     biased, gamma, gaps = BiasedProblem(), 4.0, []
     best = bilevel.upper_value(biased.problem, biased.answer(0.0))
     step = {"step_size": 0.4} if solver_class is bilevel.LVHBA else {"upper_step": 0.8}
+    steps = 400 if solver_class is bilevel.LVHBA else 200
     for penalty in (2.0, 8.0):
         solver = solver_class(penalty=penalty, growth=0.0, gamma=gamma, **step)
-        solution = bilevel.minimize(biased.problem, biased.x0, solver=solver, steps=200, evaluate_every=200)
+        solution = bilevel.minimize(biased.problem, biased.x0, solver=solver, steps=steps, evaluate_every=steps)
         sigma = (1 + gamma) / (gamma * penalty)
         assert float((solution.x - biased.answer(sigma)).norm()) < 2e-3
         gaps.append(float(bilevel.upper_value(biased.problem, solution.x) - best))
