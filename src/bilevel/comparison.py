@@ -178,7 +178,7 @@ def compare(
         Solvers by name, or a list of them (named after their classes).
     budget
         `Budget(cost=...)`, `Budget(seconds=...)`, or a number of seconds. A run stops before the step that is expected
-        to pass its budget; only a first step may be dearer than that.
+        to pass its budget; only its first two steps may be dearer than that.
     points
         About how many evaluations to spread over the budget; they cost nothing of it.
     seed
@@ -294,7 +294,8 @@ class _Runner:
 
     def _next(self, steps: int, spent: float, used: float) -> int:
         """As many steps as fill one of the `points` pieces of the budget, and not more than what is left of it."""
-        each = max(spent / steps, 1e-9)
+        taken = steps + 1 if used == spent else steps  # the start of a run often costs as much as a step
+        each = max(spent / taken, 1e-9)
         left = math.floor((1.0 - used) / each + 1e-9)
         return min(left, max(1, round(1.0 / (self.points * each))), 10 * steps)
 
