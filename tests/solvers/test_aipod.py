@@ -60,7 +60,7 @@ def test_coupled_constraints_reach_the_closed_form_minimum(solver):
     problem = coupled()
     step = 1.0 / float(torch.linalg.eigvalsh(J.T @ J)[-1] + 0.1)
     tuned = type(solver)(upper_step=step)
-    solution = bilevel.minimize(problem, X0, Y0, solver=tuned, steps=150, evaluate_every=150)
+    solution = bilevel.minimize(problem, X0, Y0, solver=tuned, steps=80, evaluate_every=80)
     start, end, least = (float(bilevel.upper_value(problem, x, closed_form(x)[0])) for x in (X0, solution.x, best))
     assert end - least <= 0.01 * (start - least)
 

@@ -16,8 +16,8 @@ each = pytest.mark.parametrize("known", KNOWN, ids=lambda known: known.name.repl
 
 @each
 def test_reaches_the_minimum_untuned(known):
-    """All ten problems, default settings, 30 steps."""
-    assert run_known(known, bilevel.Approx(), steps=30).gap <= 0.01
+    """All ten problems, default settings, 25 steps."""
+    assert run_known(known, bilevel.Approx(), steps=25).gap <= 0.01
 
 
 @pytest.mark.parametrize("name", ["l1 ball", "half-space"])
@@ -77,7 +77,7 @@ def test_long_runs_past_the_minimum_stay_finite():
     "solver", [bilevel.Approx(), bilevel.Implicit(), bilevel.RMDPCD(steps=6), bilevel.VPBGD(upper_step=0.5)]
 )
 def test_single_precision(solver):
-    for known in known_problems(torch.float32)[3:9:5]:
+    for known in known_problems(torch.float32)[3:4]:
         solution = bilevel.minimize(known.problem, known.x0, known.y0, solver=solver, steps=30, evaluate_every=30)
         assert solution.x.dtype == solution.y.dtype == torch.float32
         assert known.problem.constraint.contains(solution.y)

@@ -17,8 +17,8 @@ each = pytest.mark.parametrize("name", LINEAR)
 
 @each
 def test_reaches_the_minimum_untuned(name):
-    """The known problems in its class, default settings, 30 steps."""
-    assert run_known(BY_NAME[name], bilevel.IGAL(), steps=30).gap <= 0.01
+    """The known problems in its class, default settings, 18 steps."""
+    assert run_known(BY_NAME[name], bilevel.IGAL(), steps=18).gap <= 0.01
 
 
 @each

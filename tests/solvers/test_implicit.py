@@ -13,8 +13,8 @@ each = pytest.mark.parametrize("known", KNOWN, ids=lambda known: known.name.repl
 
 @each
 def test_reaches_the_minimum_untuned(known):
-    """All ten problems, default settings, 30 steps."""
-    run = run_known(known, bilevel.Implicit(), steps=30)
+    """All ten problems, default settings, 25 steps."""
+    run = run_known(known, bilevel.Implicit(), steps=25)
     assert run.gap <= 0.01
     assert run.solution.history[-1].lower_residual <= 2e-6
 

@@ -108,7 +108,7 @@ def test_a_start_that_flatters_is_looked_at_again():
     )
     x0 = torch.ones(4).double()
     solution = bilevel.minimize(
-        problem, x0, torch.zeros(4).double(), solver=bilevel.RMDPCD(steps=5), steps=150, evaluate_every=150
+        problem, x0, torch.zeros(4).double(), solver=bilevel.RMDPCD(steps=5), steps=80, evaluate_every=80
     )
     assert float(solution.x.norm()) < 0.5 * float(x0.norm())
 
