@@ -42,7 +42,8 @@ def test_each_function_is_called_once_per_point_whatever_is_asked():
     assert (upper.calls, lower.calls) == (1, 1)
     costs = problem.costs.as_dict()
     assert costs == {
-        "upper_gradients": 1, "lower_gradients": 2, "hessian_products": 3, "cross_products": 3, "projections": 0
+        "upper_gradients": 1, "lower_gradients": 2, "hessian_products": 3, "cross_products": 3, "projections": 0,
+        "inequality_products": 0,
     }  # fmt: skip
 
 

@@ -31,9 +31,26 @@ _HOME = {
     "argmin": "implicit",
     "hypergradient": "implicit",
     "DMLCBO": "solvers",
+    "BiCGAFFA": "solvers",
+    "DSBLO": "solvers",
+    "LVHBA": "solvers",
+    "MEHA": "solvers",
+    "PenaltyMomentum": "solvers",
+    "ProjectedSOBA": "solvers",
+    "SIGD": "solvers",
+    "AiPOD": "solvers",
+    "Approx": "solvers",
+    "EAiPOD": "solvers",
+    "IGAL": "solvers",
+    "Implicit": "solvers",
+    "RMDPCD": "solvers",
+    "VPBGD": "solvers",
     "AdaptivityWarning": "solvers",
     "minimize": "loop",
     "iterate": "loop",
+    "compare": "comparison",
+    "Comparison": "comparison",
+    "Budget": "comparison",
     "Solution": "solution",
     "Status": "solution",
     "Record": "solution",
@@ -66,6 +83,7 @@ def __dir__() -> list[str]:
 
 if TYPE_CHECKING:
     from . import errors, hypergradients, sets, smoothing, solvers
+    from .comparison import Budget, Comparison, compare
     from .errors import BilevelError, EmptySet, Incompatible, InvalidInput, InvalidType, MissingExtra
     from .hypergradients import LinearSolve, Neumann, Unrolled
     from .implicit import argmin, hypergradient
@@ -75,4 +93,21 @@ if TYPE_CHECKING:
     from .randomness import Seeds
     from .smoothing import Exact, Perturbed, PrecisionWarning, TwoPoint
     from .solution import Record, Solution, Status
-    from .solvers import DMLCBO, AdaptivityWarning
+    from .solvers import (
+        DMLCBO,
+        DSBLO,
+        IGAL,
+        LVHBA,
+        MEHA,
+        RMDPCD,
+        SIGD,
+        VPBGD,
+        AdaptivityWarning,
+        AiPOD,
+        Approx,
+        BiCGAFFA,
+        EAiPOD,
+        Implicit,
+        PenaltyMomentum,
+        ProjectedSOBA,
+    )

@@ -19,6 +19,10 @@ class EmptySet(InvalidInput):
     """The parameters of a convex set leave no point in it."""
 
 
+class NotFinite(InvalidInput):
+    """A point has NaN or infinite entries; in a run it means divergence."""
+
+
 class Incompatible(BilevelError, ValueError):
     """Two parts that cannot work together: says what is needed and which parts would do."""
 

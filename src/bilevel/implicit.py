@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .checks import check_lower_start, check_vector
-from .errors import InvalidInput
+from .errors import Incompatible, InvalidInput
 from .hypergradients import Estimator, Hypergradient, LinearSolve
 from .lower import solve_lower, uncounted, warn_if_unsolved
 from .problem import Linearization, Problem
@@ -52,7 +52,7 @@ def hypergradient(
     >>> hypergradient(problem, torch.tensor([1.0, -1.0]))
     tensor([2., 0.])
     """
-    problem = uncounted(problem)
+    problem = _with_a_set_only(problem)
     x = tree_map(Tensor.detach, check_vector("x", x))
     if y is None:
         solution = solve_lower(problem, x)
@@ -99,12 +99,22 @@ def argmin(
     >>> x.grad
     tensor([0., 0.])
     """
-    problem = uncounted(problem)
+    problem = _with_a_set_only(problem)
     solution = solve_lower(problem, check_vector("x", x), y0, tol=tol, max_steps=max_steps)
     warn_if_unsolved(solution)
     context = _Solved(problem, x, solution.y, method or LinearSolve())
     outputs = _ArgminFunction.apply(context, *leaves(x))
     return like(solution.y, outputs)  # type: ignore[arg-type]
+
+
+def _with_a_set_only(problem: Problem) -> Problem:
+    """The problem, uncounted; function constraints would be ignored by the linear system, so they are refused."""
+    if problem.inequality is not None:
+        raise Incompatible(
+            "hypergradient and argmin cannot use function constraints (inequality=h): they need the Jacobian of a "
+            "projection. Write h as a set of bilevel.sets; solve_lower and upper_value take h, without derivatives"
+        )
+    return uncounted(problem)
 
 
 class _Solved:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal
@@ -10,13 +12,15 @@ from typing import Any, Literal
 import torch
 
 from .checks import check_start
-from .errors import InvalidInput, InvalidType
+from .errors import InvalidInput, InvalidType, NotFinite
+from .fixed_form import FixedForm, fixed_form
 from .hypergradients import LinearSolve
 from .lower import lower_residual, solve_lower, uncounted
 from .problem import Problem
 from .randomness import Seeds
 from .solution import OUTPUTS, Record, Solution, Status
 from .solvers import DMLCBO, Solver, State
+from .solvers.base import FIXED_SET, check_compatible
 from .spaces import Vector
 
 Callback = Callable[[Record, Any], Any]
@@ -48,6 +52,11 @@ def iterate(
     """
     solver = DMLCBO() if solver is None else solver
     x, y = check_start(problem, x0, y0)
+    form = _fixed_form(problem, solver, x, y)
+    if form is not None:
+        for state in iterate(form.problem, x, form.into(x, y), solver=solver, seed=seed):
+            yield dataclasses.replace(state, y=form.back(state.x, state.y))
+    check_compatible(solver, problem, problem.constraint_at(x), y)
     state = solver.init(problem, x, y, Seeds.of(seed))
     while True:
         state = solver.step(problem, state)
@@ -113,6 +122,18 @@ def minimize(
     """
     _check_settings(problem, solver, steps, evaluate_every, tol, output)
     solver = DMLCBO() if solver is None else solver
+    if problem.moving:
+        state = resume.state if isinstance(resume, Solution) else resume
+        x, y = check_start(uncounted(problem), x0, y0) if state is None else (state.x, state.y)
+        form = _fixed_form(problem, solver, x, y)
+        if form is not None:
+            solution = minimize(
+                form.problem, x, None if resume else form.into(x, y), solver=solver, steps=steps, seed=seed,
+                evaluate_every=evaluate_every, tol=tol, output=output, callbacks=callbacks, progress=progress,
+                resume=resume,
+            )  # fmt: skip
+            solution.y = form.back(solution.x, solution.y)
+            return solution
     run = _Run(uncounted(problem), solver, tol, output)
     if resume is None:
         run.start(x0, y0, Seeds.of(seed))
@@ -136,6 +157,7 @@ class _Run:
 
     def start(self, x0: Any, y0: Any, seeds: Seeds) -> None:
         x, y = check_start(uncounted(self.problem), x0, y0)
+        check_compatible(self.solver, self.problem, self.problem.constraint_at(x), y)
         began = time.perf_counter()
         self.state = self.solver.init(self.problem, x, y, seeds)
         self.seconds += time.perf_counter() - began
@@ -180,6 +202,8 @@ class _Run:
                     if stop is not None:
                         status = stop
                         break
+        except NotFinite:  # a set was handed such a point within a step or an evaluation
+            status = Status.DIVERGED
         except KeyboardInterrupt:
             status = Status.INTERRUPTED
         if status in (Status.STEPS, Status.STATIONARY) and self.series_diverged:
@@ -222,14 +246,17 @@ class _Run:
     def _record(self) -> Record:
         problem, state = uncounted(self.problem), self.state
         lin = problem.linearize(state.x, state.y)
-        measure = LinearSolve(tol=1e-4, max_iterations=200).estimate(lin, state.noise())
+        stationarity = math.nan  # the linear solve needs the Jacobian of a projection: not with function constraints
+        if problem.inequality is None:
+            measure = LinearSolve(tol=1e-4, max_iterations=200).estimate(lin, state.noise())
+            stationarity = stationarity_of(problem, state.x, measure.gradient)
         contraction = getattr(getattr(self.solver, "hypergradient", None), "contraction", None)
         return Record(
             step=state.step,
             seconds=self.seconds,
             upper=float(lin.upper_value),
             lower_residual=lower_residual(problem, state.x, state.y),
-            stationarity=_stationarity(problem, state.x, measure.gradient),
+            stationarity=stationarity,
             contraction=None if contraction is None else contraction(lin, state.noise()),
             costs=self.problem.costs.as_dict(),
         )
@@ -257,6 +284,11 @@ class _Run:
         return Solution(x=x, y=y, status=status, history=self.history, stats=stats, state=state, output=self.output)
 
 
+def _fixed_form(problem: Problem, solver: Solver, x: Vector, y: Vector) -> FixedForm | None:
+    """For solvers that need a fixed set: the problem in y' when its set is Translated or Scaled by x; else None."""
+    return fixed_form(problem, x, y) if FIXED_SET in getattr(solver, "needs", ()) else None
+
+
 def _finite(problem: Problem, state: State) -> bool:
     space = problem.x_space
     moving = [state.x, state.y]
@@ -264,7 +296,7 @@ def _finite(problem: Problem, state: State) -> bool:
     return all(space.is_finite(vector) for vector in moving)
 
 
-def _stationarity(problem: Problem, x: Vector, h: Vector) -> float:
+def stationarity_of(problem: Problem, x: Vector, h: Vector) -> float:
     """|x - P_X(x - h)|, which is |h| when x is free."""
     space = problem.x_space
     moved = problem.upper_constraint.project(space.add(x, h, -1.0))

@@ -41,7 +41,7 @@ def lower_residual(problem: Problem, x: Vector, y: Vector) -> float:
     >>> lower_residual(problem, torch.tensor(1.0), torch.zeros(4))
     2.0
     """
-    constraint = problem.constraint_at(x)
+    constraint = problem.feasible_set(x)
     space = problem.y_space(constraint)
     moved = problem.project(constraint, space.add(y, problem.lower_grad(x, y), -1.0))
     return float(space.norm(space.add(y, moved, -1.0)))
@@ -84,8 +84,8 @@ def solve_lower(
     tensor([1., 0.])
     """
     x = tree_map(Tensor.detach, check_vector("x", x))
-    constraint = problem.constraint_at(x)
-    y = check_lower_start(problem, constraint, y0)
+    constraint = problem.feasible_set(x)
+    y = check_lower_start(problem, problem.constraint_at(x), y0)
     dtype = leaves(y)[0].dtype
     tol = tolerances.lower_residual(dtype) if tol is None else tol
     if not tol > 0:
@@ -94,7 +94,7 @@ def solve_lower(
 
 
 def _accelerated(problem: Problem, x: Vector, y: Vector, tol: float, max_steps: int) -> LowerSolution:
-    constraint = problem.constraint_at(x)
+    constraint = problem.feasible_set(x)
     space = problem.y_space(constraint)
     curvature = largest_curvature(problem.linearize(x, y))
     step = 1.0 / curvature if curvature > 0 else 1.0

@@ -14,6 +14,7 @@ from torch import Tensor
 from .errors import InvalidInput, InvalidType
 from .sets.base import ConvexSet
 from .sets.free_space import FreeSpace
+from .sets.inequality_set import InequalitySet
 from .spaces import Space, Vector, leaves, like, tree_map
 
 Objective = Callable[..., Tensor]
@@ -34,6 +35,7 @@ class Costs:
     hessian_products: int = 0
     cross_products: int = 0
     projections: int = 0
+    inequality_products: int = 0  # h' m of function constraints, for methods that use them
 
     def as_dict(self) -> dict[str, int]:
         """The counts by name."""
@@ -101,6 +103,24 @@ class Linearization(ABC):
         """grad^2_xy g . v, of the shape of x."""
         self.problem.costs.cross_products += 1
         return self._lower_cross(v)
+
+    @cached_property
+    def _inequality_graph(self) -> tuple[Vector, Vector, Tensor]:
+        x, y = _as_leaves(self.x), _as_leaves(self.y)
+        return x, y, self.problem.call_inequality(x, y, self.batch)
+
+    @property
+    def inequality_value(self) -> Tensor:
+        """h(x, y), one number per function constraint."""
+        return self._inequality_graph[2].detach()
+
+    def inequality_vjp(self, multipliers: Tensor) -> tuple[Vector, Vector]:
+        """The gradients of multipliers . h(x, y) in x and in y."""
+        self.problem.costs.inequality_products += 1
+        x, y, value = self._inequality_graph
+        gradients = _vjp([value], leaves(x) + leaves(y), [multipliers])
+        count = len(leaves(x))
+        return like(x, gradients[:count]), like(y, gradients[count:])
 
     @abstractmethod
     def _upper_value(self) -> Tensor: ...
@@ -200,6 +220,9 @@ class Problem:
         Where lower-level solves start, with the shape, dtype and device of y. `minimize` can take it instead.
     sampler
         generator -> batch. When given, f and g take a third argument: the batch, or None for all the data.
+    inequality
+        h(x, y) -> tensor of shape (m,), convex in y: the lower level then also obeys h(x, y) <= 0. For the solvers
+        that take function constraints (`BiCGAFFA`, `LVHBA`); a set with a projection is faster wherever there is one.
 
     Examples
     --------
@@ -224,6 +247,7 @@ class Problem:
         upper_constraint: ConvexSet | None = None,
         y0: Vector | None = None,
         sampler: Callable[[torch.Generator], Any] | None = None,
+        inequality: Objective | None = None,
     ) -> None:
         for name, function in (("upper", upper), ("lower", lower)):
             if not callable(function):
@@ -236,7 +260,9 @@ class Problem:
             raise InvalidType(f"upper_constraint must be a convex set of bilevel.sets, got {upper_constraint!r}")
         if not (sampler is None or callable(sampler)):
             raise InvalidType(f"sampler must be a function generator -> batch, got {sampler!r}")
-        self.upper, self.lower = upper, lower
+        if not (inequality is None or callable(inequality)):
+            raise InvalidType(f"inequality must be a function of (x, y), got {inequality!r}")
+        self.upper, self.lower, self.inequality = upper, lower, inequality
         self.constraint = FreeSpace() if constraint is None else constraint
         self.upper_constraint = FreeSpace() if upper_constraint is None else upper_constraint
         self.y0 = y0
@@ -256,6 +282,14 @@ class Problem:
         if not isinstance(constraint, ConvexSet):
             raise InvalidType(f"constraint(x) must return a convex set of bilevel.sets, got {constraint!r}")
         return constraint
+
+    def feasible_set(self, x: Vector) -> ConvexSet:
+        """The set of the lower level at x: Y, cut by h(x, y) <= 0 when there are function constraints."""
+        constraint = self.constraint_at(x)
+        if self.inequality is None:
+            return constraint
+        x = tree_map(Tensor.detach, x)
+        return InequalitySet(lambda y: self.call_inequality(x, y), constraint)
 
     @cached_property
     def x_space(self) -> Space:
@@ -299,6 +333,17 @@ class Problem:
     def call_lower(self, x: Vector, y: Vector, batch: Any = None) -> Tensor:
         """g(x, y), checked to be a scalar tensor."""
         return _scalar("lower", self.lower, x, y, *self._batch(batch))
+
+    def call_inequality(self, x: Vector, y: Vector, batch: Any = None) -> Tensor:
+        """h(x, y), checked to be a vector."""
+        if self.inequality is None:
+            raise InvalidInput("this problem has no function constraints: give Problem(..., inequality=h)")
+        with torch.enable_grad():
+            value = self.inequality(x, y, *self._batch(batch))
+        if not isinstance(value, Tensor) or value.ndim != 1 or value.numel() == 0 or not value.is_floating_point():
+            shown = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
+            raise InvalidType(f"inequality returned {shown}: return a tensor of shape (m,), one entry per constraint")
+        return value
 
     def _batch(self, batch: Any) -> tuple[Any, ...]:
         return () if self.sampler is None and batch is None else (batch,)

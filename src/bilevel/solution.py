@@ -59,7 +59,7 @@ class Record:
     lower_residual
         |y - P_Y(y - grad_y g)|.
     stationarity
-        |h| by a linear solve at (x, y), or |x - P_X(x - h)| when x has a set.
+        |h| by a linear solve at (x, y), or |x - P_X(x - h)| when x has a set; NaN with function constraints.
     contraction
         For Neumann series: eta L - 1 on the current face (1 and beyond: diverges); None for other estimators.
     costs

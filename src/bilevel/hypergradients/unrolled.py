@@ -48,19 +48,28 @@ class Unrolled:
         start: Vector | None = None,
     ) -> Hypergradient:
         """See `Estimator.estimate`; the steps start at the point of `lin`, and `start` is not used."""
-        problem, space, x_space = lin.problem, space_of(lin), lin.problem.x_space
         eta = resolve_eta(self.eta, lin, noise, curvature)
+        return self.backward(self.forward(lin, eta), eta)
+
+    def forward(self, lin: Linearization, eta: float) -> list[Linearization]:
+        """The points y_0, ..., y_K, each with its linearisation."""
         path = [lin]
         for _ in range(self.steps):
-            y = problem.project(lin.constraint, gradient_step(path[-1], eta))
-            path.append(problem.linearize(lin.x, y, lin.batch))
-        last = path.pop()
+            y = lin.problem.project(lin.constraint, gradient_step(path[-1], eta))
+            path.append(lin.problem.linearize(lin.x, y, lin.batch))
+        return path
+
+    def backward(self, path: list[Linearization], eta: float) -> Hypergradient:
+        """The adjoint of the steps of `forward`."""
+        *points, last = path
+        problem, space, x_space = last.problem, space_of(last), last.problem.x_space
+        constraint = path[0].constraint
         h, a = last.upper_grad_x, last.upper_grad_y
-        for point in reversed(path):
+        for point in reversed(points):
             z = gradient_step(point, eta)
-            u = lin.constraint.jacobian(z).apply(a)
-            through_set = problem.constraint_vjp(lin.x, z, a)
+            u = constraint.jacobian(z).apply(a)
+            through_set = problem.constraint_vjp(last.x, z, a)
             h = x_space.add(h, point.lower_cross(u), -eta)
             h = h if through_set is None else x_space.add(h, through_set)
             a = space.add(u, point.lower_hvp(u), -eta)
-        return Hypergradient(h, None, {"eta": eta, "steps": float(self.steps)})
+        return Hypergradient(h, None, {"eta": eta, "steps": float(len(points))})

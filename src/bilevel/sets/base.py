@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from .. import tolerances
-from ..errors import EmptySet, InvalidInput, InvalidType
+from ..errors import EmptySet, InvalidInput, InvalidType, NotFinite
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ class ConvexSet(ABC):
         if can_look_at_values() and not math.isfinite(z.detach().sum()):
             bad = int((~torch.isfinite(z)).sum())
             if bad:
-                raise InvalidInput(f"{name}: {bad} of {z.numel()} entries of the point are NaN or infinite")
+                raise NotFinite(f"{name}: {bad} of {z.numel()} entries of the point are NaN or infinite")
         return z
 
 

@@ -1,12 +1,21 @@
-"""The contract of a solver: settings in a frozen dataclass, `init` and `step` from State to State."""
+"""The contract of a solver: settings in a frozen dataclass, what it needs, `init` and `step` from State to State."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from ..errors import Incompatible, InvalidInput
 from ..problem import Problem
 from ..randomness import Noise, Seeds
+from ..sets.affine import AffineSet, HalfSpace, Hyperplane
+from ..sets.base import ConvexSet
+from ..sets.box import Box
+from ..sets.free_space import FreeSpace
+from ..sets.polyhedron import Polyhedron
+from ..sets.simplex import Simplex
 from ..spaces import Vector, leaves
 
 
@@ -35,7 +44,11 @@ class State:
 
 
 class Solver(Protocol):
-    """A method for bilevel problems."""
+    """A method for bilevel problems.
+
+    A class attribute `needs`, a tuple of `Need`, says what the problem and its set must offer; without one the
+    method takes everything. `check_compatible` looks at it before the first iteration.
+    """
 
     def init(self, problem: Problem, x: Vector, y: Vector, seeds: Seeds) -> Any:
         """The state before the first step."""
@@ -46,13 +59,125 @@ class Solver(Protocol):
         ...
 
 
-def batch_of(problem: Problem, noise: Noise, y: Vector) -> Any:
-    """The batch of a step: a pure function of the seed and the step number; None means all the data."""
+@dataclass(frozen=True)
+class Need:
+    """One thing a solver asks of a problem.
+
+    Parameters
+    ----------
+    what
+        Ends the sentence "it needs ...".
+    met
+        (problem, set at the start, y at the start) -> whether it is there.
+    """
+
+    what: str
+    met: Callable[[Problem, ConvexSet, Vector], bool]
+
+
+def _is_affine(constraint: ConvexSet) -> bool:
+    return isinstance(constraint, AffineSet | Hyperplane | FreeSpace)
+
+
+def _is_linear(constraint: ConvexSet) -> bool:
+    return _is_affine(constraint) or isinstance(constraint, HalfSpace | Box | Simplex | Polyhedron)
+
+
+def _single_vector(y: Vector) -> bool:
+    return not isinstance(y, dict) and y.ndim == 1
+
+
+def _is_polyhedral(problem: Problem, constraint: ConvexSet, y: Vector) -> bool:
+    """At y and at points outside: the Jacobian of a curved set is a projector too inside the set, where it is I."""
+    space, generator = problem.y_space(constraint), Noise().generator("curvature", device=device_of(y))
+    length = 10.0 * (1.0 + float(space.norm(y)))
+    points = [space.add(y, space.sphere(y, generator), length) for _ in range(4)]
+    return all(constraint.jacobian(point).is_projector for point in (y, *points))
+
+
+FIXED_SET = Need("a set that does not move with x", lambda problem, constraint, y: not problem.moving)
+PROJECTOR = Need(
+    "a projection whose Jacobian is an orthogonal projector (a polyhedral set)",
+    lambda problem, constraint, y: _is_polyhedral(problem, constraint, y),
+)
+AFFINE = Need(
+    "an affine set (AffineSet, Hyperplane or FreeSpace; the right-hand side may depend on x)",
+    lambda problem, constraint, y: _is_affine(constraint),
+)
+LINEAR = Need(
+    "linear inequalities and equations (HalfSpace, Box, NonNegative, Simplex, Polyhedron or an affine set)",
+    lambda problem, constraint, y: _is_linear(constraint),
+)
+SINGLE_VECTOR = Need("one vector y (no batch and no dictionary)", lambda problem, constraint, y: _single_vector(y))
+SEPARABLE = Need("a separable set (a box or a product of boxes)", lambda problem, constraint, y: constraint.separable)
+FUNCTION_CONSTRAINTS = Need(
+    "constraints given as functions, Problem(..., inequality=h)",
+    lambda problem, constraint, y: getattr(problem, "inequality", None) is not None,
+)
+
+
+NO_FUNCTION_CONSTRAINTS = Need(
+    "a lower level without function constraints (inequality=h)",
+    lambda problem, constraint, y: problem.inequality is None,
+)
+
+
+def unmet(solver: Any, problem: Problem, constraint: ConvexSet, y: Vector) -> list[Need]:
+    """What the solver (an object or its class) needs and the problem does not offer.
+
+    Only a solver with `takes_inequality = True` may be given h(x, y) <= 0: any other would ignore it.
+    """
+    needs = tuple(getattr(solver, "needs", ()))
+    if not getattr(solver, "takes_inequality", False):
+        needs = (*needs, NO_FUNCTION_CONSTRAINTS)
+    return [need for need in needs if not need.met(problem, constraint, y)]
+
+
+def check_compatible(solver: Any, problem: Problem, constraint: ConvexSet, y: Vector) -> None:
+    """The solver can take this problem and its set at the start; says what is missing and who could."""
+    missing = unmet(solver, problem, constraint, y)
+    if not missing:
+        return
+    from .. import solvers
+
+    classes = [getattr(solvers, name) for name in solvers.__all__]
+    able = [
+        cls.__name__
+        for cls in classes
+        if hasattr(cls, "init") and cls is not Solver and not unmet(cls, problem, constraint, y)
+    ]
+    motion = " that moves with x" if problem.moving else ""
+    raise Incompatible(
+        f"{type(solver).__name__} cannot use set {constraint!r}{motion}: it needs "
+        f"{' and '.join(need.what for need in missing)}; solvers that can: {', '.join(able) or 'none'}"
+    )
+
+
+def batch_of(problem: Problem, noise: Noise, y: Vector, index: int = 0) -> Any:
+    """Batch `index` of a step: a pure function of the seed and the step number; None means all the data."""
     if problem.sampler is None:
         return None
-    return problem.sampler(noise.generator("data"))
+    return problem.sampler(noise.generator("data", index))
 
 
 def device_of(y: Vector) -> Any:
     """The device of the first tensor of a vector."""
     return leaves(y)[0].device
+
+
+def check_positive(name: str, value: Any) -> None:
+    """A positive, finite number."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise InvalidInput(f"{name} must be a positive number, got {value!r}")
+
+
+def check_count(name: str, value: Any) -> None:
+    """An integer of at least 1."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InvalidInput(f"{name} must be an integer of at least 1, got {value!r}")
+
+
+def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
+    """One of a few words."""
+    if value not in choices:
+        raise InvalidInput(f"{name} must be one of {', '.join(repr(choice) for choice in choices)}, got {value!r}")

@@ -1,0 +1,130 @@
+"""AiPOD: alternating implicit projected SGD for equality constraints (Xiao, Shen, Yin & Chen, AISTATS 2023).
+
+Lower level on the affine set Y(x) = {y : A y + H x = c}, written `constraint=lambda x: AffineSet(A, c - H @ x)` when
+coupled and `AffineSet(A, c)` when not. With Pi the projector on the null space of A and w = Pi (Pi G_yy Pi)^+ Pi f_y:
+
+    y <- P_Y(x_k)( y - beta grad_y g(x_k, y) )        S times
+    h = grad_x f - G_xy w - H' (A^+)' (grad_y f - G_yy w)
+    x_{k+1} = P_X( x_k - alpha h )
+
+w lies in the null space of A: that is the paper's V_2 (V_2' G_yy V_2)^-1 V_2' f_y without a basis V_2.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+from ..hypergradients import Estimator, LinearSolve
+from ..problem import Linearization, Problem
+from ..randomness import Seeds
+from ..spaces import Vector
+from .base import AFFINE, Need, State, batch_of, check_count, check_positive
+from .inner import estimate_curvature, safe_step, upper_move
+
+
+@dataclass(kw_only=True)
+class AiPODState(State):
+    """The state of AiPOD and E-AiPOD."""
+
+    adjoint: Any = None  # w, warm start of the linear solve
+    correction: Any = None  # r of E-AiPOD: an estimate of the normal part of grad_y g
+    curvature: float = math.nan
+    stats: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AiPOD:
+    """Projected steps on an affine lower level, and an implicit gradient on its null space.
+
+    Parameters
+    ----------
+    upper_step
+        alpha.
+    lower_step
+        beta, or "auto" for 1/L. With noisy batches give a smaller number.
+    lower_steps
+        S.
+    hypergradient
+        How the inverse is taken: `LinearSolve` (default), or the paper's truncated series,
+        Neumann(terms=N, truncation="random", smoothing=Exact()).
+    refresh
+        The curvature behind "auto" is estimated again every so many steps.
+
+    Examples
+    --------
+    >>> AiPOD(lower_steps=5).lower_steps
+    5
+    """
+
+    needs: ClassVar[tuple[Need, ...]] = (AFFINE,)
+
+    upper_step: float = 0.1
+    lower_step: float | Literal["auto"] = "auto"
+    lower_steps: int = 5
+    hypergradient: Estimator = LinearSolve(tol=1e-3, max_iterations=30)  # noqa: RUF009  (frozen)
+    refresh: int = 100
+
+    def __post_init__(self) -> None:
+        check_positive("upper_step", self.upper_step)
+        if self.lower_step != "auto":
+            check_positive("lower_step", self.lower_step)
+        check_count("lower_steps", self.lower_steps)
+        check_count("refresh", self.refresh)
+
+    def init(self, problem: Problem, x: Vector, y: Vector, seeds: Seeds) -> AiPODState:
+        """Nothing but the curvature is computed ahead."""
+        return start(problem, x, y, seeds, self.refresh)
+
+    def step(self, problem: Problem, state: AiPODState) -> AiPODState:
+        """S projected steps of y, then one implicit step of x."""
+        k, noise = state.step + 1, state.noise(state.step + 1)
+        constraint = problem.constraint_at(state.x)
+        space, y, beta = problem.y_space(constraint), state.y, length(self.lower_step, state)
+        for s in range(self.lower_steps):
+            gradient = problem.lower_grad(state.x, y, batch_of(problem, noise, y, s))
+            y = problem.project(constraint, space.add(y, gradient, -beta))
+        lin = problem.linearize(state.x, y, batch_of(problem, noise, y, self.lower_steps))
+        return upper_step(problem, state, lin, k, self.hypergradient, self.upper_step, self.refresh)
+
+
+def start(problem: Problem, x: Vector, y: Vector, seeds: Seeds, refresh: int) -> AiPODState:
+    """The first state of AiPOD and E-AiPOD."""
+    state = AiPODState(x=x, y=y, seeds=seeds)
+    lin = problem.linearize(x, y, batch_of(problem, state.noise(), y))
+    state.curvature = estimate_curvature(lin, state, 0, refresh, math.nan)
+    state.correction = problem.y_space(lin.constraint).zeros_like(y)
+    return state
+
+
+def length(lower_step: float | str, state: AiPODState) -> float:
+    """beta."""
+    return safe_step(state.curvature) if isinstance(lower_step, str) else float(lower_step)
+
+
+def upper_step(
+    problem: Problem,
+    state: AiPODState,
+    lin: Linearization,
+    k: int,
+    method: Estimator,
+    alpha: float,
+    refresh: int,
+    *,
+    project: bool = True,
+) -> AiPODState:
+    """x after one step along the implicit gradient at `lin`; y moves along with a coupled set."""
+    curvature = estimate_curvature(lin, state, k, refresh, state.curvature)
+    sample = method.estimate(lin, state.noise(k), curvature=curvature, start=state.adjoint)
+    if project:
+        x = upper_move(problem, lin.x, sample.gradient, alpha)
+    else:
+        x = problem.x_space.add(lin.x, sample.gradient, -alpha)
+    y = problem.project(problem.constraint_at(x), lin.y) if problem.moving else lin.y
+    return AiPODState(
+        **{
+            **vars(state), "x": x, "y": y, "step": k, "adjoint": sample.adjoint, "curvature": curvature,
+            "stats": sample.stats,
+        }
+    )  # fmt: skip

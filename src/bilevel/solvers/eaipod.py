@@ -1,0 +1,106 @@
+"""E-AiPOD: AiPOD with lazy projections (Xiao, Shen, Yin & Chen, AISTATS 2023).
+
+Lower level: projections are skipped with probability 1 - p, as in ProxSkip (Mishchenko et al. 2022); r learns the part
+of grad_y g that a projection would remove, so that the fixed point is y*(x) all the same:
+
+    y_hat = y - beta (grad_y g(x_k, y) - r)
+    y <- P_Y(x_k)( y_hat - (beta/p) r )  with probability p,   else y_hat
+    r <- r + (p/beta) (y - y_hat)
+
+Upper level: x is projected on X at every T-th step only.
+
+Differs from the paper in: the last of the S lower steps always projects, so that the y of every state is feasible.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+import torch
+
+from ..errors import InvalidInput
+from ..hypergradients import Estimator, LinearSolve
+from ..problem import Problem
+from ..randomness import Noise, Seeds
+from ..spaces import Vector
+from .aipod import AiPODState, length, start, upper_step
+from .base import AFFINE, Need, batch_of, check_count, check_positive
+
+
+@dataclass(frozen=True, kw_only=True)
+class EAiPOD:
+    """AiPOD where projections are dear: p S + 1 instead of S of them per step in the lower level, 1/T in the upper.
+
+    Parameters
+    ----------
+    upper_step, lower_step, lower_steps, hypergradient, refresh
+        As in `AiPOD`.
+    probability
+        p in (0, 1].
+    upper_interval
+        T: x lies in its set X after every T-th step, and perhaps not in between.
+
+    Examples
+    --------
+    >>> EAiPOD(probability=0.25).probability
+    0.25
+    """
+
+    needs: ClassVar[tuple[Need, ...]] = (AFFINE,)
+
+    upper_step: float = 0.1
+    lower_step: float | Literal["auto"] = "auto"
+    lower_steps: int = 5
+    probability: float = 0.2
+    upper_interval: int = 1
+    hypergradient: Estimator = LinearSolve(tol=1e-3, max_iterations=30)  # noqa: RUF009  (frozen)
+    refresh: int = 100
+
+    def __post_init__(self) -> None:
+        check_positive("upper_step", self.upper_step)
+        if self.lower_step != "auto":
+            check_positive("lower_step", self.lower_step)
+        if not (isinstance(self.probability, int | float) and 0 < self.probability <= 1):
+            raise InvalidInput(
+                f"probability (p) must lie in (0, 1], got {self.probability!r}; 1 projects at every step"
+            )
+        for name in ("lower_steps", "upper_interval", "refresh"):
+            check_count(name, getattr(self, name))
+
+    def init(self, problem: Problem, x: Vector, y: Vector, seeds: Seeds) -> AiPODState:
+        """r starts at zero."""
+        return start(problem, x, y, seeds, self.refresh)
+
+    def step(self, problem: Problem, state: AiPODState) -> AiPODState:
+        """S lower steps, few of them projected, then one implicit step of x."""
+        k, noise = state.step + 1, state.noise(state.step + 1)
+        constraint = problem.constraint_at(state.x)
+        space, beta, p = problem.y_space(constraint), length(self.lower_step, state), float(self.probability)
+        y, r = state.y, state.correction
+        for s in range(self.lower_steps):
+            gradient = problem.lower_grad(state.x, y, batch_of(problem, noise, y, s))
+            y_hat = space.add(space.add(y, gradient, -beta), r, beta)
+            if s < self.lower_steps - 1 and _skips(noise, s, p):
+                y = y_hat  # and r stays
+                continue
+            y = problem.project(constraint, space.add(y_hat, r, -beta / p))
+            r = space.add(r, space.add(y, y_hat, -1.0), p / beta)
+        lin = problem.linearize(state.x, y, batch_of(problem, noise, y, self.lower_steps))
+        due = k % self.upper_interval == 0
+        return upper_step(
+            problem,
+            replace(state, correction=r),
+            lin,
+            k,
+            self.hypergradient,
+            self.upper_step,
+            self.refresh,
+            project=due,
+        )
+
+
+def _skips(noise: Noise, index: int, p: float) -> bool:
+    """Whether the projection of lower step `index` is left out; its draw belongs to the stream "truncation"."""
+    generator = noise.generator("truncation", index + 1)
+    return float(torch.rand((), generator=generator, dtype=torch.float64)) >= p

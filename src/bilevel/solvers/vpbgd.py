@@ -1,0 +1,142 @@
+"""V-PBGD: penalty-based bilevel gradient descent on the value function (Shen & Chen, ICML 2023).
+
+    min over x and y in Y of   f(x, y) + gamma (g(x, y) - v(x)),     v(x) = min over w in Y of g(x, w)
+
+    w_{k+1}  T projected-gradient steps on g(x_k, .) from w_k
+    y_{k+1} = P_Y( y_k - (grad_y f + gamma_k grad_y g(x_k, y_k)) / (L_f + gamma_k L) )
+    x_{k+1} = P_X( x_k - step (grad_x f + gamma_k (grad_x g(x_k, y_{k+1}) - grad_x g(x_k, w_{k+1}))) )
+
+The gradient of v is grad_x g(x, y*(x)): nothing is differentiated through w, and no second derivative is needed. The
+minimiser of the penalised problem is O(1/gamma) away from the bilevel one; gamma_k ramps up to gamma. Both y and w
+are projected.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from ..errors import InvalidInput
+from ..problem import Linearization, Problem
+from ..randomness import Seeds
+from ..spaces import Vector
+from .base import FIXED_SET, Need, State, batch_of, check_count, check_positive
+from .inner import estimate_curvature, projected_steps, upper_move
+
+
+@dataclass(kw_only=True)
+class VPBGDState(State):
+    """The state of V-PBGD."""
+
+    auxiliary: Any = None  # w
+    curvature: float = math.nan  # L of g in y
+    upper_curvature: float = 0.0  # the largest |d grad_y f| / |dy| seen
+    stats: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class VPBGD:
+    """First-order, any set with a projection, biased by O(1/gamma).
+
+    Parameters
+    ----------
+    gamma
+        The final penalty; the bias falls and the conditioning worsens as it grows.
+    first_gamma, ramp
+        gamma_k grows linearly from first_gamma to gamma over `ramp` steps (ramp=0: gamma from the start).
+    upper_step
+        The step of x.
+    lower_steps
+        T: steps of w per step.
+    penalty_steps
+        Steps of y per step. 1 is the paper's; y then lags behind x, and x needs a step of the order of 1/(gamma L).
+    refresh
+        The curvature of g is estimated again every so many steps.
+
+    Examples
+    --------
+    >>> VPBGD(gamma=10.0, first_gamma=1.0, ramp=9).penalty(3)
+    4.0
+    """
+
+    needs: ClassVar[tuple[Need, ...]] = (FIXED_SET,)
+
+    gamma: float = 10.0
+    first_gamma: float = 1.0
+    ramp: int = 100
+    upper_step: float = 0.1
+    lower_steps: int = 5
+    penalty_steps: int = 5
+    refresh: int = 100
+
+    def __post_init__(self) -> None:
+        for name in ("gamma", "first_gamma", "upper_step"):
+            check_positive(name, getattr(self, name))
+        if self.first_gamma > self.gamma:
+            raise InvalidInput(f"first_gamma is {self.first_gamma:g}, above gamma {self.gamma:g}: the penalty ramps up")
+        if isinstance(self.ramp, bool) or not isinstance(self.ramp, int) or self.ramp < 0:
+            raise InvalidInput(f"ramp must be an integer of at least 0, got {self.ramp!r}")
+        for name in ("lower_steps", "penalty_steps", "refresh"):
+            check_count(name, getattr(self, name))
+
+    def penalty(self, k: int) -> float:
+        """gamma_k."""
+        if k >= self.ramp:
+            return float(self.gamma)
+        return self.first_gamma + (self.gamma - self.first_gamma) * k / self.ramp
+
+    def init(self, problem: Problem, x: Vector, y: Vector, seeds: Seeds) -> VPBGDState:
+        """w starts at y."""
+        state = VPBGDState(x=x, y=y, seeds=seeds, auxiliary=y)
+        lin = problem.linearize(x, y, batch_of(problem, state.noise(), y))
+        state.curvature = estimate_curvature(lin, state, 0, self.refresh, math.nan)
+        state.upper_curvature = self._probe(problem, lin, state.curvature)
+        return state
+
+    def step(self, problem: Problem, state: VPBGDState) -> VPBGDState:
+        """w, then y, then x."""
+        k = state.step + 1
+        x, gamma = state.x, self.penalty(k)
+        constraint = problem.constraint_at(x)
+        space, x_space = problem.y_space(constraint), problem.x_space
+        batch = batch_of(problem, state.noise(k), state.y)
+        lin = problem.linearize(x, state.y, batch)
+        curvature = state.curvature
+        if k % self.refresh == 0:
+            curvature = estimate_curvature(lin, state, k, self.refresh, curvature)
+        w, curvature = projected_steps(
+            problem, x, state.auxiliary, count=self.lower_steps, curvature=curvature, batch=batch
+        )
+
+        upper_curvature = state.upper_curvature
+        for _ in range(self.penalty_steps):
+            total = space.add(lin.upper_grad_y, lin.lower_grad_y, gamma)
+            y = problem.project(constraint, space.add(lin.y, total, -1.0 / (upper_curvature + gamma * curvature)))
+            previous, lin = lin, problem.linearize(x, y, batch)
+            upper_curvature = max(upper_curvature, _slope(problem, previous, lin))
+
+        solved = problem.linearize(x, w, batch)
+        excess = x_space.add(lin.lower_grad_x, solved.lower_grad_x, -1.0)
+        h = x_space.add(lin.upper_grad_x, excess, gamma)
+        return VPBGDState(
+            x=upper_move(problem, x, h, self.upper_step), y=lin.y, step=k, seeds=state.seeds, auxiliary=w,
+            curvature=curvature, upper_curvature=upper_curvature,
+            stats={"gamma": gamma, "gap": float(lin.lower_value) - float(solved.lower_value)},
+        )  # fmt: skip
+
+    def _probe(self, problem: Problem, lin: Linearization, curvature: float) -> float:
+        """A first L_f from one projected step along -grad_y f; L when f is flat there."""
+        space = problem.y_space(lin.constraint)
+        step = 1.0 / curvature if curvature > 0 else 1.0
+        y = problem.project(lin.constraint, space.add(lin.y, lin.upper_grad_y, -step))
+        return _slope(problem, lin, problem.linearize(lin.x, y, lin.batch)) or curvature or 1.0
+
+
+def _slope(problem: Problem, a: Linearization, b: Linearization) -> float:
+    """|grad_y f(b) - grad_y f(a)| / |b - a|, 0 when the points agree."""
+    space = problem.y_space(a.constraint)
+    moved = float(space.norm(space.add(b.y, a.y, -1.0)))
+    if moved <= 1e-8 * (1.0 + float(space.norm(a.y))):
+        return 0.0
+    return float(space.norm(space.add(b.upper_grad_y, a.upper_grad_y, -1.0))) / moved

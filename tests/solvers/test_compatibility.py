@@ -1,0 +1,131 @@
+"""What each solver takes: fixed and moving sets, refusals by name."""
+
+import functools
+
+import pytest
+import torch
+
+import bilevel
+from bilevel import sets
+from bilevel.fixed_form import fixed_form
+from bilevel.solvers.base import unmet
+from bilevel.testing.known_problems import known_problems
+from bilevel.testing.solvers import assert_reproducible
+
+KNOWN = known_problems()
+TARGET, METRIC = torch.tensor([1.5, -0.7, 0.2]).double(), torch.tensor([1.0, 2.0, 0.5]).double()
+X0 = torch.tensor([0.3, 0.2, -0.1, 0.0]).double()
+
+MOVING = {
+    "translated": lambda x: sets.Translated(sets.L1Ball(1.0), 0.3 * x[:3]),
+    "scaled": lambda x: sets.Scaled(sets.L1Ball(1.0), x[3].exp()),
+    "both": lambda x: sets.Translated(sets.Scaled(sets.L1Ball(1.0), x[3].exp()), 0.3 * x[:3]),
+    "both, the other way": lambda x: sets.Scaled(sets.Translated(sets.L1Ball(1.0), 0.3 * x[:3]), x[3].exp()),
+    "radius": lambda x: sets.L1Ball(x[3].exp()),
+}
+
+
+def moving_problem(constraint):
+    return bilevel.Problem(
+        lambda x, y: (y - TARGET).square().sum() / 2 + 0.05 * x.square().sum(),
+        lambda x, y: ((y - 2 * x[:3]).square() * METRIC).sum() / 2,
+        constraint,
+        y0=constraint(X0).project(torch.zeros(3).double()),
+    )
+
+
+@functools.cache
+def minimum(name):
+    """F at the end of a longer run of Implicit."""
+    problem = moving_problem(MOVING[name])
+    solution = bilevel.minimize(problem, X0, solver=bilevel.Implicit(), steps=100, evaluate_every=100)
+    return float(bilevel.upper_value(problem, solution.x, solution.y))
+
+
+TAKE_MOVING = [bilevel.Approx(), bilevel.Implicit(), bilevel.RMDPCD(steps=8)]
+
+
+@pytest.mark.parametrize("name", ["radius", "both"])
+@pytest.mark.parametrize("solver", TAKE_MOVING, ids=lambda solver: type(solver).__name__)
+def test_moving_sets_are_followed(name, solver):
+    problem = moving_problem(MOVING[name])
+    solution = bilevel.minimize(problem, X0, solver=solver, steps=40, evaluate_every=40)
+    start, least = float(bilevel.upper_value(problem, X0)), minimum(name)
+    end = float(bilevel.upper_value(problem, solution.x, solution.y))
+    assert end - least <= 0.01 * (start - least)
+    assert problem.constraint_at(solution.x).contains(solution.y)
+
+
+@pytest.mark.parametrize("name", ["translated", "both"])
+def test_solvers_for_fixed_sets_take_moved_and_stretched_sets(name):
+    problem = moving_problem(MOVING[name])
+    solver = bilevel.VPBGD(upper_step=0.05, gamma=20.0, ramp=20, lower_steps=2, penalty_steps=3)
+    solution = bilevel.minimize(problem, X0, solver=solver, steps=150, evaluate_every=150)
+    start, least = float(bilevel.upper_value(problem, X0)), minimum(name)
+    end = float(bilevel.upper_value(problem, solution.x, solution.y))
+    assert end - least <= 0.05 * (start - least)
+    assert problem.constraint_at(solution.x).contains(solution.y)
+
+
+def test_moved_sets_resume_and_iterate_like_fixed_ones():
+    problem, solver = moving_problem(MOVING["both"]), bilevel.VPBGD(upper_step=0.02)
+    assert_reproducible(problem, X0, problem.y0, solver)
+    solution = bilevel.minimize(problem, X0, solver=solver, steps=5)
+    for state in bilevel.iterate(problem, X0, solver=solver):
+        if state.step == 5:
+            break
+    assert torch.equal(state.x, solution.x)
+    assert torch.equal(state.y, solution.y)
+
+
+@pytest.mark.parametrize("name", ["translated", "scaled", "both", "both, the other way"])
+def test_the_fixed_form_has_the_same_upper_function_and_gradient(name):
+    problem = moving_problem(MOVING[name])
+    form = fixed_form(problem, X0, problem.y0)
+    assert form is not None
+    inner = form.into(X0, problem.y0)
+    assert torch.allclose(form.back(X0, inner), problem.y0)
+    x = X0 + torch.tensor([0.4, -0.2, 0.1, 0.2]).double()
+    values = [float(bilevel.upper_value(p, x, y)) for p, y in ((problem, problem.y0), (form.problem, inner))]
+    assert values[0] == pytest.approx(values[1], rel=1e-9)
+    y = bilevel.solve_lower(problem, x, tol=1e-12).y
+    h, fixed = bilevel.hypergradient(problem, x, y), bilevel.hypergradient(form.problem, x, form.into(x, y))
+    assert torch.allclose(h, fixed, atol=1e-8)
+
+
+def test_other_motions_have_no_fixed_form():
+    problem = moving_problem(MOVING["radius"])
+    assert fixed_form(problem, X0, problem.y0) is None
+    inner = moving_problem(lambda x: sets.Translated(sets.L1Ball(x[3].exp()), 0.3 * x[:3]))
+    assert fixed_form(inner, X0, inner.y0) is None
+    still = KNOWN[3].problem
+    assert fixed_form(still, KNOWN[3].x0, KNOWN[3].y0) is None
+
+
+def test_the_refusal_names_solver_set_need_and_alternatives():
+    problem = moving_problem(MOVING["radius"])
+    with pytest.raises(bilevel.Incompatible) as caught:
+        bilevel.minimize(problem, X0, solver=bilevel.VPBGD(), steps=1)
+    message = str(caught.value)
+    assert message.startswith(
+        "VPBGD cannot use set L1Ball(radius=1) that moves with x: it needs a set that does not move with x; "
+        "solvers that can: "
+    )
+    able = message.split("solvers that can: ")[1].split(", ")
+    assert {"DMLCBO", "Approx", "Implicit", "RMDPCD"} <= set(able)
+    assert not {"VPBGD", "IGAL", "AiPOD", "EAiPOD"} & set(able)
+    with pytest.raises(bilevel.Incompatible, match="VPBGD cannot use set"):
+        next(iter(bilevel.iterate(problem, X0, solver=bilevel.VPBGD())))
+
+
+def test_every_listed_alternative_takes_the_problem():
+    """The list in the message is true: one step of each solver it names."""
+    for known in (KNOWN[1], KNOWN[7], KNOWN[9]):
+        for name in bilevel.solvers.__all__:
+            cls = getattr(bilevel.solvers, name)
+            if not hasattr(cls, "init") or name == "Solver":
+                continue
+            constraint = known.problem.constraint_at(known.x0)
+            if not unmet(cls, known.problem, constraint, known.y0):
+                solution = bilevel.minimize(known.problem, known.x0, known.y0, solver=cls(), steps=1)
+                assert solution.status.ok, (name, known.name)
