@@ -351,3 +351,25 @@ def test_what_has_no_place_in_a_file_is_named(solution, tmp_path):
 def test_every_registered_state_exists():
     for name in storage.STATES:
         assert issubclass(storage._state_class(name), State)
+
+
+def test_the_state_of_every_solver_can_be_stored(tmp_path):
+    """Each state class of the library has its line in the registry, and a saved run of each solver resumes."""
+    import inspect
+
+    from bilevel import solvers
+    from bilevel.testing.known_problems import known_problems
+
+    known = next(known for known in known_problems() if known.name == "affine set")
+    made = {name: thing() for name, thing in vars(solvers).items() if inspect.isclass(thing) and hasattr(thing, "init")
+            and not getattr(thing, "_is_protocol", False)}  # fmt: skip
+    assert len(made) >= 15
+    for name, solver in made.items():
+        try:
+            half = bilevel.minimize(known.problem, known.x0, known.y0, solver=solver, steps=2)
+        except bilevel.Incompatible:
+            continue
+        path = half.save(tmp_path / f"{name}.safetensors")
+        resumed = bilevel.minimize(known.problem, resume=bilevel.Solution.load(path), solver=solver, steps=2)
+        once = bilevel.minimize(known.problem, known.x0, known.y0, solver=solver, steps=4)
+        assert torch.equal(resumed.x, once.x), name

@@ -35,8 +35,20 @@ from .spaces import Vector
 FORMAT, VERSION = "bilevel.Solution", 1
 
 STATES: dict[str, str | type[State]] = {
+    "AiPODState": ".solvers.aipod",
     "State": ".solvers.base",
+    "BiCGAFFAState": ".solvers.bic_gaffa",
     "DMLCBOState": ".solvers.dmlcbo",
+    "IGALState": ".solvers.ig_al",
+    "ImplicitState": ".solvers.implicit_loop",
+    "LVHBAState": ".solvers.lv_hba",
+    "MEHAState": ".solvers.meha",
+    "PenaltyMomentumState": ".solvers.penalty_momentum",
+    "ProjectedSOBAState": ".solvers.projected_soba",
+    "RMDPCDState": ".solvers.rmd_pcd",
+    "SIGDState": ".solvers.sigd",
+    "DSBLOState": ".solvers.sigd",
+    "VPBGDState": ".solvers.vpbgd",
 }
 """The classes a file may name, each with its module (imported when needed) or itself. A new solver adds a line."""
 
