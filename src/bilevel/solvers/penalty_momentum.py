@@ -1,12 +1,12 @@
 """The penalty method with momentum of Kwon, Kwon, Wright & Nowak (ICLR 2024), single loop.
 
 "On penalty methods for nonconvex bilevel optimization and first-order stochastic approximation". With
-sigma = 1/lambda, F is replaced by the penalty function (their psi_sigma, section 3)
+sigma = 1/lambda, F is replaced by the penalty function (their psi_sigma)
 
     psi_sigma(x) = ( min over y in Y of sigma f + g  -  min over z in Y of g ) / sigma,
     grad psi_sigma = f_x(x, y_sigma) + ( g_x(x, y_sigma) - g_x(x, z*) ) / sigma,
 
-whose value and gradient differ from those of F by O(sigma). Their Algorithm 2 moves all three variables at once:
+whose value and gradient differ from those of F by O(sigma). Their single-loop algorithm moves all three at once:
 
     z_{k+1} = P_Y( z_k - gamma d_z )                     d_z estimates g_y(x, z)
     y_{k+1} = P_Y( y_k - gamma (sigma d_fy + d_gy) )     d_fy, d_gy estimate f_y and g_y at (x, y)

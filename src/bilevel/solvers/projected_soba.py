@@ -1,6 +1,6 @@
 """ProjectedSOBA: one step per iteration on y, on the linear system and on x. Our own, after SOBA.
 
-SOBA (Dagreou, Ablin, Vaiter & Moreau, NeurIPS 2022, eq. 4-6) moves y, the solution of the linear system and x
+SOBA (Dagreou, Ablin, Vaiter & Moreau, NeurIPS 2022) moves y, the solution of the linear system and x
 together along unbiased directions, without a set. With a set, at z = y - eta grad_y g and H in the Jacobian of P_Y
 at z, all directions taken at (x_k, y_k, w_k):
 

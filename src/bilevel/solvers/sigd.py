@@ -5,8 +5,9 @@ complementarity hold almost surely, so that y_q*(x), the solution over {y : A y 
 
     grad F_q(x) = f_x - G_xy w,     w = Pi (Pi G_yy Pi)^+ Pi f_y,     |F_q - F| <= |f_y| |q| / mu,
 
-with Pi the projector on the null space of the active rows at y_q*(x): eliminating the multipliers from eq. (2.3)-(2.4)
-of the 2025 paper gives this form. A set that moves with x (B x) adds the term of `hypergradients.base.assemble`.
+with Pi the projector on the null space of the active rows at y_q*(x): eliminating the multipliers from the
+2025 paper's Jacobians of y_q* and of the multipliers gives this form. A set that moves with x
+(B x) adds the term of `hypergradients.base.assemble`.
 
 `SIGD` ("Linearly constrained bilevel optimization: a smoothed implicit gradient approach", ICML 2023) draws q once:
 
