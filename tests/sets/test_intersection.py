@@ -43,7 +43,8 @@ class TestIntersection(SetTestCase):
     def oracle(self, y, Y):
         ball, box, half = Y.sets
         return [
-            cvxpy.norm2(y - ball.center.numpy()) <= ball.radius.item(),
+            # Squared and in units of the radius: as a norm, the solver's own residual is too large in 4 % of the cases.
+            cvxpy.sum_squares((y - ball.center.numpy()) / ball.radius.item()) <= 1,
             y >= box.lower.numpy(),
             y <= box.upper.numpy(),
             half.normal.numpy() @ y <= half.offset.item(),
