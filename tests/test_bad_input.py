@@ -74,6 +74,23 @@ CASES = {
     "infinite gradient": (
         lambda: run(quadratic(upper=lambda x, y: y.abs().sqrt().sum())), ["gradient of upper in y", "differentiable"]
     ),
+    "x0 of the wrong shape": (
+        lambda: run(quadratic(lower=lambda x, y: (y @ torch.ones(3, 2).double() - x).square().sum())),
+        ["lower(x0, y0) failed", "x0 is torch.float64 of shape (3,)", "shapes"],
+    ),
+    "x0 of the wrong dtype": (
+        lambda: run(quadratic(upper=lambda x, y: (torch.ones(3, 3).double() @ y).sum()), y0=torch.zeros(3)),
+        ["upper(x0, y0) failed", "y0 is torch.float32", "dtypes"],
+    ),
+    "a set that ignores x": (
+        lambda: run(quadratic(constraint=lambda x: sets.L1Ball(x.detach().sum().item() + 1.0))), ["constraint(x)", "detach()"]
+    ),
+    "dictionary x0 for one tensor's set": (
+        lambda: run(quadratic(upper_constraint=sets.L1Ball(1.0)), x0={"a": X}), ["x0", "L1Ball"]
+    ),
+    "estimator class": (lambda: bilevel.DMLCBO(hypergradient=bilevel.LinearSolve), ["hypergradient", "LinearSolve()"]),
+    "radius a word": (lambda: bilevel.Perturbed(radius="a"), ["radius", "'a'"]),
+    "momentum a word": (lambda: bilevel.DMLCBO(upper_momentum="a"), ["upper_momentum", "'a'"]),
     "upper is not a function": (lambda: bilevel.Problem(1.0, lambda x, y: y.sum()), ["upper", "1.0"]),
     "constraint is not a set": (lambda: quadratic(constraint=3), ["constraint", "3"]),
     "constraint returns no set": (lambda: run(quadratic(constraint=lambda x: 1.0)), ["constraint(x)", "1.0"]),

@@ -6,6 +6,7 @@ import torch
 import bilevel
 from bilevel import sets
 from bilevel.curvature import largest_curvature
+from bilevel.randomness import Noise
 
 
 def quadratic(matrix, constraint=None):
@@ -46,3 +47,20 @@ def test_two_point_in_float32_is_announced():
     method = bilevel.Neumann(smoothing=smoothing, eta=0.5)
     with pytest.warns(bilevel.PrecisionWarning, match="float32.*use float64"):
         bilevel.hypergradient(problem, torch.ones(1), torch.zeros(30), method=method)
+
+
+def test_divergence_on_a_curved_set_is_seen():
+    """L2 ball, G = diag(1, 10), at eta = 0.05 and 0.5: the spectral radius of (I - eta G) H decides."""
+    matrix = torch.diag(torch.tensor([1.0, 10.0]).double())
+    problem = bilevel.Problem(
+        lambda x, y: y.sum(), lambda x, y: (y - x) @ matrix @ (y - x) / 2, sets.L2Ball(1.0), y0=torch.zeros(2).double()
+    )
+    x = torch.tensor([1.3, 0.05]).double()
+    lin = problem.linearize(x, bilevel.solve_lower(problem, x).y)
+    for eta, diverges in ((0.05, False), (0.5, True)):
+        method = bilevel.Neumann(eta=eta, truncation="full", smoothing=bilevel.Exact())
+        face = lin.constraint.jacobian(lin.y - eta * lin.lower_grad_y)
+        columns = torch.stack([face.apply(e) for e in torch.eye(2).double()], dim=1)
+        radius = torch.linalg.eigvals((torch.eye(2).double() - eta * matrix) @ columns).abs().max()
+        assert method.contraction(lin, Noise()) == pytest.approx(float(radius), rel=1e-3)
+        assert (float(radius) >= 1) == diverges

@@ -108,6 +108,16 @@ def test_dmlcbo_untuned_reaches_the_minimum(known):
     assert float(bilevel.upper_value(known.problem, solution.x)) <= 0.01 * start
 
 
+@each
+def test_dmlcbo_forgets_a_bad_start_of_y(known):
+    """y0 far from y*(x0) makes the first hypergradient far too large: that must not bound the steps for good."""
+    space = known.problem.y_space(known.problem.constraint)
+    noise = space.random_like(known.y0, torch.Generator().manual_seed(0))
+    y0 = known.problem.constraint.project(space.add(known.y0, noise, 10.0))
+    solution = bilevel.minimize(known.problem, known.x0, y0, steps=1500, evaluate_every=1500)
+    assert float(known.value(solution.x)) <= 0.01 * float(known.value(known.x0))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(1, 6))
 def test_dmlcbo_untuned_on_other_instances(seed):
@@ -119,14 +129,15 @@ def test_dmlcbo_untuned_on_other_instances(seed):
 @each
 def test_published_preset(known):
     """As published (two-point, Q = 3 at random, eta = 0.5, elementwise): a biased direction. Where the elementwise form
-    has the right fixed points (boxes, free space: erratum 3) F goes down; elsewhere y is feasible and a warning is due.
+    has the right fixed points (boxes, free space: erratum 3) F must go down; elsewhere a warning is due, and F falls
+    on these instances except on the half-space, where it ends 13 % above its start.
     """
     solver = bilevel.DMLCBO.as_published(gamma=0.1, tau=0.1)
     separable = known.problem.constraint.separable
     with nullcontext() if separable else pytest.warns(bilevel.AdaptivityWarning):
         solution = bilevel.minimize(known.problem, known.x0, known.y0, solver=solver, steps=300)
     assert known.problem.constraint.contains(solution.y)
-    if separable:
+    if known.name != "half-space":
         assert float(known.value(solution.x)) < 0.7 * float(known.value(known.x0))
 
 

@@ -28,6 +28,7 @@ _HOME = {
     "lower_residual": "lower",
     "upper_value": "lower",
     "LowerLevelWarning": "lower",
+    "LinearSystemWarning": "implicit",
     "argmin": "implicit",
     "hypergradient": "implicit",
     "DMLCBO": "solvers",
@@ -60,8 +61,10 @@ _HOME = {
     "Incompatible": "errors",
     "EmptySet": "errors",
     "MissingExtra": "errors",
+    "NotConverged": "errors",
+    "NotFinite": "errors",
 }
-_MODULES = ("sets", "solvers", "smoothing", "hypergradients", "errors")
+_MODULES = ("sets", "solvers", "smoothing", "hypergradients", "errors", "storage", "testing")
 
 __all__ = ["__version__", *_HOME, *_MODULES]
 
@@ -86,7 +89,7 @@ if TYPE_CHECKING:
     from .comparison import Budget, Comparison, compare
     from .errors import BilevelError, EmptySet, Incompatible, InvalidInput, InvalidType, MissingExtra
     from .hypergradients import LinearSolve, Neumann, Unrolled
-    from .implicit import argmin, hypergradient
+    from .implicit import LinearSystemWarning, argmin, hypergradient
     from .loop import iterate, minimize
     from .lower import LowerLevelWarning, lower_residual, solve_lower, upper_value
     from .problem import Costs, Linearization, Problem

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .errors import Incompatible, InvalidInput, InvalidType
+from .errors import BilevelError, Incompatible, InvalidInput, InvalidType
 from .problem import AutogradLinearization, Problem
 from .sets.base import ConvexSet
 from .spaces import Vector, leaves, tree_map
@@ -66,7 +66,7 @@ def check_feasible(name: str, constraint: ConvexSet, point: Vector) -> None:
     """The point lies in the set."""
     try:
         member = constraint.contains(point)
-    except RuntimeError as error:  # shapes that do not broadcast
+    except (RuntimeError, AttributeError) as error:  # shapes that do not broadcast, a dictionary for one tensor
         raise InvalidInput(f"{name} does not fit {constraint!r}: {error}") from error
     if not member:
         raise InvalidInput(
@@ -81,13 +81,25 @@ def check_start(problem: Problem, x0: Any, y0: Any) -> tuple[Vector, Vector]:
     constraint = problem.constraint_at(x)
     y = check_lower_start(problem, constraint, y0)
     check_feasible("y0", constraint, y)
+    if problem.moving:
+        _check_moving(problem, x)
     _check_functions(problem, x, y)
     return x, y
 
 
 def _check_functions(problem: Problem, x: Vector, y: Vector) -> None:
     lin = problem.linearize(x, y)
-    values = {"upper": lin.upper_value, "lower": lin.lower_value}
+    values = {}
+    for name in ("upper", "lower"):
+        try:
+            values[name] = getattr(lin, f"{name}_value")
+        except (RuntimeError, TypeError, IndexError, AttributeError, KeyError) as error:
+            if isinstance(error, BilevelError):
+                raise
+            raise InvalidInput(
+                f"{name}(x0, y0) failed with {type(error).__name__}: {error}. "
+                f"x0 is {_describe(x)} and y0 is {_describe(y)}: do shapes, names and dtypes fit the data?"
+            ) from error
     for name, value in values.items():
         if not bool(torch.isfinite(value)):
             raise InvalidInput(
@@ -103,6 +115,24 @@ def _check_functions(problem: Problem, x: Vector, y: Vector) -> None:
     for name, gradient in gradients.items():
         if not all(bool(torch.isfinite(u).all()) for u in leaves(gradient)):
             raise InvalidInput(f"{name} is not finite at (x0, y0): is the function differentiable there?")
+
+
+def _describe(vector: Vector) -> str:
+    if isinstance(vector, dict):
+        return "{" + ", ".join(f"{name!r}: {_describe(entry)}" for name, entry in vector.items()) + "}"
+    return f"{vector.dtype} of shape {tuple(vector.shape)}"
+
+
+def _check_moving(problem: Problem, x: Vector) -> None:
+    """A set given as a function of x depends on x in a way that autograd can follow."""
+    point = tree_map(lambda u: u.detach().requires_grad_(), x)
+    with torch.enable_grad():
+        parameters = problem.constraint_at(point).tensor_parameters()
+    if not any(value.requires_grad for value in parameters.values()):
+        raise InvalidInput(
+            "constraint(x) does not depend on x (or its graph is cut: look for float(), item() or detach()): "
+            "pass the set itself, or build its parameters from x with torch operations"
+        )
 
 
 def check_dependence(depends: dict[str, bool], *, moving: bool = False) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -62,7 +63,24 @@ def hypergradient(
         y = check_lower_start(problem, problem.constraint_at(x), y)
     lin = problem.linearize(x, y)
     result: Hypergradient = (method or LinearSolve()).estimate(lin, Noise(Seeds.of(seed)))
+    _warn_if_loose(result)
     return result if details else result.gradient
+
+
+class LinearSystemWarning(UserWarning):
+    """The linear system behind a hypergradient was not solved."""
+
+
+def _warn_if_loose(result: Hypergradient) -> None:
+    residual = result.stats.get("residual", 0.0)
+    if residual > 1e-3 or result.stats.get("indefinite"):
+        kind = "g has no or negative curvature on the face" if result.stats.get("indefinite") else "ill-conditioned?"
+        warnings.warn(
+            f"the linear system of the hypergradient was left at relative residual {residual:.1e} ({kind}): "
+            "give g more curvature in y, for example + 1e-3 * y.square().sum(), or raise max_iterations",
+            LinearSystemWarning,
+            stacklevel=3,
+        )
 
 
 def argmin(
@@ -126,7 +144,9 @@ class _Solved:
 
     def pull_back(self, cotangents: tuple[Tensor, ...]) -> list[Tensor]:
         lin = _Cotangent(self.problem.linearize(self.x, self.y), like(self.y, cotangents))
-        return leaves(self.method.estimate(lin, Noise()).gradient)
+        result = self.method.estimate(lin, Noise())
+        _warn_if_loose(result)
+        return leaves(result.gradient)
 
 
 class _ArgminFunction(torch.autograd.Function):

@@ -7,6 +7,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
+from numbers import Integral
 from typing import Any, Literal
 
 import torch
@@ -26,6 +27,8 @@ from .spaces import Vector
 Callback = Callable[[Record, Any], Any]
 Output = Literal["last", "best", "sampled"]
 
+SOLVED = 1e-2
+"""A stationarity measure counts only if its linear system was solved to this relative residual."""
 POLISHING_STEPS = 50
 """Lower-level steps before f is compared in output="best": f at an unconverged y flatters."""
 
@@ -101,7 +104,7 @@ def minimize(
         "last"; "best": lowest f after 50 lower-level steps among the evaluations; "sampled": an iterate drawn
         uniformly from all steps, as in the theory.
     callbacks
-        Functions of (record, state); one that returns True ends the run.
+        Functions of (record, state); one that returns something true ends the run.
     progress
         Show a progress bar.
     resume
@@ -121,16 +124,22 @@ def minimize(
     (<Status.STEPS: 'all steps were taken'>, [0.5, -0.2])
     """
     _check_settings(problem, solver, steps, evaluate_every, tol, output)
+    if solver is None and isinstance(resume, Solution) and resume.solver not in ("", repr(DMLCBO())):
+        raise InvalidInput(
+            f"the run to resume used {resume.solver}: pass it as solver=... (or another, to change over)"
+        )
     solver = DMLCBO() if solver is None else solver
     if problem.moving:
         state = resume.state if isinstance(resume, Solution) else resume
         x, y = check_start(uncounted(problem), x0, y0) if state is None else (state.x, state.y)
         form = _fixed_form(problem, solver, x, y)
         if form is not None:
+            if isinstance(resume, Solution):
+                resume = dataclasses.replace(resume, y=form.into(resume.x, resume.y))
             solution = minimize(
                 form.problem, x, None if resume else form.into(x, y), solver=solver, steps=steps, seed=seed,
-                evaluate_every=evaluate_every, tol=tol, output=output, callbacks=callbacks, progress=progress,
-                resume=resume,
+                evaluate_every=evaluate_every, tol=tol, output=output, progress=progress, resume=resume,
+                callbacks=[_in_terms_of_y(callback, form) for callback in callbacks],
             )  # fmt: skip
             solution.y = form.back(solution.x, solution.y)
             return solution
@@ -237,19 +246,23 @@ class _Run:
         if self.output == "best":
             self._keep_best()
         asked = [callback(record, self.state) for callback in callbacks]
-        if any(answer is True for answer in asked):
+        if any(answer is not None and bool(answer) for answer in asked):
             return Status.STOPPED
-        if self.tol is not None and max(record.stationarity, record.lower_residual) <= self.tol:
+        solved = record.linear_residual <= SOLVED
+        if self.tol is not None and solved and max(record.stationarity, record.lower_residual) <= self.tol:
             return Status.STATIONARY
         return None
 
     def _record(self) -> Record:
         problem, state = uncounted(self.problem), self.state
         lin = problem.linearize(state.x, state.y)
-        stationarity = math.nan  # the linear solve needs the Jacobian of a projection: not with function constraints
+        stationarity = residual = (
+            math.nan
+        )  # the linear solve needs the Jacobian of a projection: not with function constraints
         if problem.inequality is None:
             measure = LinearSolve(tol=1e-4, max_iterations=200).estimate(lin, state.noise())
             stationarity = stationarity_of(problem, state.x, measure.gradient)
+            residual = measure.stats["residual"]
         contraction = getattr(getattr(self.solver, "hypergradient", None), "contraction", None)
         return Record(
             step=state.step,
@@ -257,6 +270,7 @@ class _Run:
             upper=float(lin.upper_value),
             lower_residual=lower_residual(problem, state.x, state.y),
             stationarity=stationarity,
+            linear_residual=residual,
             contraction=None if contraction is None else contraction(lin, state.noise()),
             costs=self.problem.costs.as_dict(),
         )
@@ -281,12 +295,26 @@ class _Run:
             **self.problem.costs.as_dict(),
         }
         x, y, state = copy.deepcopy((x, y, self.state))
-        return Solution(x=x, y=y, status=status, history=self.history, stats=stats, state=state, output=self.output)
+        return Solution(
+            x=x,
+            y=y,
+            status=status,
+            history=self.history,
+            stats=stats,
+            state=state,
+            output=self.output,
+            solver=repr(self.solver),
+        )
 
 
 def _fixed_form(problem: Problem, solver: Solver, x: Vector, y: Vector) -> FixedForm | None:
     """For solvers that need a fixed set: the problem in y' when its set is Translated or Scaled by x; else None."""
     return fixed_form(problem, x, y) if FIXED_SET in getattr(solver, "needs", ()) else None
+
+
+def _in_terms_of_y(callback: Callback, form: FixedForm) -> Callback:
+    """The callback of a run in y', shown y."""
+    return lambda record, state: callback(record, dataclasses.replace(state, y=form.back(state.x, state.y)))
 
 
 def _finite(problem: Problem, state: State) -> bool:
@@ -309,7 +337,7 @@ def _check_settings(problem: Any, solver: Any, steps: Any, evaluate_every: Any, 
     if isinstance(solver, type) or not (solver is None or (hasattr(solver, "init") and hasattr(solver, "step"))):
         raise InvalidType(f"solver must be an object such as bilevel.DMLCBO(), got {solver!r}")
     for name, value in (("steps", steps), ("evaluate_every", evaluate_every)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
             raise InvalidInput(f"{name} must be an integer of at least 1, got {value!r}")
     if tol is not None and not tol > 0:
         raise InvalidInput(f"tol must be positive, got {tol!r}")

@@ -58,7 +58,7 @@ def solve_lower(
     """y*(x) = argmin over y in Y of g(x, y), by accelerated projected gradient with restarts.
 
     Beck & Teboulle (2009) with the gradient restart of O'Donoghue & Candes (2015). The step is 1/L from
-    Lanczos steps, and shrinks whenever two successive gradients show a larger curvature.
+    Lanczos steps; when two successive gradients show a far larger curvature, the last step is taken back and shortened.
 
     Parameters
     ----------
@@ -96,28 +96,33 @@ def solve_lower(
 def _accelerated(problem: Problem, x: Vector, y: Vector, tol: float, max_steps: int) -> LowerSolution:
     constraint = problem.feasible_set(x)
     space = problem.y_space(constraint)
-    curvature = largest_curvature(problem.linearize(x, y))
-    step = 1.0 / curvature if curvature > 0 else 1.0
+    step = _first_step(problem, x, y)
     best = LowerSolution(y, lower_residual(problem, x, y), 0, False)
     if best.residual <= tol:
         return LowerSolution(y, best.residual, 0, True)
-    z, t, previous = y, 1.0, None  # z: the extrapolated point; previous: the last (z, gradient)
+    z, t, stalls = y, 1.0, 0  # z: the extrapolated point
+    safe, previous = y, None  # the last point that was not an overshoot; the last (z, gradient)
     for k in range(1, max_steps + 1):
         gradient = problem.lower_grad(x, z)
-        if previous is not None:
-            step = min(step, _safe_step(space, z, gradient, *previous))
-        previous = (z, gradient)
+        seen = step if previous is None else _safe_step(space, z, gradient, *previous)
+        if not space.is_finite(gradient) or seen < 0.5 * step:  # far steeper here than the last step assumed: go back
+            step = max(seen, 0.1 * step) if seen > 0 else 0.1 * step
+            y = z = safe
+            t, previous = 1.0, None
+            continue
+        step, previous, safe = min(step, seen), (z, gradient), y
         y_next = problem.project(constraint, space.add(z, gradient, -step))
         move, jump = space.add(y_next, y, -1.0), space.add(z, y_next, -1.0)
         mapping = float(space.norm(jump)) / step
         floor = 8.0 * _eps(y) * float(space.norm(y_next)) / step
         if mapping <= max(tol, floor) or k == max_steps:
             residual = lower_residual(problem, x, y_next)
+            stalls = 0 if residual < 0.5 * best.residual else stalls + 1
             if residual < best.residual:
                 best = LowerSolution(y_next, residual, k, residual <= tol)
-            if residual <= tol or mapping <= floor:
+            if residual <= tol or stalls == 3:
                 break
-            z, t = y_next, 1.0
+            z, t, step = y_next, 1.0, _first_step(problem, x, y_next)
         elif float(space.dot(jump, move)) > 0:  # the momentum points uphill: restart from here
             z, t = y_next, 1.0
         else:
@@ -127,10 +132,18 @@ def _accelerated(problem: Problem, x: Vector, y: Vector, tol: float, max_steps: 
     return best
 
 
+def _first_step(problem: Problem, x: Vector, y: Vector) -> float:
+    """1/L with L the largest curvature of g at y."""
+    curvature = largest_curvature(problem.linearize(x, y))
+    return 1.0 / curvature if curvature > 0 else 1.0
+
+
 def _safe_step(space: Space, z: Vector, gradient: Vector, z_old: Vector, gradient_old: Vector) -> float:
     """|dz| / |dgrad|, an upper bound on 1/L from two gradients; infinite when they do not tell."""
     dz, dg = space.add(z, z_old, -1.0), space.add(gradient, gradient_old, -1.0)
     change = float(space.norm(dg))
+    if not change < float("inf"):
+        return 0.0
     # Below the rounding error of a gradient the quotient says nothing.
     if change <= 1e3 * _eps(z) * float(space.norm(gradient)):
         return float("inf")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from numbers import Integral
 
 import torch
 
@@ -48,10 +49,11 @@ class Seeds:
         """The same seed for all sources, or the given ones."""
         if isinstance(seed, Seeds):
             return seed
-        if isinstance(seed, bool) or not isinstance(seed, int):
+        if isinstance(seed, bool) or not isinstance(seed, Integral):
             raise InvalidType(f"seed must be an integer or bilevel.Seeds(...), got {seed!r}")
         if seed < 0:
             raise InvalidInput(f"seed must be non-negative, got {seed}")
+        seed = int(seed)
         return cls(data=seed, smoothing=seed, truncation=seed, output=seed, curvature=seed)
 
 

@@ -28,6 +28,10 @@ class Exact:
     Exact()
     """
 
+    def point(self, z: Vector, space: Space, noise: Noise, index: int = 0) -> Vector:
+        """z itself."""
+        return z
+
     def sample(self, constraint: ConvexSet, z: Vector, space: Space, noise: Noise, index: int = 0) -> Face:
         """H(z)."""
         return constraint.jacobian(z)
@@ -53,10 +57,14 @@ class Perturbed:
     def __post_init__(self) -> None:
         _check_radius(self.radius)
 
-    def sample(self, constraint: ConvexSet, z: Vector, space: Space, noise: Noise, index: int = 0) -> Face:
-        """H(z + radius u) for draw `index` of this step."""
+    def point(self, z: Vector, space: Space, noise: Noise, index: int = 0) -> Vector:
+        """z + radius u for draw `index` of this step."""
         generator = noise.generator("smoothing", index, leaves(z)[0].device)
-        return constraint.jacobian(space.add(z, space.ball(z, generator), self.radius))
+        return space.add(z, space.ball(z, generator), self.radius)
+
+    def sample(self, constraint: ConvexSet, z: Vector, space: Space, noise: Noise, index: int = 0) -> Face:
+        """H(z + radius u)."""
+        return constraint.jacobian(self.point(z, space, noise, index))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +103,10 @@ class TwoPoint:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < 1):
                 raise InvalidInput(f"{name} must be a positive integer, got {value!r}")
+
+    def point(self, z: Vector, space: Space, noise: Noise, index: int = 0) -> Vector:
+        """z: the differences are centred there."""
+        return z
 
     def sample(self, constraint: ConvexSet, z: Vector, space: Space, noise: Noise, index: int = 0) -> Face:
         """H-bar for draw `index` of this step."""
@@ -192,5 +204,5 @@ def _inner(differences: Vector, v: Vector) -> Tensor:
 
 
 def _check_radius(radius: float) -> None:
-    if not radius > 0:
+    if isinstance(radius, bool) or not isinstance(radius, int | float) or not 0 < radius < float("inf"):
         raise InvalidInput(f"radius must be positive, got {radius!r}; for no smoothing use Exact()")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -60,8 +61,10 @@ class Record:
         |y - P_Y(y - grad_y g)|.
     stationarity
         |h| by a linear solve at (x, y), or |x - P_X(x - h)| when x has a set; NaN with function constraints.
+    linear_residual
+        How well the linear system behind `stationarity` was solved, relative to its right-hand side.
     contraction
-        For Neumann series: eta L - 1 on the current face (1 and beyond: diverges); None for other estimators.
+        For Neumann series: the factor by which its terms grow (1 and beyond: diverges); None for other estimators.
     costs
         Gradients, products and projections so far.
     """
@@ -71,6 +74,7 @@ class Record:
     upper: float
     lower_residual: float
     stationarity: float
+    linear_residual: float = math.nan
     contraction: float | None = None
     costs: dict[str, int] = field(default_factory=dict)
 
@@ -94,6 +98,8 @@ class Solution:
         The last state, from which `minimize(problem, resume=solution, ...)` continues.
     output
         The output rule that chose x and y.
+    solver
+        The solver and its settings, as text.
     """
 
     x: Vector
@@ -103,6 +109,7 @@ class Solution:
     stats: dict[str, float]
     state: Any
     output: str = "last"
+    solver: str = ""
 
     def rows(self) -> list[dict[str, float | None]]:
         """The history as flat rows, ready for a data frame or a CSV writer."""

@@ -107,11 +107,16 @@ def draw(
     smoothing: Smoothing, constraint: ConvexSet, lin: Linearization, z: Vector, noise: Noise, index: int = 0
 ) -> Face:
     """Draw `index` of the smoothed Jacobian at z."""
+    if isinstance(smoothing, TwoPoint):
+        lin.problem.costs.projections += 2 * (smoothing.directions or space_of(lin).size(z))
     return smoothing.sample(constraint, z, space_of(lin), noise, index)
 
 
 def assemble(lin: Linearization, w: Vector, z: Vector, u: Vector) -> Vector:
-    """h = grad_x f - G_xy w + theta_x' P_theta' u, with u = [I - (I - eta G_yy) H']^{-1} grad_y f."""
+    """h = grad_x f - G_xy w + theta_x' P_theta(z)' u, with u = [I - (I - eta G_yy) H']^{-1} grad_y f.
+
+    z is the point at which H was drawn: the derivatives of P in z and in its parameters belong together.
+    """
     x_space = lin.problem.x_space
     h = x_space.add(lin.upper_grad_x, lin.lower_cross(w), -1.0)
     through_set = lin.problem.constraint_vjp(lin.x, z, u)

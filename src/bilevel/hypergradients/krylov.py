@@ -33,18 +33,21 @@ def conjugate_gradients(
     if start is not None and not float(space.norm(residual)) < scale:  # a stale start is worse than none
         x, residual = space.zeros_like(b), b
     direction, square = residual, float(space.dot(residual, residual))
+    best, best_square = x, square
     for k in range(max_iterations):
         if square**0.5 <= tol * scale:
             return LinearSolution(x, square**0.5 / scale, k)
         product = operator(direction)
         along = float(space.dot(direction, product))
-        if along <= 0.0:
-            return LinearSolution(x, square**0.5 / scale, k, indefinite=along < 0.0)
+        if not along > 0.0:  # no curvature along this direction, or less than none, or not finite
+            return LinearSolution(best, best_square**0.5 / scale, k, indefinite=True)
         x = space.add(x, direction, square / along)
         residual = space.add(residual, product, -square / along)
         previous, square = square, float(space.dot(residual, residual))
         direction = space.add(residual, direction, square / previous)
-    return LinearSolution(x, square**0.5 / scale, max_iterations)
+        if square < best_square:
+            best, best_square = x, square
+    return LinearSolution(best, best_square**0.5 / scale, max_iterations)
 
 
 def gmres(
@@ -66,7 +69,7 @@ def gmres(
     while True:
         residual = space.add(b, operator(x), -1.0)
         length = float(space.norm(residual))
-        if length <= tol * scale or iterations >= max_iterations:
+        if not length > tol * scale or iterations >= max_iterations:
             return LinearSolution(x, length / scale, iterations)
         steps = min(restart, max_iterations - iterations)
         correction, used = _arnoldi_cycle(operator, residual, length, space, tol * scale, steps)
@@ -90,6 +93,8 @@ def _arnoldi_cycle(
                 hessenberg[i, j] += overlap
                 v = space.add(v, q, -overlap)
         norm = float(space.norm(v))
+        if not math.isfinite(norm):  # an infinite product must reach the caller, not LAPACK
+            return space.scaled(residual, math.nan), j + 1
         hessenberg[j + 1, j] = norm
         small, rhs = hessenberg[: j + 2, : j + 1], right[: j + 2]
         coefficients = torch.linalg.lstsq(small, rhs, driver="gelsd").solution

@@ -27,7 +27,7 @@ class LinearSolve:
     Parameters
     ----------
     tol
-        Relative residual of the linear system; default 1e-10 in float64, 4e-5 in float32.
+        Relative residual of the linear system; default 1e-10 in float64, 2e-5 in float32.
     max_iterations
         Hessian products at most.
     eta
@@ -85,7 +85,8 @@ class LinearSolve:
             "iterations": float(solution.iterations),
             "indefinite": float(solution.indefinite),
         }
-        return Hypergradient(assemble(lin, w, z, u), w, stats)
+        drawn_at = self.smoothing.point(z, space, noise) if lin.problem.moving else z
+        return Hypergradient(assemble(lin, w, drawn_at, u), w, stats)
 
     def _on_face(
         self, lin: Linearization, face: Face, space: Space, start: Vector | None, tol: float

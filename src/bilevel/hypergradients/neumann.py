@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,8 +12,9 @@ from ..curvature import largest_curvature
 from ..errors import InvalidInput
 from ..problem import Linearization
 from ..randomness import Noise
+from ..sets.base import Face
 from ..smoothing import Perturbed
-from ..spaces import Vector
+from ..spaces import Vector, leaves
 from .base import Hypergradient, Smoothing, assemble, check_eta, draw, gradient_step, resolve_eta, space_of
 
 
@@ -75,7 +77,8 @@ class Neumann:
         u = space.scaled(total, weight)
         w = space.scaled(draw(self.smoothing, lin.constraint, lin, z, noise, 0).apply(u), eta)
         stats = {"eta": eta, "terms": float(products + 1)}
-        return Hypergradient(assemble(lin, w, z, u), w, stats)
+        drawn_at = self.smoothing.point(z, space, noise, 0) if lin.problem.moving else z
+        return Hypergradient(assemble(lin, w, drawn_at, u), w, stats)
 
     def _length(self, noise: Noise) -> tuple[int, float]:
         """How many factors are multiplied, and the weight of the result."""
@@ -85,10 +88,28 @@ class Neumann:
         return int(drawn), float(self.terms)
 
     def contraction(self, lin: Linearization, noise: Noise, *, curvature: float | None = None) -> float:
-        """eta L - 1 with L the largest curvature on the current face: at 1 and beyond the series diverges.
+        """The factor by which terms of the series grow in the end: at 1 and beyond it diverges.
 
-        (Below 1 the series converges; how fast also depends on the smallest curvature.)
+        On a face (H a projector) that is eta L - 1 with L the largest curvature on it (below 1 the series converges;
+        how fast also depends on the smallest curvature). Elsewhere: the spectral radius of (I - eta G_yy) H.
         """
         eta = resolve_eta(self.eta, lin, noise, curvature)
         face = lin.constraint.jacobian(gradient_step(lin, eta))
-        return eta * largest_curvature(lin, face=face, noise=noise) - 1.0
+        if face.is_projector:
+            return eta * largest_curvature(lin, face=face, noise=noise) - 1.0
+        return _spectral_radius(lin, face, eta, noise)
+
+
+def _spectral_radius(lin: Linearization, face: Face, eta: float, noise: Noise, steps: int = 40) -> float:
+    """The growth per product of (I - eta G_yy) H, by power iteration (its eigenvalues are real)."""
+    space = space_of(lin)
+    v = space.random_like(lin.y, noise.generator("curvature", device=leaves(lin.y)[0].device))
+    growth = 0.0
+    for _ in range(steps):
+        length = float(space.norm(v))
+        if not 0.0 < length < math.inf:
+            return growth
+        turned = face.apply(space.scaled(v, 1.0 / length))
+        v = space.add(turned, lin.lower_hvp(turned), -eta)
+        growth = float(space.norm(v))
+    return growth

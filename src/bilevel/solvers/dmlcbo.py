@@ -21,13 +21,16 @@ from typing import Any, Literal
 import torch
 
 from ..curvature import largest_curvature
-from ..errors import InvalidInput
+from ..errors import InvalidInput, InvalidType
 from ..hypergradients import Estimator, Hypergradient, LinearSolve, Neumann
 from ..problem import Linearization, Problem
 from ..randomness import Seeds
 from ..smoothing import TwoPoint
 from ..spaces import Vector, tree_map
 from .base import State, batch_of
+
+SETTLING = 20
+"""After so many steps an arbitrary y0 is forgotten, and the estimates have the size that "auto" bounds refer to."""
 
 
 class AdaptivityWarning(UserWarning):
@@ -59,17 +62,20 @@ class DMLCBO:
         gamma: how far x moves in units of its own scaled hypergradient.
     lower_step
         tau: likewise for y. "auto" needs no scale of its own: it takes 1/(eta_k L), L the largest curvature of g in y,
-        so that y moves by 1/L of its gradient whatever the averaging weight eta_k.
+        so that y moves by 1/L of its gradient whatever the averaging weight eta_k. With a `sampler` it takes 1/L, so
+        that the noise of the batches is averaged out as eta_k falls.
     hypergradient
         The estimator h, which carries Q, eta and delta: `LinearSolve`, `Neumann(terms=Q, eta=...,
-        smoothing=Perturbed(radius=delta))` or `Unrolled`.
+        smoothing=Perturbed(radius=delta))` or `Unrolled`. With a `sampler`, f, g and all products of a step share
+        one batch: on small batches (not many times the dimension of y) any inverse of a batch's Hessian is biased.
     rate, delay
         t and m of eta_k = t / sqrt(m + k).
     upper_momentum, lower_momentum
         c1 and c2: the weights of a new estimate are c1 eta_k and c2 eta_k.
     smallest_scale, largest_scale
-        c_l and c_u: bounds of the adaptive factor 1/(sqrt(m_i) + G0). "auto" lets the factor grow to ten times its
-        first value and no further: normalised steps would otherwise never shrink with the gradient, and circle.
+        c_l and c_u: bounds of the adaptive factor 1/(sqrt(m_i) + G0). "auto" lets the factor grow to ten times what
+        the estimates give at the start (at the first step, and again after 20 steps) and no further: normalised steps
+        would otherwise never shrink with the gradient, and circle.
     offset
         G0 > 0.
     moment_decay
@@ -101,7 +107,10 @@ class DMLCBO:
     refresh: int = 100
 
     def __post_init__(self) -> None:
-        for name in ("upper_step", "lower_step", "rate", "smallest_scale", "largest_scale", "offset"):
+        if isinstance(self.hypergradient, type) or not hasattr(self.hypergradient, "estimate"):
+            raise InvalidType(f"hypergradient must be an object such as LinearSolve(), got {self.hypergradient!r}")
+        positive = ("upper_step", "lower_step", "rate", "smallest_scale", "largest_scale", "offset")
+        for name in (*positive, "upper_momentum", "lower_momentum"):
             if not (name in ("lower_step", "largest_scale") and getattr(self, name) == "auto"):
                 _positive(name, getattr(self, name))
         if not (isinstance(self.delay, int | float) and self.delay >= 0):
@@ -173,8 +182,8 @@ class DMLCBO:
         state.upper_momentum, state.lower_momentum = sample.gradient, lin.lower_grad_y
         state.upper_moment = self._square(problem.x_space, sample.gradient)
         state.lower_moment = self._square(problem.y_space(lin.constraint), lin.lower_grad_y)
-        state.upper_floor = self._floor(problem.x_space.mean_square(sample.gradient))
-        state.lower_floor = self._floor(problem.y_space(lin.constraint).mean_square(lin.lower_grad_y))
+        y_space = problem.y_space(lin.constraint)
+        self._set_floors(state, problem.x_space.mean_square(sample.gradient), y_space.mean_square(lin.lower_grad_y))
         return state
 
     def step(self, problem: Problem, state: DMLCBOState) -> DMLCBOState:
@@ -186,7 +195,7 @@ class DMLCBO:
         y_space, y = problem.y_space(constraint), state.y
 
         upper_scale = self._scale(state.upper_moment, state.upper_floor, average * self.upper_step)
-        lower_scale = self._lower_scale(state, average)
+        lower_scale = self._lower_scale(state, average if problem.sampler is None else 1.0)
         x = x_space.add(x, state.upper_momentum, _negative(upper_scale))
         x = problem.upper_constraint.project(x)
         y_hat = problem.project(constraint, y_space.add(y, state.lower_momentum, _negative(lower_scale)))
@@ -204,6 +213,8 @@ class DMLCBO:
         state.upper_momentum = x_space.lerp(state.upper_momentum, sample.gradient, self.upper_momentum * average)
         state.lower_momentum = y_space.lerp(state.lower_momentum, lin.lower_grad_y, self.lower_momentum * average)
         state.adjoint, state.stats = sample.adjoint, sample.stats
+        if k == SETTLING:
+            self._set_floors(state, x_space.mean_square(sample.gradient), y_space.mean_square(lin.lower_grad_y))
         return state
 
     def _sample(self, lin: Linearization, state: DMLCBOState, k: int) -> Hypergradient:
@@ -231,8 +242,11 @@ class DMLCBO:
             floor,
         )
 
+    def _set_floors(self, state: DMLCBOState, upper: Any, lower: Any) -> None:
+        state.upper_floor, state.lower_floor = self._floor(upper), self._floor(lower)
+
     def _floor(self, first: Any) -> Any:
-        """1/c_u; for "auto", a tenth of the root mean square of the first estimate."""
+        """1/c_u; for "auto", a tenth of the root mean square of an early estimate."""
         if self.largest_scale == "auto":
             return tree_map(lambda m: 0.1 * m.sqrt(), first)
         return tree_map(lambda m: torch.full_like(m, 1.0 / float(self.largest_scale)), first)
@@ -243,14 +257,21 @@ class DMLCBO:
         return space.mean_square(estimate)
 
     def _warn_if_elementwise(self, problem: Problem, x: Vector) -> None:
-        constraint = problem.constraint_at(x)
-        if self.adaptivity == "elementwise" and self.lower_step != "auto" and not constraint.separable:
-            warnings.warn(
-                f"adaptivity='elementwise' with {constraint!r}: a different step per entry and a Euclidean projection "
-                "do not have y*(x) as their fixed point (erratum 3); use adaptivity='scalar'",
-                AdaptivityWarning,
-                stacklevel=4,
-            )
+        if self.adaptivity != "elementwise":
+            return
+        sets = (
+            [problem.upper_constraint]
+            if self.lower_step == "auto"
+            else [problem.upper_constraint, problem.constraint_at(x)]
+        )
+        for constraint in sets:
+            if not constraint.separable:
+                warnings.warn(
+                    f"adaptivity='elementwise' with {constraint!r}: a different step per entry and a Euclidean "
+                    "projection do not have the solution as their fixed point (erratum 3); use adaptivity='scalar'",
+                    AdaptivityWarning,
+                    stacklevel=4,
+                )
 
 
 def _negative(scale: Any) -> Any:

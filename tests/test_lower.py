@@ -1,0 +1,63 @@
+"""The lower level: steep places, general metrics, and derivatives there."""
+
+import pytest
+import torch
+
+import bilevel
+from bilevel import sets
+
+METRIC = torch.tensor(
+    [[2.0, 0.7, 0.1, 0.0], [0.7, 1.5, -0.4, 0.2], [0.1, -0.4, 1.0, 0.3], [0.0, 0.2, 0.3, 0.8]]
+).double()
+
+
+def test_an_overshoot_into_a_steep_place_is_taken_back():
+    """g = sum exp(y) + |y - 40|^2/2 from y = -50: the first step of length 1/L lands where the slope is 1e17."""
+    problem = bilevel.Problem(
+        lambda x, y: y.sum(),
+        lambda x, y: y.exp().sum() + (y - x).square().sum() / 2,
+        y0=torch.full((3,), -50.0).double(),
+    )
+    solution = bilevel.solve_lower(problem, torch.full((3,), 40.0).double())
+    assert solution.converged
+    y = solution.y[0]
+    assert float(y.exp() + y - 40) == pytest.approx(0.0, abs=1e-9)
+
+
+def test_a_lower_level_that_lives_only_inside_its_set():
+    """Entropy on the simplex: y* = softmax(x), although the extrapolated point may leave the set."""
+    x = torch.tensor([1.0, -0.5, 2.0, 0.3]).double()
+    problem = bilevel.Problem(
+        lambda x, y: y.sum(),
+        lambda x, y: (y * y.log()).sum() - x @ y,
+        sets.Simplex(1.0),
+        y0=torch.full((4,), 0.25).double(),
+    )
+    solution = bilevel.solve_lower(problem, x, tol=1e-9)
+    assert torch.allclose(solution.y, x.softmax(0), atol=1e-8)
+
+
+@pytest.mark.parametrize(
+    "constraint",
+    [sets.L1Ball(1.0), sets.L2Ball(1.0), sets.Simplex(1.0), sets.Box(-0.3, 0.4), sets.SecondOrderCone()],
+    ids=repr,
+)
+def test_hypergradient_under_a_general_metric(constraint):
+    """No multiple of the identity: conjugate gradients on a face, GMRES on curved sets; differences of F agree."""
+    shift = torch.tensor([0.9, -0.7, 0.5, 0.2]).double()
+    problem = bilevel.Problem(
+        upper=lambda x, y: (y - shift).square().sum() + 0.1 * x.square().sum(),
+        lower=lambda x, y: (y - x) @ METRIC @ (y - x) / 2,
+        constraint=constraint,
+        y0=constraint.project(torch.zeros(4).double()),
+    )
+    x = torch.tensor([1.1, -0.9, 0.8, 0.3]).double()
+    h = bilevel.hypergradient(problem, x, details=True)
+    differences = torch.stack(
+        [
+            (bilevel.upper_value(problem, x + e, tol=1e-13) - bilevel.upper_value(problem, x - e, tol=1e-13)) / 2e-5
+            for e in 1e-5 * torch.eye(4).double()
+        ]
+    )
+    assert float((h.gradient - differences).norm() / differences.norm()) < 1e-6
+    assert h.stats["residual"] < 1e-9
