@@ -83,7 +83,8 @@ CASES = {
         ["upper(x0, y0) failed", "y0 is torch.float32", "dtypes"],
     ),
     "a set that ignores x": (
-        lambda: run(quadratic(constraint=lambda x: sets.L1Ball(x.detach().sum().item() + 1.0))), ["constraint(x)", "detach()"]
+        lambda: run(quadratic(constraint=lambda x: sets.L1Ball(x.detach().sum().item() + 1.0))),
+        ["constraint(x)", "detach()"],
     ),
     "dictionary x0 for one tensor's set": (
         lambda: run(quadratic(upper_constraint=sets.L1Ball(1.0)), x0={"a": X}), ["x0", "L1Ball"]
