@@ -134,6 +134,10 @@ def minimize(
         x, y = check_start(uncounted(problem), x0, y0) if state is None else (state.x, state.y)
         form = _fixed_form(problem, solver, x, y)
         if form is not None:
+            if isinstance(resume, State):
+                raise InvalidInput(
+                    "this solver rewrites a set that moves: resume from the Solution, not from its state"
+                )
             if isinstance(resume, Solution):
                 resume = dataclasses.replace(resume, y=form.into(resume.x, resume.y))
             solution = minimize(

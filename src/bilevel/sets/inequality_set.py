@@ -96,16 +96,20 @@ def project_on_inequalities(z: Tensor, inequality: Function, within: Function | 
         move, size = float((nearest - point).norm()), 1.0 + float(nearest.norm())
         point = nearest
         if move <= small * size:
-            return point
-        if move > 0.5 * previous:
+            break
+        if move > previous:
             damping = 2.0 * damping + 0.5
         previous = move
-    if move <= 1e6 * small:
-        return point
-    raise NotConverged(
-        f"the projection on h(y) <= 0 moved by {move:.2g} in its last of {ROUNDS} rounds: is h convex, and is there a "
-        "point with h(y) < 0?"
-    )
+    # A damped step may be short far from the answer: the answer is a fixed point of the undamped one.
+    value, rows = _linearised(inequality, point)
+    nearest = _on_polyhedron(z, rows, rows @ point - value, within, small)
+    error = max(float((nearest - point).norm()), float(value.max())) / (1.0 + float(point.norm()))
+    if error > small**0.5:
+        raise NotConverged(
+            f"the projection on h(y) <= 0 is off by {error:.2g} after {ROUNDS} rounds: is h convex, and is there a "
+            "point with h(y) < 0? Where a set of bilevel.sets describes the constraint, use that"
+        )
+    return point
 
 
 def _linearised(inequality: Function, point: Tensor) -> tuple[Tensor, Tensor]:

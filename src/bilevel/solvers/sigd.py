@@ -28,6 +28,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from ..errors import Incompatible
 from ..hypergradients.base import assemble
 from ..hypergradients.krylov import conjugate_gradients
 from ..problem import Problem
@@ -95,6 +96,8 @@ class _Perturbed:
         lin = problem.linearize(x, y, batch)
         z = space.add(y, space.add(lin.lower_grad_y, q), -eta)
         face = lin.constraint.jacobian(z)
+        if not face.is_projector:
+            raise Incompatible(f"{type(self).__name__} cannot use {lin.constraint!r}: it needs a polyhedral set")
         w = conjugate_gradients(
             lambda v: face.apply(lin.lower_hvp(v)), face.apply(lin.upper_grad_y), face.apply(state.adjoint), space,
             tol=self.linear_tol, max_iterations=self.linear_iterations,
