@@ -92,6 +92,14 @@ CASES = {
     "estimator class": (lambda: bilevel.DMLCBO(hypergradient=bilevel.LinearSolve), ["hypergradient", "LinearSolve()"]),
     "radius a word": (lambda: bilevel.Perturbed(radius="a"), ["radius", "'a'"]),
     "momentum a word": (lambda: bilevel.DMLCBO(upper_momentum="a"), ["upper_momentum", "'a'"]),
+    "radius of shape (1,)": (
+        lambda: run(quadratic(constraint=lambda x: sets.L1Ball(x[:1].exp()))), ["(1, 3)", "0-dimensional", "x[0]"]
+    ),
+    "a class as constraint": (lambda: quadratic(constraint=sets.NonNegative), ["class NonNegative", "make a set"]),
+    "hypergradient outside the set": (
+        lambda: bilevel.hypergradient(quadratic(constraint=sets.NonNegative()), X, -torch.ones(3).double()),
+        ["y is not in", "NonNegative"],
+    ),
     "upper is not a function": (lambda: bilevel.Problem(1.0, lambda x, y: y.sum()), ["upper", "1.0"]),
     "constraint is not a set": (lambda: quadratic(constraint=3), ["constraint", "3"]),
     "constraint returns no set": (lambda: run(quadratic(constraint=lambda x: 1.0)), ["constraint(x)", "1.0"]),

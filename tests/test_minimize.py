@@ -141,6 +141,14 @@ def test_resuming_a_set_that_moves(output):
     assert problem.constraint_at(seen[-1].x).contains(seen[-1].y)
 
 
+def test_another_solver_cannot_continue_a_run():
+    half = bilevel.minimize(simple_problem(), START, steps=5)
+    with pytest.raises(bilevel.Incompatible, match="DMLCBO cannot be continued by MEHA.*x0=solution.x"):
+        bilevel.minimize(simple_problem(), resume=half, solver=bilevel.MEHA(), steps=5)
+    with pytest.raises(bilevel.InvalidInput, match="pass either"):
+        bilevel.minimize(simple_problem(), START, resume=half, steps=5)
+
+
 def test_callbacks_see_records_and_can_stop():
     seen = []
 

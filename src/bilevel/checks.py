@@ -24,6 +24,8 @@ def check_vector(name: str, value: Any) -> Vector:
 
 
 def _check_tensor(name: str, value: Any) -> Tensor:
+    if value is None:
+        raise InvalidType(f"{name} is missing (NoneType): pass a tensor or a dictionary of tensors")
     if not isinstance(value, Tensor):
         raise InvalidType(
             f"{name} must be a torch tensor or a dictionary of tensors, got {type(value).__name__}: "
@@ -81,6 +83,7 @@ def check_start(problem: Problem, x0: Any, y0: Any) -> tuple[Vector, Vector]:
     constraint = problem.constraint_at(x)
     y = check_lower_start(problem, constraint, y0)
     check_feasible("y0", constraint, y)
+    _check_shape(constraint, y)
     if problem.moving:
         _check_moving(problem, x)
     _check_functions(problem, x, y)
@@ -121,6 +124,16 @@ def _describe(vector: Vector) -> str:
     if isinstance(vector, dict):
         return "{" + ", ".join(f"{name!r}: {_describe(entry)}" for name, entry in vector.items()) + "}"
     return f"{vector.dtype} of shape {tuple(vector.shape)}"
+
+
+def _check_shape(constraint: ConvexSet, y: Vector) -> None:
+    """A parameter of shape (1,) means a batch of one, and would turn a vector into a batch."""
+    for point, nearest in zip(leaves(y), leaves(constraint.project(y)), strict=True):
+        if nearest.shape != point.shape:
+            raise InvalidInput(
+                f"{constraint!r} projects y0 of shape {tuple(point.shape)} to shape {tuple(nearest.shape)}: a parameter "
+                "with dimensions is one value per batch element; for a single value use a 0-dimensional tensor, as in x[0]"
+            )
 
 
 def _check_moving(problem: Problem, x: Vector) -> None:

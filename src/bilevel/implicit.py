@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .checks import check_lower_start, check_vector
+from .checks import check_feasible, check_lower_start, check_vector
 from .errors import Incompatible, InvalidInput
 from .hypergradients import Estimator, Hypergradient, LinearSolve
 from .lower import solve_lower, uncounted, warn_if_unsolved
@@ -33,7 +33,8 @@ def hypergradient(
     problem, x
         The problem and the upper variable.
     y
-        The lower variable; when None the lower level is solved first.
+        The lower variable at which the estimate is made, in Y: usually y*(x) or an iterate near it, since the answer is
+        the gradient of F only there. When None the lower level is solved first, from `problem.y0`.
     method
         `LinearSolve()` (default), `Neumann(...)` or `Unrolled(...)`.
     seed
@@ -60,7 +61,9 @@ def hypergradient(
         warn_if_unsolved(solution)
         y = solution.y
     else:
-        y = check_lower_start(problem, problem.constraint_at(x), y)
+        constraint = problem.constraint_at(x)
+        y = check_lower_start(problem, constraint, y)
+        check_feasible("y", constraint, y)
     lin = problem.linearize(x, y)
     result: Hypergradient = (method or LinearSolve()).estimate(lin, Noise(Seeds.of(seed)))
     _warn_if_loose(result)
@@ -94,7 +97,8 @@ def argmin(
 ) -> Any:
     """y*(x) = argmin over y in Y of g(x, y), differentiable in x: loss(argmin(problem, x)).backward() works.
 
-    Backward is one implicit linear solve at the solution; only `lower` and `constraint` of the problem matter.
+    Backward is one implicit linear solve at the solution, for first derivatives in x alone (not in tensors that `lower`
+    captures); only `lower` and `constraint` of the problem matter.
 
     Parameters
     ----------

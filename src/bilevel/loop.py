@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 
 from .checks import check_start
-from .errors import InvalidInput, InvalidType, NotFinite
+from .errors import Incompatible, InvalidInput, InvalidType, NotFinite
 from .fixed_form import FixedForm, fixed_form
 from .hypergradients import LinearSolve
 from .lower import lower_residual, solve_lower, uncounted
@@ -124,10 +124,10 @@ def minimize(
     (<Status.STEPS: 'all steps were taken'>, [0.5, -0.2])
     """
     _check_settings(problem, solver, steps, evaluate_every, tol, output)
+    if resume is not None and (x0 is not None or y0 is not None):
+        raise InvalidInput("x0 and y0 go with a new run, resume=... with an old one: pass either")
     if solver is None and isinstance(resume, Solution) and resume.solver not in ("", repr(DMLCBO())):
-        raise InvalidInput(
-            f"the run to resume used {resume.solver}: pass it as solver=... (or another, to change over)"
-        )
+        raise InvalidInput(f"the run to resume used {resume.solver}: pass it as solver=...")
     solver = DMLCBO() if solver is None else solver
     if problem.moving:
         state = resume.state if isinstance(resume, Solution) else resume
@@ -141,8 +141,8 @@ def minimize(
             if isinstance(resume, Solution):
                 resume = dataclasses.replace(resume, y=form.into(resume.x, resume.y))
             solution = minimize(
-                form.problem, x, None if resume else form.into(x, y), solver=solver, steps=steps, seed=seed,
-                evaluate_every=evaluate_every, tol=tol, output=output, progress=progress, resume=resume,
+                form.problem, None if resume else x, None if resume else form.into(x, y), solver=solver, steps=steps,
+                seed=seed, evaluate_every=evaluate_every, tol=tol, output=output, progress=progress, resume=resume,
                 callbacks=[_in_terms_of_y(callback, form) for callback in callbacks],
             )  # fmt: skip
             solution.y = form.back(solution.x, solution.y)
@@ -177,6 +177,12 @@ class _Run:
 
     def resume(self, earlier: Solution | State) -> None:
         if isinstance(earlier, Solution):
+            old, new = earlier.solver.split("(")[0], type(self.solver).__name__
+            if old not in ("", new):
+                raise Incompatible(
+                    f"a run of {old} cannot be continued by {new}, whose state differs: "
+                    "start it anew with x0=solution.x, y0=solution.y"
+                )
             self.history = list(earlier.history)
             self.seconds = float(earlier.stats.get("seconds", 0.0))
             self.series_diverged = int(earlier.stats.get("series_diverged", 0))
@@ -187,7 +193,10 @@ class _Run:
         elif self.output == "sampled":
             raise InvalidInput("resume=state has no sampled iterate to go on from: resume from the Solution instead")
         if not isinstance(earlier, State):
-            raise InvalidType(f"resume must be a Solution or a solver's State, got {type(earlier).__name__}")
+            raise InvalidType(
+                f"resume must be a Solution or a solver's State, got {type(earlier).__name__}; "
+                "for a file use resume=bilevel.Solution.load(path)"
+            )
         self.state = earlier
 
     def _carry_over(self, earlier: Solution) -> None:
@@ -267,6 +276,7 @@ class _Run:
             measure = LinearSolve(tol=1e-4, max_iterations=200).estimate(lin, state.noise())
             stationarity = stationarity_of(problem, state.x, measure.gradient)
             residual = measure.stats["residual"]
+            stationarity = stationarity if residual <= SOLVED else math.nan
         contraction = getattr(getattr(self.solver, "hypergradient", None), "contraction", None)
         return Record(
             step=state.step,

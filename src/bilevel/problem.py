@@ -252,6 +252,10 @@ class Problem:
         for name, function in (("upper", upper), ("lower", lower)):
             if not callable(function):
                 raise InvalidType(f"{name} must be a function of (x, y), got {function!r}")
+        if isinstance(constraint, type):
+            raise InvalidType(
+                f"constraint is the class {constraint.__name__}: make a set of it, {constraint.__name__}(...)"
+            )
         if not (constraint is None or isinstance(constraint, ConvexSet) or callable(constraint)):
             raise InvalidType(
                 f"constraint must be a convex set of bilevel.sets or a function x -> set, got {constraint!r}"

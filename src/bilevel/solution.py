@@ -33,7 +33,7 @@ class Status(Enum):
     )
     DIVERGED = (
         "the next step would not be finite; the last finite state is returned: lower upper_step or lower_step, "
-        "or check f and g for overflow"
+        "check f and g for overflow, and that g is strongly convex in y"
     )
 
     @property
@@ -60,7 +60,8 @@ class Record:
     lower_residual
         |y - P_Y(y - grad_y g)|.
     stationarity
-        |h| by a linear solve at (x, y), or |x - P_X(x - h)| when x has a set; NaN with function constraints.
+        |h| by a linear solve at (x, y), or |x - P_X(x - h)| when x has a set; NaN with
+        function constraints, and when the linear system could not be solved.
     linear_residual
         How well the linear system behind `stationarity` was solved, relative to its right-hand side.
     contraction
@@ -79,7 +80,7 @@ class Record:
     costs: dict[str, int] = field(default_factory=dict)
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class Solution:
     """The result of `minimize`.
 
@@ -140,5 +141,10 @@ class Solution:
         return plot_history(self.history, path)
 
     def __repr__(self) -> str:
-        last = f", upper={self.history[-1].upper:.6g}" if self.history else ""
+        last = ""
+        if self.history:
+            record = self.history[-1]
+            last = (
+                f", upper={record.upper:.6g}, |h|={record.stationarity:.2g}, lower residual={record.lower_residual:.2g}"
+            )
         return f"Solution(status={self.status.name}, steps={self.stats.get('steps', 0):g}{last})"

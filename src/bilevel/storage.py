@@ -367,7 +367,7 @@ def check_writable(path: Path, *, overwrite: bool = False) -> None:
     if not path.resolve().parent.is_dir():
         raise FileMissing(f"the folder {path.resolve().parent} does not exist: create it first")
     if path.exists() and not overwrite:
-        raise FileExists(f"{path} exists and was left as it is: choose another name, or overwrite it on purpose")
+        raise FileExists(f"{path} exists and was left as it is: choose another name, or pass overwrite=True")
 
 
 def _rename(temporary: Path, target: Path, overwrite: bool) -> None:

@@ -74,3 +74,19 @@ def test_batched_right_hand_sides_carry_derivatives():
     u = torch.tensor([[1.0, 0.0], [1.0, 3.0]], dtype=torch.float64)
     (by_autograd,) = torch.autograd.grad(Y.project(z), offset, u)
     torch.testing.assert_close(Y.jacobian(z).parameter_vjp(u)["offset"], by_autograd)
+
+
+def test_small_equations_count_as_much_as_large_ones():
+    for dtype, large in ((torch.float32, 1e4), (torch.float64, 1e9)):
+        rows = torch.tensor([[large, 0.0], [0.0, 1 / large]], dtype=dtype)
+        Y = AffineSet(rows, torch.tensor([large, 1 / large], dtype=dtype))
+        assert torch.allclose(Y.project(torch.tensor([5.0, 5.0], dtype=dtype)), torch.ones(2, dtype=dtype))
+        assert not Y.contains(torch.tensor([1.0, 5.0], dtype=dtype))
+
+
+def test_a_contradiction_beside_a_large_right_hand_side_is_found():
+    rows = torch.tensor([[1.0, 0, 0], [0, 1, 0], [0, 1, 0]])
+    with pytest.raises(EmptySet, match="gap of 0.5"):
+        AffineSet(rows, torch.tensor([1e4, 1.0, 2.0]))
+    with pytest.raises(EmptySet, match="gap of 0.5"):
+        AffineSet(rows[1:].double(), torch.tensor([[1e15, 1e15], [1.0, 2.0]], dtype=torch.float64))

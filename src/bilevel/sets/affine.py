@@ -163,16 +163,23 @@ class AffineSet(ConvexSet):
         self._factor()
 
     def _factor(self) -> None:
-        """matrix = U diag(s) V' without its null part; P(z) = z - V (V'z - s^-1 U'offset)."""
+        """D matrix = U diag(s) V' without its null part, D giving every row length 1 (a small equation is no less an
+        equation than a large one); P(z) = z - V (V'z - s^-1 U'D offset).
+        """
         matrix, target = self.matrix.detach().double(), self.offset.detach().double()
+        length = event_norm(matrix)
+        self._scale = torch.where(length > 0, length, 1.0).reciprocal()
+        matrix, target = matrix * self._scale[:, None], target * self._scale
         left, values, right = torch.linalg.svd(matrix, full_matrices=False)
         self._cut = max(matrix.shape) * torch.finfo(self.matrix.dtype).eps
         keep = values > values.amax() * self._cut
-        self._rows, self._solve = right[keep], left[:, keep] / values[keep]
-        gap = (target - target @ self._solve @ self._rows @ matrix.T).abs().amax()
-        if can_look_at_values() and float(gap) > 1e3 * torch.finfo(self.matrix.dtype).eps * float(target.abs().amax()):
+        self._rows, self._solve = right[keep], self._scale[:, None] * left[:, keep] / values[keep]
+        best = target / self._scale @ self._solve @ self._rows
+        gap = (target - best @ matrix.T).abs()
+        allowed = 10 * self._cut * (target.abs() + event_norm(best)[..., None])
+        if can_look_at_values() and bool((gap > allowed).any()):
             raise EmptySet(
-                f"matrix y = offset has no solution: the best y leaves a gap of {float(gap):.3g} "
+                f"matrix y = offset has no solution: the best y leaves a gap of {float(gap.amax()):.3g} "
                 f"(rank {int(keep.sum())}, {matrix.shape[0]} equations); drop or correct the contradicting rows"
             )
 
@@ -184,9 +191,10 @@ class AffineSet(ConvexSet):
         z = self.checked(z)
         self._check_size(z)
         if self.matrix.requires_grad:  # the same formula, differentiable in the matrix
-            matrix = self.matrix.to(z)
+            scale = self._scale.to(z)
+            matrix = self.matrix.to(z) * scale[:, None]
             pseudo = torch.linalg.pinv(matrix, rtol=self._cut)
-            return z - (z @ matrix.T - self.offset.to(z)) @ pseudo.T
+            return z - (z @ matrix.T - self.offset.to(z) * scale) @ pseudo.T
         rows = self._rows.to(z)
         y = z - self._gap(z) @ rows
         return y - self._gap(y) @ rows  # removes the rounding of a far z

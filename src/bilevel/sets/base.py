@@ -33,6 +33,15 @@ class Membership:
         return self.inside
 
 
+HALF = (torch.float16, torch.bfloat16)
+"""In these dtypes sums are taken in float32, and the answer is rounded once."""
+
+
+def widened(z: Tensor) -> Tensor:
+    """z in float32 when its own dtype is too coarse to sum in."""
+    return z.float() if z.dtype in HALF else z
+
+
 class Face(ABC):
     """One element H of the generalised Jacobian of P_Y at a point, as the linear map v -> H v.
 

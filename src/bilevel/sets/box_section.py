@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..errors import EmptySet, InvalidInput
-from .base import ConvexSet, Face, can_look_at_values, event_norm, parameter, per_point, show
+from .base import HALF, ConvexSet, Face, can_look_at_values, event_norm, parameter, per_point, show, widened
 from .box import as_point, bound, check_order
 
 
@@ -133,10 +133,11 @@ class BoxSection(ConvexSet):
         """Refuse a total that no point between the bounds reaches."""
         if not can_look_at_values():
             return
+        eps = torch.finfo(total.dtype).eps
         weight, lower, upper = (v.detach().double() for v in torch.broadcast_tensors(weight, lower, upper))
         ends = torch.where(weight == 0, 0, torch.stack([weight * lower, weight * upper]))
         least, most, total = ends.amin(0).sum(-1, True), ends.amax(0).sum(-1, True), total.detach().double()
-        room = 1e-6 * ends.abs().where(ends.isfinite(), 0).amax(0).sum(-1, True)
+        room = 32 * eps * ends.abs().where(ends.isfinite(), 0).amax(0).sum(-1, True)
         if bool((total < least - room).any()) or bool((total > most + room).any()):
             raise EmptySet(
                 f"{type(self).__name__}: weight.y lies between {float(least.min()):g} and {float(most.max()):g}, "
@@ -153,11 +154,13 @@ class BoxSection(ConvexSet):
 
     def project(self, z: Tensor) -> Tensor:
         z = self.checked(z)
+        if z.dtype in HALF:
+            return self.project(z.float()).to(z.dtype)
         section, parts = self._solve(z)
         return on_section(z, section, *parts)[0]
 
     def jacobian(self, z: Tensor) -> Face:
-        z = self.checked(z.detach())
+        z = widened(self.checked(z.detach()))
         section, parts = self._solve(z)
         parts = tuple(part.detach() for part in parts)
         y, level = on_section(z, section, *parts)
@@ -167,6 +170,7 @@ class BoxSection(ConvexSet):
     def excess(self, y: Tensor) -> tuple[Tensor, Tensor, str]:
         weight, lower, upper, total = self._parts(y)
         length = event_norm(weight.expand(y.shape[-1]) if weight.ndim == 0 else weight)
+        length = torch.where(length > 0, length, 1)
         off = ((weight * y).sum(-1) - total.squeeze(-1) if total.ndim else (weight * y).sum(-1) - total).abs() / length
         out = torch.maximum(lower - y, y - upper).clamp_min(0).amax(-1)
         scale = (weight * y).detach().abs().sum(-1) / length + y.detach().abs().amax(-1)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .base import ConvexSet, Face, can_look_at_values, parameter, per_point, show
-from .simplex import HALF
+from .base import HALF, ConvexSet, Face, can_look_at_values, parameter, per_point, show
 
 
 class ElasticNetBall(ConvexSet):

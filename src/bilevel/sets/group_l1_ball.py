@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from ..errors import InvalidInput, InvalidType
-from .base import ConvexSet, Face, can_look_at_values, parameter, per_point, show
-from .simplex import HALF, L1Ball, onto_simplex
+from .base import HALF, ConvexSet, Face, can_look_at_values, parameter, per_point, show
+from .simplex import L1Ball, onto_simplex
 
 
 class GroupL1Ball(ConvexSet):

@@ -67,7 +67,7 @@ class Polyhedron(ConvexSet):
         batch = torch.broadcast_shapes(*(side.shape[:-1] for side in sides))
         rows = torch.cat(matrices)
         side = torch.cat([side.expand(*batch, side.shape[-1]) for side in sides], -1)
-        length = torch.where((rows != 0).any(-1), rows.square().sum(-1), 1.0).sqrt()
+        length = torch.where((rows != 0).any(-1), event_norm(rows), 1.0)
         return rows / length[:, None], side / length
 
     def _active(self, z: Tensor, rows: Tensor, side: Tensor) -> Tensor:
@@ -116,9 +116,12 @@ class Polyhedron(ConvexSet):
         """EmptySet with the least violation that some y reaches."""
         if self.A is not None and self.b is not None:
             A, b = self.A.detach().double(), self.b.detach().double().reshape(-1, len(self.A)).mT
-            gap = float((A @ (torch.linalg.pinv(A) @ b) - b).abs().max())
-            if gap > 1e-9 * float(b.abs().max()):
-                raise EmptySet(f"Ay = b has no solution: the best y leaves a gap of {gap:.3g}")
+            length = torch.where((A != 0).any(-1), event_norm(A), 1.0)[:, None]
+            A, b = A / length, b / length
+            best = torch.linalg.pinv(A) @ b
+            gap = (A @ best - b).abs()
+            if bool((gap > 1e-12 * (b.abs() + best.norm(dim=0))).any()):
+                raise EmptySet(f"Ay = b has no solution: the best y leaves a gap of {float(gap.max()):.3g}")
         rows, side = (value.detach() for value in self.system())
         m = len(self.independent)
         for right in side.reshape(-1, side.shape[-1]):

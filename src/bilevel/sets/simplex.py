@@ -8,12 +8,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from .base import ConvexSet, Face, can_look_at_values, parameter, per_point, show, tracked
+from .base import HALF, ConvexSet, Face, can_look_at_values, parameter, per_point, show, tracked, widened
 from .box_section import wall_distance
 from .threshold import above_level_of_short, cut_level, cut_level_of_one, is_short
-
-HALF = (torch.float16, torch.bfloat16)
-"""In these dtypes sums are taken in float32, and the answer is rounded once."""
 
 
 def onto_simplex(z: Tensor, radius: Tensor) -> Tensor:
@@ -93,7 +90,7 @@ class Simplex(ConvexSet):
         return onto_simplex(z, per_point(self.radius, z))
 
     def jacobian(self, z: Tensor) -> Face:
-        z = self.checked(z.detach())
+        z = widened(self.checked(z.detach()))
         mask = support_mask(z, per_point(self.radius, z), _one_radius(z, _fixed(self.radius)))
         return SignedFace(mask, mask.sum(-1, keepdim=True), None, self.radius)
 
@@ -148,7 +145,7 @@ class L1Ball(ConvexSet):
         return torch.where(inside, z, z.sign() * onto_simplex(magnitude, radius))
 
     def jacobian(self, z: Tensor) -> Face:
-        z = self.checked(z.detach())
+        z = widened(self.checked(z.detach()))
         magnitude, radius = z.abs(), per_point(self.radius, z).detach()
         inside = magnitude.sum(-1, keepdim=True) <= radius
         mask = support_mask(magnitude, radius, _one_radius(z, _fixed(self.radius)))

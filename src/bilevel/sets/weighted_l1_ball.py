@@ -6,10 +6,9 @@ import torch
 from torch import Tensor
 
 from ..errors import InvalidInput
-from .base import ConvexSet, Face, event_norm, parameter, per_point, show
+from .base import HALF, ConvexSet, Face, event_norm, parameter, per_point, show
 from .box import as_point
 from .box_section import Section, find_section, on_section, wall_distance
-from .simplex import HALF
 
 
 class WeightedL1Ball(ConvexSet):
