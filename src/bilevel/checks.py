@@ -131,8 +131,9 @@ def _check_shape(constraint: ConvexSet, y: Vector) -> None:
     for point, nearest in zip(leaves(y), leaves(constraint.project(y)), strict=True):
         if nearest.shape != point.shape:
             raise InvalidInput(
-                f"{constraint!r} projects y0 of shape {tuple(point.shape)} to shape {tuple(nearest.shape)}: a parameter "
-                "with dimensions is one value per batch element; for a single value use a 0-dimensional tensor, as in x[0]"
+                f"{constraint!r} projects y0 of shape {tuple(point.shape)} to shape {tuple(nearest.shape)}: "
+                "a parameter with dimensions is one value per batch element; for a single value use a 0-dimensional "
+                "tensor, as in x[0]"
             )
 
 
