@@ -31,3 +31,17 @@ sphinx_gallery_conf = {
     "show_memory": False,
     "min_reported_time": 3600,
 }
+
+
+def keep_mathematics(app, what, name, obj, options, lines):
+    """Docstrings write |y| and a * b as mathematics does: neither is markup."""
+    code = False
+    for k, line in enumerate(lines):
+        code = line.lstrip().startswith((">>>", "...")) or (code and bool(line.strip()))
+        if not code:
+            lines[k] = line.replace("|", "\\|").replace("*", "\\*")
+
+
+def setup(app):
+    # Before numpydoc, which adds markup of its own.
+    app.connect("autodoc-process-docstring", keep_mathematics, priority=100)
