@@ -54,11 +54,11 @@ class SetCases:
 
     def make_set(self, generator: torch.Generator, dimension: int, scale: float) -> ConvexSet:
         """A random set with float64 tensor parameters; scale * Y for the same draws of the generator."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must define make_set(generator, dimension, scale)")
 
     def oracle(self, y: Any, Y: ConvexSet) -> list[Any]:
         """The constraint y in Y in cvxpy, for a cvxpy variable y."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must define oracle(y, Y)")
 
     def shape(self, dimension: int) -> tuple[int, ...]:
         """The shape of one point: (n,) for vectors, (n, n) for matrices; override for others."""
