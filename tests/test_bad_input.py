@@ -96,6 +96,32 @@ CASES = {
         lambda: run(quadratic(constraint=lambda x: sets.L1Ball(x[:1].exp()))), ["(1, 3)", "0-dimensional", "x[0]"]
     ),
     "a class as constraint": (lambda: quadratic(constraint=sets.NonNegative), ["class NonNegative", "make a set"]),
+    "a class as upper constraint": (
+        lambda: quadratic(upper_constraint=sets.NonNegative), ["upper_constraint is the class NonNegative", "make a"]
+    ),
+    "a dictionary as constraint": (
+        lambda: quadratic(constraint={"a": sets.NonNegative()}), ["constraint is a dictionary", "ProductSet"]
+    ),
+    "a sampler without a generator": (
+        lambda: run(quadratic(sampler=lambda: 3)), ["sampler(generator) failed", "one torch.Generator"]
+    ),
+    "functions without a batch": (
+        lambda: run(quadratic(sampler=lambda generator: 3)), ["upper(x0, y0, batch) failed", "three arguments"]
+    ),
+    "functions that need a batch": (
+        lambda: run(
+            quadratic(
+                upper=lambda x, y, batch: y[batch].sum(),
+                lower=lambda x, y, batch: (y[batch] - x[batch]).sum(dim=0).square() + batch.sum(),
+                sampler=lambda generator: torch.arange(2),
+            )
+        ),
+        ["lower(x0, y0) failed", "batch=None asks for all the data"],
+    ),
+    "function constraints with a solver that ignores them": (
+        lambda: run(quadratic(inequality=lambda x, y: y - 1.0)),
+        ["DMLCBO cannot use", "inequality=h", "BiCGAFFA, LVHBA"],
+    ),
     "hypergradient outside the set": (
         lambda: bilevel.hypergradient(quadratic(constraint=sets.NonNegative()), X, -torch.ones(3).double()),
         ["y is not in", "NonNegative"],

@@ -230,7 +230,7 @@ def test_nan_in_the_middle_of_a_run():
 
 def test_history_and_stats_tell_the_costs():
     solution = bilevel.minimize(simple_problem(), START, steps=50, evaluate_every=20)
-    assert [record.step for record in solution.history] == [20, 40, 50]
+    assert [record.step for record in solution.history] == [0, 20, 40, 50]
     assert solution.stats["upper_gradients"] == 51
     assert solution.stats["lower_gradients"] == 51
     assert solution.stats["cross_products"] == 51
@@ -314,3 +314,62 @@ def test_repr_says_how_it_went():
     assert repr(bilevel.minimize(simple_problem(), START, steps=10)).startswith(
         "Solution(status=STEPS, steps=10, upper="
     )
+
+
+def test_the_start_is_recorded():
+    problem = simple_problem()
+    start = bilevel.minimize(problem, START, steps=3).history[0]
+    assert (start.step, start.seconds >= 0) == (0, True)
+    assert start.upper == pytest.approx(float(problem.upper(START, problem.y0)))
+
+
+def test_a_state_is_shown_by_its_shapes():
+    solution = bilevel.minimize(simple_problem(), START, steps=2)
+    assert repr(solution.state) == "DMLCBOState(step=2, x=float64[3], y=float64[3])"
+    known = KNOWN["dictionary"]
+    state = bilevel.minimize(known.problem, known.x0, known.y0, solver=bilevel.MEHA(), steps=1).state
+    assert repr(state).startswith("MEHAState(step=1, x={'weight': float64[5], 'bias': float64[2]}")
+
+
+def vanishing(room):
+    """The set {y : |y|^2 <= x - (1 - room)}, of which nothing is left once x falls below 1 - room."""
+    return bilevel.Problem(
+        upper=lambda x, y: x.sum() + y.sum(),
+        lower=lambda x, y: (y - 1).square().sum(),
+        inequality=lambda x, y: (y.square().sum() - x.sum() + 1.0 - room).reshape(1),
+        y0=torch.zeros(2).double(),
+    )
+
+
+def test_a_projection_that_fails_in_the_middle_keeps_the_run(tmp_path):
+    """BiC-GAFFA moves x down until the lower level is empty, which an evaluation notices."""
+    solver = bilevel.BiCGAFFA(upper_step=0.3, growth=0.0)
+    solution = bilevel.minimize(vanishing(1.0), torch.ones(1).double(), solver=solver, steps=200, evaluate_every=2)
+    assert solution.status is bilevel.Status.FAILED
+    assert not solution.status.ok
+    assert "no point y" in solution.message
+    assert 0 < solution.stats["steps"] < 200
+    assert [record.step for record in solution.history][:2] == [0, 2]
+    loaded = bilevel.Solution.load(solution.save(tmp_path / "failed.safetensors"))
+    assert (loaded.status, loaded.message) == (solution.status, solution.message)
+
+
+def test_a_failure_at_the_first_step_is_an_error():
+    with pytest.raises(bilevel.EmptySet, match="no point y"):
+        bilevel.minimize(vanishing(-1.0), torch.ones(1).double(), solver=bilevel.LVHBA(), steps=5)
+
+
+def test_resuming_another_problem_is_refused():
+    half = bilevel.minimize(simple_problem(), START, steps=5)
+    other = bilevel.Problem(
+        upper=lambda x, y: (y - 7.0).square().sum(), lower=lambda x, y: (y - x).square().sum(), y0=START
+    )
+    with pytest.raises(bilevel.Incompatible, match="where it was .*is this the same problem.*x0=solution.x"):
+        bilevel.minimize(other, resume=half, steps=5)
+    smaller = bilevel.Problem(
+        upper=lambda x, y: (y - torch.ones(2).double()).square().sum(),
+        lower=lambda x, y: (y - x).square().sum(),
+        constraint=sets.L1Ball(1.0),
+    )
+    with pytest.raises(bilevel.Incompatible, match="does not fit this problem: upper.*failed with RuntimeError"):
+        bilevel.minimize(smaller, resume=half, steps=5)

@@ -13,6 +13,9 @@ from .problem import AutogradLinearization, Problem
 from .sets.base import ConvexSet
 from .spaces import Vector, leaves, tree_map
 
+CALL_ERRORS = (RuntimeError, TypeError, IndexError, AttributeError, KeyError)
+"""What a user's function raises when it is given what it does not expect."""
+
 
 def check_vector(name: str, value: Any) -> Vector:
     """A non-empty, finite, floating-point tensor, or a dictionary of such tensors."""
@@ -90,18 +93,26 @@ def check_start(problem: Problem, x0: Any, y0: Any) -> tuple[Vector, Vector]:
     return x, y
 
 
+def check_fits(problem: Problem, x: Vector, y: Vector) -> None:
+    """A point of an earlier run belongs to this problem: its functions take it, and y lies in its set."""
+    check_feasible("y", problem.constraint_at(x), y)
+    _check_functions(problem, x, y)
+
+
 def _check_functions(problem: Problem, x: Vector, y: Vector) -> None:
+    _check_sampler(problem, x, y)
     lin = problem.linearize(x, y)
     values = {}
     for name in ("upper", "lower"):
         try:
             values[name] = getattr(lin, f"{name}_value")
-        except (RuntimeError, TypeError, IndexError, AttributeError, KeyError) as error:
+        except CALL_ERRORS as error:
             if isinstance(error, BilevelError):
                 raise
             raise InvalidInput(
                 f"{name}(x0, y0) failed with {type(error).__name__}: {error}. "
                 f"x0 is {_describe(x)} and y0 is {_describe(y)}: do shapes, names and dtypes fit the data?"
+                + ("" if problem.sampler is None else " With a sampler, batch=None asks for all the data.")
             ) from error
     for name, value in values.items():
         if not bool(torch.isfinite(value)):
@@ -118,6 +129,29 @@ def _check_functions(problem: Problem, x: Vector, y: Vector) -> None:
     for name, gradient in gradients.items():
         if not all(bool(torch.isfinite(u).all()) for u in leaves(gradient)):
             raise InvalidInput(f"{name} is not finite at (x0, y0): is the function differentiable there?")
+
+
+def _check_sampler(problem: Problem, x: Vector, y: Vector) -> None:
+    """A batch can be drawn, and f and g take it as their third argument."""
+    if problem.sampler is None:
+        return
+    try:
+        batch = problem.sampler(torch.Generator().manual_seed(0))
+    except CALL_ERRORS as error:
+        raise InvalidInput(
+            f"sampler(generator) failed with {type(error).__name__}: {error}. "
+            "A sampler takes one torch.Generator and returns a batch"
+        ) from error
+    for name, call in (("upper", problem.call_upper), ("lower", problem.call_lower)):
+        try:
+            call(x, y, batch)
+        except CALL_ERRORS as error:
+            if isinstance(error, BilevelError):
+                raise
+            raise InvalidInput(
+                f"{name}(x0, y0, batch) failed with {type(error).__name__}: {error}. "
+                f"With a sampler, {name} takes three arguments, the third a batch from the sampler or None"
+            ) from error
 
 
 def _describe(vector: Vector) -> str:

@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 import torch
 
-from .checks import check_start
-from .errors import Incompatible, InvalidInput, InvalidType, NotFinite
+from .checks import check_fits, check_start
+from .errors import BilevelError, EmptySet, Incompatible, InvalidInput, InvalidType, NotConverged, NotFinite
 from .fixed_form import FixedForm, fixed_form
 from .hypergradients import LinearSolve
 from .lower import lower_residual, solve_lower, uncounted
@@ -29,6 +29,8 @@ Output = Literal["last", "best", "sampled"]
 
 SOLVED = 1e-2
 """A stationarity measure counts only if its linear system was solved to this relative residual."""
+SAME_PROBLEM = 1e-3
+"""A run is resumed only where f(x, y) is what it was, up to this relative change."""
 POLISHING_STEPS = 50
 """Lower-level steps before f is compared in output="best": f at an unconverged y flatters."""
 
@@ -97,7 +99,7 @@ def minimize(
         A number, or `Seeds(...)` to vary one source of randomness alone. The same seed gives the same bits on one
         thread of the same machine and torch build.
     evaluate_every
-        A `Record` is made, and callbacks are called, every so many steps and at the end.
+        A `Record` is made, and callbacks are called, every so many steps and at the end; the start is recorded too.
     tol
         Stop at the first evaluation where stationarity and lower residual are both within tol.
     output
@@ -167,6 +169,7 @@ class _Run:
         self.best: tuple[float, Vector, Vector] | None = None
         self.sampled: tuple[Vector, Vector] | None = None
         self.state: Any = None
+        self.message = ""
 
     def start(self, x0: Any, y0: Any, seeds: Seeds) -> None:
         x, y = check_start(uncounted(self.problem), x0, y0)
@@ -198,6 +201,23 @@ class _Run:
                 "for a file use resume=bilevel.Solution.load(path)"
             )
         self.state = earlier
+        self._check_same_problem()
+
+    def _check_same_problem(self) -> None:
+        """The state fits the functions and the set, and f has the value that was recorded there."""
+        x, y = self.state.x, self.state.y
+        other = "to start a run of another problem from this point, pass x0=solution.x, y0=solution.y"
+        try:
+            check_fits(uncounted(self.problem), x, y)
+        except BilevelError as error:
+            raise Incompatible(f"the run to resume does not fit this problem: {error}; {other}") from error
+        if self.history and self.history[-1].step == self.state.step:
+            was, now = self.history[-1].upper, float(uncounted(self.problem).linearize(x, y).upper_value)
+            if abs(now - was) > SAME_PROBLEM * (abs(was) + abs(now)):
+                raise Incompatible(
+                    f"f(x, y) is {now:.6g} at the point of the run to resume, where it was {was:.6g}: "
+                    f"is this the same problem? {other[0].upper()}{other[1:]}"
+                )
 
     def _carry_over(self, earlier: Solution) -> None:
         """The best or sampled iterate so far, so that a resumed run ends as an uninterrupted one."""
@@ -212,9 +232,11 @@ class _Run:
             self.best = (value, earlier.x, earlier.y)
 
     def loop(self, steps: int, evaluate_every: int, callbacks: list[Callback]) -> Solution:
-        last = self.state.step + steps
+        first, last = self.state.step, self.state.step + steps
         status = Status.STEPS
         try:
+            if first == 0 and not self.history:
+                self.history.append(self._record())
             while self.state.step < last:
                 if not self._advance():
                     status = Status.DIVERGED
@@ -226,6 +248,10 @@ class _Run:
                         break
         except NotFinite:  # a set was handed such a point within a step or an evaluation
             status = Status.DIVERGED
+        except (NotConverged, EmptySet) as error:  # a projection, or a set that x moved until nothing was left of it
+            if self.state.step == first:
+                raise  # nothing is lost
+            status, self.message = Status.FAILED, str(error)
         except KeyboardInterrupt:
             status = Status.INTERRUPTED
         if status in (Status.STEPS, Status.STATIONARY) and self.series_diverged:
@@ -318,6 +344,7 @@ class _Run:
             state=state,
             output=self.output,
             solver=repr(self.solver),
+            message=self.message,
         )
 
 

@@ -35,7 +35,7 @@ class Costs:
     hessian_products: int = 0
     cross_products: int = 0
     projections: int = 0
-    inequality_products: int = 0  # h' m of function constraints, for methods that use them
+    inequality_products: int = 0  # with first and second derivatives of h, for methods with function constraints
 
     def as_dict(self) -> dict[str, int]:
         """The counts by name."""
@@ -252,10 +252,11 @@ class Problem:
         for name, function in (("upper", upper), ("lower", lower)):
             if not callable(function):
                 raise InvalidType(f"{name} must be a function of (x, y), got {function!r}")
-        if isinstance(constraint, type):
-            raise InvalidType(
-                f"constraint is the class {constraint.__name__}: make a set of it, {constraint.__name__}(...)"
-            )
+        for name, given in (("constraint", constraint), ("upper_constraint", upper_constraint)):
+            if isinstance(given, type):
+                raise InvalidType(f"{name} is the class {given.__name__}: make a set of it, {given.__name__}(...)")
+            if isinstance(given, dict):
+                raise InvalidType(f"{name} is a dictionary: use bilevel.sets.ProductSet({{name: set, ...}})")
         if not (constraint is None or isinstance(constraint, ConvexSet) or callable(constraint)):
             raise InvalidType(
                 f"constraint must be a convex set of bilevel.sets or a function x -> set, got {constraint!r}"

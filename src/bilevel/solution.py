@@ -35,6 +35,10 @@ class Status(Enum):
         "the next step would not be finite; the last finite state is returned: lower upper_step or lower_step, "
         "check f and g for overflow, and that g is strongly convex in y"
     )
+    FAILED = (
+        "a part of the next step failed, and solution.message says which; the last complete step is returned, "
+        "and resume=solution goes on from it"
+    )
 
     @property
     def ok(self) -> bool:
@@ -91,7 +95,7 @@ class Solution:
     status
         Why the run ended; `str(status)` explains.
     history
-        One `Record` per evaluation.
+        One `Record` per evaluation, the first of the start.
     stats
         Counts of gradients, Hessian and cross products and projections; seconds; steps; `series_diverged`: at how many
         evaluations the Neumann series diverged.
@@ -101,6 +105,8 @@ class Solution:
         The output rule that chose x and y.
     solver
         The solver and its settings, as text.
+    message
+        What the part that failed had to say (`Status.FAILED`); empty otherwise.
     """
 
     x: Vector
@@ -111,6 +117,7 @@ class Solution:
     state: Any
     output: str = "last"
     solver: str = ""
+    message: str = ""
 
     def rows(self) -> list[dict[str, float | None]]:
         """The history as flat rows, ready for a data frame or a CSV writer."""

@@ -1,27 +1,38 @@
 """Sets given by function constraints: {y in Y : h(y) <= 0} with h convex and differentiable.
 
-The nearest point u of z is found by successive linearisation. Around a point v the constraints read
-h(v) + J (u - v) <= 0, and the nearest point of that polyhedron is u = z - J' m, where the multipliers m >= 0
-minimise m' J J' m / 2 - m' (h(v) + J (z - v)). For affine h one round is exact. A fixed point of the rounds is the
-nearest point of the set itself, whatever the damping s, which replaces z by (z + s v) / (1 + s) when curvature
-makes the rounds overshoot.
+The nearest point u of z minimises |u - z|^2 / 2 over h(u) <= 0 and u in Y. The method of multipliers (Rockafellar
+1976) keeps a multiplier m >= 0 for each constraint and one, l, for the set, and minimises in turn the smooth function
+
+    phi(u) = |u - z|^2 / 2 + rho/2 |( h(u) + m/rho )_+|^2 + rho/2 dist(u + l/rho, Y)^2
+
+by Newton's method, then sets m <- (m + rho h(u))_+ and l <- rho (u + l/rho - P_Y(u + l/rho)). phi is strongly convex,
+with generalised Hessian I + rho J_a' J_a + sum_i (m + rho h)_+ h_i'' + rho (I - H): products of it come from
+autograd, and conjugate gradients need few of them because the active rows have low rank. Curvature of h, however
+large, is in the Hessian; each entry of h is divided by the length of its gradient first.
+
+That the set is empty is proved, not guessed: for any y in it convexity gives, with e = u - P_Y(u),
+|h(u)_+|^2 + |e|^2 <= |J' h(u)_+ + e| |u - y|.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..errors import Incompatible, NotConverged
+from ..errors import EmptySet, Incompatible, NotConverged, NotFinite
 from ..spaces import Space, Vector, tree_map
 from .base import ConvexSet, Face
 from .free_space import FreeSpace
 
-ROUNDS = 200
-"""Linearisations before giving up."""
+ROUNDS = 40
+"""Updates of the multipliers before giving up."""
+NEWTON_STEPS = 100
+"""Newton steps per update at most."""
+FAR = 1e6
+"""An empty set is one without a point within so many times 1 + |z| of z."""
 
 Function = Callable[[Tensor], Tensor]
 
@@ -34,7 +45,7 @@ class InequalitySet(ConvexSet):
     function
         h, from a point to a tensor of shape (m,); each entry convex.
     within
-        The set Y; its projection is combined with that on h(y) <= 0 by Dykstra's algorithm.
+        The set Y.
 
     Examples
     --------
@@ -49,17 +60,7 @@ class InequalitySet(ConvexSet):
         self.event_ndim = self.within.event_ndim  # type: ignore[misc]
 
     def project(self, z: Any) -> Any:
-        space = Space()
-
-        def inequality(flat: Tensor) -> Tensor:
-            return self.function(space.unravel(flat, z))
-
-        def within(flat: Tensor) -> Tensor:
-            return space.ravel(self.within.project(space.unravel(flat, z)))
-
-        free = isinstance(self.within, FreeSpace)
-        nearest = project_on_inequalities(space.ravel(z).detach(), inequality, None if free else within)
-        return tree_map(torch.clone, space.unravel(nearest, z))
+        return joint_projection([z], self.function, [self.within]).parts[0]
 
     def jacobian(self, z: Any) -> Face:
         raise Incompatible(
@@ -81,95 +82,14 @@ class InequalitySet(ConvexSet):
         return f"InequalitySet(h, within={self.within!r})"
 
 
-def project_on_inequalities(z: Tensor, inequality: Function, within: Function | None = None) -> Tensor:
-    """The nearest point of {u in W : h(u) <= 0} to the flat point z, of shape (n,)."""
-    small = 16 * torch.finfo(z.dtype).eps
-    point = z if within is None else within(z)
-    if bool((inequality(point) <= 0).all()):
-        return point.detach()
-    damping, previous = 0.0, float("inf")
-    move = previous
-    for _ in range(ROUNDS):
-        value, rows = _linearised(inequality, point)
-        target = (z + damping * point) / (1.0 + damping)
-        nearest = _on_polyhedron(target, rows, rows @ point - value, within, small)
-        move, size = float((nearest - point).norm()), 1.0 + float(nearest.norm())
-        point = nearest
-        if move <= small * size:
-            break
-        if move > previous:
-            damping = 2.0 * damping + 0.5
-        previous = move
-    # A damped step may be short far from the answer: the answer is a fixed point of the undamped one.
-    value, rows = _linearised(inequality, point)
-    nearest = _on_polyhedron(z, rows, rows @ point - value, within, small)
-    error = max(float((nearest - point).norm()), float(value.max())) / (1.0 + float(point.norm()))
-    if error > small**0.5:
-        raise NotConverged(
-            f"the projection on h(y) <= 0 is off by {error:.2g} after {ROUNDS} rounds: is h convex, and is there a "
-            "point with h(y) < 0? Where a set of bilevel.sets describes the constraint, use that"
-        )
-    return point
+class JointProjection(NamedTuple):
+    """The nearest point, in the parts it was given in, and how many products with h's derivatives it took."""
+
+    parts: list[Vector]
+    products: int
 
 
-def _linearised(inequality: Function, point: Tensor) -> tuple[Tensor, Tensor]:
-    """h and its Jacobian, one reverse pass per row."""
-    leaf = point.detach().requires_grad_()
-    with torch.enable_grad():
-        value = inequality(leaf)
-    rows = [
-        torch.autograd.grad(entry, leaf, retain_graph=True, allow_unused=True, materialize_grads=True)[0]
-        if entry.requires_grad
-        else torch.zeros_like(leaf)
-        for entry in value
-    ]
-    return value.detach(), torch.stack(rows)
-
-
-def _on_polyhedron(z: Tensor, rows: Tensor, side: Tensor, within: Function | None, small: float) -> Tensor:
-    """The nearest point of {u in W : rows u <= side}; Dykstra's algorithm when there is a W."""
-    gram = rows @ rows.mT
-    if within is None:
-        return z - rows.mT @ multipliers(gram, rows @ z - side)
-    u, p, q = z, torch.zeros_like(z), torch.zeros_like(z)
-    for _ in range(10_000):
-        cut = u + p - rows.mT @ multipliers(gram, rows @ (u + p) - side)
-        p = u + p - cut
-        new = within(cut + q)
-        q = cut + q - new
-        move = float((new - u).norm()) + float((new - cut).norm())
-        u = new
-        if move <= small * (1.0 + float(u.norm())):
-            break
-    return u
-
-
-def multipliers(gram: Tensor, excess: Tensor) -> Tensor:
-    """argmin over m >= 0 of m' K m / 2 - m' r: a primal-dual active set, then coordinate descent if it cycles."""
-    active = excess > 0
-    scale = float(excess.abs().max())
-    for _ in range(3 * len(excess) + 10):
-        m = torch.zeros_like(excess)
-        if bool(active.any()):
-            block = gram[active][:, active]
-            m[active] = torch.linalg.lstsq(block, excess[active, None], driver="gelsd").solution[:, 0]
-        missing = excess - gram @ m > 1e-13 * scale
-        new = (active & (m > 0)) | (~active & missing)
-        if bool((new == active).all()):
-            return m
-        active = new
-    m, diagonal = torch.zeros_like(excess), gram.diagonal()
-    for _ in range(10_000):
-        before = m.clone()
-        for i in range(len(m)):
-            if float(diagonal[i]) > 0:
-                m[i] = (m[i] + (excess[i] - gram[i] @ m) / diagonal[i]).clamp_min(0)
-        if float((m - before).abs().max()) <= 1e-14 * float(m.abs().max()):
-            break
-    return m
-
-
-def joint_projection(parts: list[Vector], inequality: Callable[..., Tensor], sets: list[ConvexSet]) -> list[Vector]:
+def joint_projection(parts: list[Vector], inequality: Callable[..., Tensor], sets: list[ConvexSet]) -> JointProjection:
     """The nearest point of {(a, b, ...) in A x B x ... : h(a, b, ...) <= 0}, for vectors a, b, ..."""
     space = Space()
     flats = [space.ravel(part).detach() for part in parts]
@@ -182,5 +102,172 @@ def joint_projection(parts: list[Vector], inequality: Callable[..., Tensor], set
         return torch.cat([space.ravel(a.project(v)) for a, v in zip(sets, split(flat), strict=True)])
 
     free = all(isinstance(a, FreeSpace) for a in sets)
-    nearest = project_on_inequalities(torch.cat(flats), lambda flat: inequality(*split(flat)), None if free else within)
-    return [tree_map(torch.clone, part) for part in split(nearest)]
+    search = _Search(torch.cat(flats), lambda flat: inequality(*split(flat)), None if free else within)
+    nearest = search.run()
+    return JointProjection([tree_map(torch.clone, part) for part in split(nearest)], search.products)
+
+
+class _Search:
+    """The nearest point of {u in W : h(u) <= 0} to the flat point z, of shape (n,); W by its projection, or None."""
+
+    def __init__(self, z: Tensor, inequality: Function, within: Function | None) -> None:
+        self.z, self.inequality, self.within = z, inequality, within
+        self.eps, self.size = torch.finfo(z.dtype).eps, 1.0 + float(z.norm())
+        self.products = 0
+        self.lengths = z.new_ones(())
+
+    def run(self) -> Tensor:
+        u = self._inside(self.z)
+        if bool((self._values(u) <= 0).all()):
+            return u
+        m, pull, scaled_at = torch.zeros_like(self._values(u)), torch.zeros_like(u), None
+        rho, worst, slope, stalls = 100.0, float("inf"), float("inf"), 0
+        flat = 1e3 * self.eps * self.size  # a gradient of phi below this is rounding
+        for _ in range(ROUNDS):
+            if scaled_at is None or float((u - scaled_at).norm()) > 0.01 * (1.0 + float(u.norm())):
+                m, scaled_at = self._rescale(u, m), u
+            u, slope = self._newton(u, m, pull, rho, max(flat / 50, 1e-3 * min(worst, 1.0)))
+            value, moved = self._values(u), u + pull / rho
+            shifted = (m + rho * value).clamp_min(0)
+            outside = moved - self._inside(moved)
+            # h <= 0, complementarity with m, and u in W, all at once.
+            error = max(float((shifted - m).abs().max()) / rho, float((outside - pull / rho).norm()))
+            m, pull = shifted, rho * outside
+            if error <= 8.0 * self.eps * (1.0 + float(u.norm())) and slope <= flat:
+                return self._inside(u)
+            if error > 0.1 * worst:
+                self._check_not_empty(u, value)
+                rho = min(10.0 * rho, 1e10)
+            stalls += error >= 0.5 * worst
+            worst = min(worst, error)
+            if stalls >= 2 and max(error, slope / rho) <= self.eps**0.75 * self.size:  # as close as rounding allows
+                return self._inside(u)
+        error = max(float(self._values(u).max()), slope / rho)
+        raise NotConverged(
+            f"the projection on h(y) <= 0 is off by {error:.2g} after {ROUNDS} rounds: is h convex and twice "
+            "differentiable, and is there a point with h(y) < 0? Where a set of bilevel.sets describes the "
+            "constraint, use that"
+        )
+
+    def _newton(self, u: Tensor, m: Tensor, pull: Tensor, rho: float, tol: float) -> tuple[Tensor, float]:
+        """The minimiser of phi from u, and |grad phi| there."""
+        here = _Smooth(self, u, m, pull, rho)
+        slope = float(here.gradient.norm())
+        for _ in range(NEWTON_STEPS):
+            if slope <= tol:
+                break
+            direction = _conjugate_gradients(here.product, -here.gradient, tol=min(0.1, slope))
+            ahead = self._line_search(here, direction, m, pull, rho)
+            if ahead is None:
+                break
+            here, slope = ahead, float(ahead.gradient.norm())
+        return here.u, slope
+
+    def _line_search(self, here: _Smooth, direction: Tensor, m: Tensor, pull: Tensor, rho: float) -> _Smooth | None:
+        """Armijo's rule; where rounding hides the decrease of phi, a smaller gradient will do."""
+        along, step = float(here.gradient @ direction), 1.0
+        hidden = 64.0 * self.eps * (abs(here.value) + self.size**2)
+        for _ in range(40):
+            ahead = _Smooth(self, here.u + step * direction, m, pull, rho)
+            drop = here.value - ahead.value
+            if drop >= -1e-4 * step * along and drop > hidden:
+                return ahead
+            if abs(drop) <= hidden and float(ahead.gradient.norm()) < 0.9 * float(here.gradient.norm()):
+                return ahead
+            step *= 0.5
+        return None
+
+    def _values(self, u: Tensor) -> Tensor:
+        """h(u), each entry in units of the length of its gradient."""
+        with torch.no_grad():
+            return self._checked(self.inequality(u)) / self.lengths
+
+    def _checked(self, value: Tensor) -> Tensor:
+        if not bool(torch.isfinite(value).all()):
+            bad = int((~torch.isfinite(value)).sum())
+            raise NotFinite(f"{bad} of {len(value)} entries of h(y) are NaN or infinite")
+        return value
+
+    def _inside(self, u: Tensor) -> Tensor:
+        return u if self.within is None else self.within(u).detach()
+
+    def _jacobian_rows(self, u: Tensor) -> Tensor:
+        leaf = u.detach().requires_grad_()
+        with torch.enable_grad():
+            value = self.inequality(leaf)
+        self.products += len(value)
+        return torch.stack([_gradient(entry, leaf) for entry in value])
+
+    def _rescale(self, u: Tensor, m: Tensor) -> Tensor:
+        """Measure h in units of its gradients at u; the multipliers in these units."""
+        before, lengths = self.lengths, self._jacobian_rows(u).norm(dim=1)
+        self.lengths = torch.where(lengths > 0, lengths, torch.ones_like(lengths))
+        return m * self.lengths / before
+
+    def _check_not_empty(self, u: Tensor, value: Tensor) -> None:
+        excess, outside = value.clamp_min(0), u - self._inside(u)
+        g = (self._jacobian_rows(u) / self.lengths[:, None]).T @ excess + outside
+        square = float(excess.square().sum() + outside.square().sum())
+        if square > FAR * self.size * float(g.norm()) + self.eps * self.size:
+            shown = float((value * self.lengths).max())
+            where = "" if self.within is None else " in its set"
+            raise EmptySet(
+                f"no point y{where} has h(y) <= 0: the largest entry of h cannot be brought below about {shown:.3g} "
+                "(up to the scales of the entries). Relax h, or change the x it depends on"
+            )
+
+
+class _Smooth:
+    """phi at one point u: value, gradient, and products with its generalised Hessian."""
+
+    def __init__(self, search: _Search, u: Tensor, m: Tensor, pull: Tensor, rho: float) -> None:
+        self.search, self.u, self.rho = search, u.detach(), rho
+        self._leaf = self.u.clone().requires_grad_()
+        with torch.enable_grad():
+            excess = (search._checked(search.inequality(self._leaf)) / search.lengths + m / rho).clamp_min(0)
+            penalty = rho / 2 * excess.square().sum()
+            moved = self._leaf + pull / rho
+            self._nearest = None if search.within is None else search.within(moved)
+        search.products += 1
+        self._slope = _gradient(penalty, self._leaf, create_graph=True)
+        self.gradient = self.u - search.z + self._slope.detach()
+        self.value = float((self.u - search.z).square().sum() / 2 + penalty.detach())
+        if self._nearest is not None:
+            outside = moved.detach() - self._nearest.detach()
+            self.gradient = self.gradient + rho * outside
+            self.value += rho / 2 * float(outside.square().sum())
+
+    def product(self, v: Tensor) -> Tensor:
+        """v + (penalty'') v + rho (v - H v)."""
+        self.search.products += 1
+        result = v + _gradient(self._slope, self._leaf, v)
+        if self._nearest is not None:
+            result = result + self.rho * (v - _gradient(self._nearest, self._leaf, v))
+        return result
+
+
+def _gradient(output: Tensor, leaf: Tensor, vector: Tensor | None = None, *, create_graph: bool = False) -> Tensor:
+    if not output.requires_grad:
+        return torch.zeros_like(leaf)
+    return torch.autograd.grad(
+        output, leaf, vector, retain_graph=True, create_graph=create_graph, allow_unused=True, materialize_grads=True
+    )[0]
+
+
+def _conjugate_gradients(product: Function, b: Tensor, *, tol: float) -> Tensor:
+    """A descent direction: A x = b for positive definite A, to a relative residual or 2 n + 10 products."""
+    x, residual = torch.zeros_like(b), b
+    direction, square = b, float(b @ b)
+    target = square * tol * tol
+    for _ in range(2 * len(b) + 10):
+        if square <= target:
+            break
+        image = product(direction)
+        along = float(direction @ image)
+        if not along > 0:
+            break
+        x = x + (square / along) * direction
+        residual = residual - (square / along) * image
+        previous, square = square, float(residual @ residual)
+        direction = residual + (square / previous) * direction
+    return x if bool((x != 0).any()) else b

@@ -24,7 +24,7 @@ from .base import AFFINE, Need, State, batch_of, check_count, check_positive
 from .inner import estimate_curvature, safe_step, upper_move
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, repr=False)
 class AiPODState(State):
     """The state of AiPOD and E-AiPOD."""
 

@@ -19,7 +19,7 @@ from ..sets.simplex import Simplex
 from ..spaces import Vector, leaves
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, repr=False)
 class State:
     """Where a run stands: tensors and numbers only, so that a checkpoint is its content.
 
@@ -41,6 +41,15 @@ class State:
     def noise(self, step: int | None = None) -> Noise:
         """The randomness of a step (default: the current one)."""
         return Noise(self.seeds, self.step if step is None else step)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(step={self.step}, x={_shape(self.x)}, y={_shape(self.y)})"
+
+
+def _shape(vector: Vector) -> str:
+    if isinstance(vector, dict):
+        return "{" + ", ".join(f"{name!r}: {_shape(entry)}" for name, entry in vector.items()) + "}"
+    return f"{str(vector.dtype).removeprefix('torch.')}{list(vector.shape)}"
 
 
 class Solver(Protocol):

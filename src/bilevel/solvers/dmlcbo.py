@@ -37,7 +37,7 @@ class AdaptivityWarning(UserWarning):
     """Elementwise steps with a projection that does not act entry by entry: fixed points are not solutions."""
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, repr=False)
 class DMLCBOState(State):
     """The state of DMLCBO."""
 

@@ -48,7 +48,7 @@ from .inner import (
 )
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, repr=False)
 class IGALState(State):
     """The state of IG-AL."""
 

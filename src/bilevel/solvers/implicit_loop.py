@@ -39,7 +39,7 @@ class Settings(Protocol):
         ...
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, repr=False)
 class ImplicitState(State):
     """The state of `Approx` and `Implicit`."""
 

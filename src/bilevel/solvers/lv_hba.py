@@ -36,7 +36,7 @@ from .inner import estimate_curvature, safe_step
 from .settings import check_between, check_counts, check_positive_or_auto, check_positives, step_or
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, repr=False)
 class LVHBAState(State):
     """The state of LV-HBA."""
 
@@ -150,7 +150,8 @@ class LVHBA:
         if problem.inequality is None:
             return problem.upper_constraint.project(x), problem.project(constraint, y)
         problem.costs.projections += 1
-        x, y = joint_projection(
+        parts, products = joint_projection(
             [x, y], lambda u, v: problem.call_inequality(u, v, batch), [problem.upper_constraint, constraint]
         )
-        return x, y
+        problem.costs.inequality_products += products
+        return parts[0], parts[1]

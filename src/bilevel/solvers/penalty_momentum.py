@@ -35,7 +35,7 @@ from .settings import check_between, check_counts, check_positive_or_auto, check
 Directions = dict[str, Vector]
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, repr=False)
 class PenaltyMomentumState(State):
     """The state of PenaltyMomentum; y is y_sigma's iterate, z that of the plain lower level."""
 

@@ -29,7 +29,7 @@ from .inner import estimate_curvature, safe_step
 from .settings import check_between, check_counts, check_positive_or_auto, check_positives, step_or
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, repr=False)
 class ProjectedSOBAState(State):
     """The state of ProjectedSOBA."""
 

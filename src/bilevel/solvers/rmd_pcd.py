@@ -46,7 +46,7 @@ from .inner import (
 )
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, repr=False)
 class RMDPCDState(State):
     """The state of RMD-PCD."""
 

@@ -39,7 +39,7 @@ from .inner import estimate_curvature, safe_step
 from .settings import check_between, check_counts, check_positives
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, repr=False)
 class SIGDState(State):
     """The state of SIGD; y is the approximate solution of the perturbed lower level."""
 
@@ -47,7 +47,7 @@ class SIGDState(State):
     curvature: float
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, repr=False)
 class DSBLOState(SIGDState):
     """The state of DS-BLO."""
 

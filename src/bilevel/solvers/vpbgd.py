@@ -25,7 +25,7 @@ from .base import FIXED_SET, Need, State, batch_of, check_count, check_positive
 from .inner import estimate_curvature, projected_steps, upper_move
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, repr=False)
 class VPBGDState(State):
     """The state of V-PBGD."""
 
