@@ -27,6 +27,7 @@ class HalfSpace(ConvexSet):
     tensor([0., 1.])
     """
 
+    polyhedral = True
     parameters = ("normal", "offset")
 
     def __init__(self, normal: Tensor, offset: float | Tensor = 0.0) -> None:
@@ -149,6 +150,7 @@ class AffineSet(ConvexSet):
     tensor([2.0000, 0.5000])
     """
 
+    polyhedral = True
     parameters = ("matrix", "offset")
 
     def __init__(self, matrix: Tensor, offset: Tensor | None = None) -> None:

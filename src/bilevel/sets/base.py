@@ -89,6 +89,10 @@ class ConvexSet(ABC):
     event_ndim: ClassVar[int | dict[str, int]] = 1
     separable: ClassVar[bool] = False
     """Whether Y is a product of intervals, so that a different step per coordinate keeps the fixed points."""
+    polyhedral: ClassVar[bool] = False
+    """Whether Y is a polyhedron: then every H is the orthogonal projector on the directions of a face, and constant
+    between kinks. Products, intersections, moved and stretched sets are polyhedral when their parts are.
+    """
     parameters: ClassVar[tuple[str, ...]] = ()
     """The arguments of the constructor, each also an attribute; the tensors among them carry derivatives."""
 

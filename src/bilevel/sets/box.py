@@ -29,6 +29,7 @@ class Box(ConvexSet):
     """
 
     separable = True
+    polyhedral = True
     parameters = ("lower", "upper")
 
     def __init__(self, lower: float | Tensor = -math.inf, upper: float | Tensor = math.inf) -> None:

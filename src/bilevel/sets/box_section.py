@@ -106,6 +106,7 @@ class BoxSection(ConvexSet):
     tensor([1.0000, 0.5000])
     """
 
+    polyhedral = True
     parameters = ("lower", "upper", "weight", "total")
 
     def __init__(

@@ -22,6 +22,7 @@ class FreeSpace(ConvexSet):
     """
 
     separable = True
+    polyhedral = True
 
     def project(self, z: Any) -> Any:
         if isinstance(z, Mapping):

@@ -26,6 +26,7 @@ class MonotoneCone(ConvexSet):
     tensor([1.0000, 2.5000, 2.5000])
     """
 
+    polyhedral = True
     parameters = ("increasing",)
 
     def __init__(self, increasing: bool = True) -> None:

@@ -27,6 +27,7 @@ class Permutahedron(ConvexSet):
     tensor([1.6000, 3.0000, 1.4000])
     """
 
+    polyhedral = True
     parameters = ("vertex",)
 
     def __init__(self, vertex: Tensor) -> None:

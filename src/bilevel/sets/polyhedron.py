@@ -33,6 +33,7 @@ class Polyhedron(ConvexSet):
     tensor([0., 1.])
     """
 
+    polyhedral = True
     parameters = ("G", "h", "A", "b")
 
     def __init__(

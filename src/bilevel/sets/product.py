@@ -47,6 +47,7 @@ class ProductSet(ConvexSet):
                 raise InvalidType(f"sets[{name!r}] must be a convex set, got {part!r}")
         self.sets, self.sizes = dict(sets), None if sizes is None else list(sizes)
         self.separable = all(part.separable for part in self.sets.values())  # type: ignore[misc]
+        self.polyhedral = all(part.polyhedral for part in self.sets.values())  # type: ignore[misc]
         if self.sizes is None:
             self.event_ndim = {name: part.event_ndim for name, part in self.sets.items()}  # type: ignore[misc]
             return

@@ -75,6 +75,7 @@ class Simplex(ConvexSet):
     tensor([0.7500, 0.2500, 0.0000])
     """
 
+    polyhedral = True
     parameters = ("radius",)
 
     def __init__(self, radius: float | Tensor = 1.0) -> None:
@@ -124,6 +125,7 @@ class L1Ball(ConvexSet):
     tensor([ 0.7500, -0.2500,  0.0000])
     """
 
+    polyhedral = True
     parameters = ("radius",)
 
     def __init__(self, radius: float | Tensor = 1.0) -> None:

@@ -20,6 +20,7 @@ class _OfBase(ConvexSet):
         self.base = base
         self.event_ndim = base.event_ndim  # type: ignore[misc]
         self.separable = base.separable  # type: ignore[misc]
+        self.polyhedral = base.polyhedral  # type: ignore[misc]
 
     def tensor_parameters(self) -> dict[str, Tensor]:
         inner = {f"base.{name}": value for name, value in self.base.tensor_parameters().items()}

@@ -34,6 +34,7 @@ class TransportPolytope(ConvexSet):
     """
 
     event_ndim = 2
+    polyhedral = True
     parameters = ("row_sums", "column_sums")
 
     def __init__(self, row_sums: Tensor, column_sums: Tensor) -> None:

@@ -30,6 +30,7 @@ class WeightedL1Ball(ConvexSet):
     tensor([1.6000, 0.2000])
     """
 
+    polyhedral = True
     parameters = ("weight", "radius")
 
     def __init__(self, weight: float | Tensor, radius: float | Tensor = 1.0) -> None:
