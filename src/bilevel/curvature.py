@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from .problem import Linearization
 from .randomness import Noise
 from .sets.base import Face
-from .spaces import leaves
+from .spaces import Space, Vector, leaves
 
 
 def largest_curvature(
@@ -20,20 +22,38 @@ def largest_curvature(
     Zero when the face is a single point or g is linear in y.
     """
     space = lin.problem.y_space(lin.constraint)
-    generator = (noise or Noise()).generator("curvature", device=leaves(lin.y)[0].device)
-    v = space.random_like(lin.y, generator)
-    v = v if face is None else face.apply(v)
+    if face is None:
+        return largest_eigenvalue(lin.lower_hvp, lin.y, space, steps=steps, noise=noise)
+    return largest_eigenvalue(
+        lambda v: face.apply(lin.lower_hvp(v)), lin.y, space, start=face.apply, steps=steps, noise=noise
+    )
+
+
+def largest_eigenvalue(
+    operator: Callable[[Vector], Vector],
+    template: Vector,
+    space: Space,
+    *,
+    start: Callable[[Vector], Vector] = lambda v: v,
+    steps: int = 20,
+    noise: Noise | None = None,
+) -> float:
+    """The largest eigenvalue of a symmetric operator on vectors like `template`, from below.
+
+    `start` moves the random first vector into the subspace of interest.
+    """
+    generator = (noise or Noise()).generator("curvature", device=leaves(template)[0].device)
+    v = start(space.random_like(template, generator))
     diagonal: list[float] = []
     beside: list[float] = []
     length, previous = float(space.norm(v)), None
-    for _ in range(min(steps, space.size(lin.y))):
+    for _ in range(min(steps, space.size(template))):
         if not length > 1e-12 * max(map(abs, diagonal), default=0.0):  # an invariant subspace (or nothing) is reached
             break
         if previous is not None:
             beside.append(length)
         v = space.scaled(v, 1.0 / length)
-        product = lin.lower_hvp(v)
-        product = product if face is None else face.apply(product)
+        product = operator(v)
         diagonal.append(float(space.dot(v, product)))
         residual = space.add(product, v, -diagonal[-1])
         if previous is not None:

@@ -4,21 +4,26 @@ With Y(x) = s(x) Y_0 + t(x) and y = s(x) y' + t(x), y' in Y_0:
 
     f'(x, y') = f(x, s(x) y' + t(x)),     g'(x, y') = g(x, s(x) y' + t(x))
 
-has the same F, a fixed set, and the motion of the set in the derivatives of f' and g' in x: every solver takes it.
+has the same F, a fixed set, and the motion of the set in the derivatives of f' and g' in x: every solver takes it. A
+problem with a linearisation of its own keeps it, by the chain rule: with M = dy/dx at fixed y' and v in the space of y',
+
+    f'_y = s f_y,   f'_x = f_x + M' f_y,   G'_yy v = s G_yy s v,   G'_xy v = G_xy s v + M' G_yy s v + d/dx <s(x) v, g_y>.
 """
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .problem import Problem
+from .problem import Costs, Linearization, Problem
 from .sets.base import ConvexSet, per_point
 from .sets.transformed import Scaled, Translated
-from .spaces import Vector, tree_map
+from .spaces import Vector, leaves, like, tree_map
 
 
 @dataclass(frozen=True)
@@ -81,7 +86,8 @@ def fixed_form(problem: Problem, x: Vector, y: Vector) -> FixedForm | None:
 
         return call
 
-    form = Problem(
+    own = type(problem).linearize is not Problem.linearize
+    form = (_Structured if own else Problem)(
         placed(problem.upper),
         placed(problem.lower),
         base,
@@ -89,7 +95,85 @@ def fixed_form(problem: Problem, x: Vector, y: Vector) -> FixedForm | None:
         sampler=problem.sampler,
         inequality=None if problem.inequality is None else placed(problem.inequality),
     )
+    if isinstance(form, _Structured):
+        form.original = copy.copy(problem)
+        form.original.costs = Costs()  # the products are counted once, where they are asked for
     return FixedForm(form, problem)
+
+
+class _Structured(Problem):
+    """The fixed form of a problem with a linearisation of its own."""
+
+    original: Problem
+
+    def linearize(self, x: Vector, y: Any, batch: Any = None) -> Linearization:
+        return _Placed(self, x, y, batch)
+
+    def lower_grad(self, x: Vector, y: Any, batch: Any = None) -> Tensor:
+        self.costs.lower_gradients += 1
+        _, scale, shift = _parts(self.original.constraint_at(x), y)
+        return scale * self.original.lower_grad(x, scale * y + shift, batch)  # type: ignore[operator]
+
+
+class _Placed(Linearization):
+    """The original's linearisation at y = s(x) y' + t(x), in terms of y'."""
+
+    problem: _Structured
+    y: Tensor
+
+    @cached_property
+    def _map(self) -> tuple[list[Tensor], Tensor, Tensor, Vector]:
+        """x as leaves of a graph, s(x), s(x) y' + t(x) with that graph, and x itself."""
+        x = tree_map(lambda u: u.detach().requires_grad_(), self.x)
+        with torch.enable_grad():
+            _, scale, shift = _parts(self.problem.original.constraint_at(x), self.y)
+            return leaves(x), scale, scale * self.y.detach() + shift, x
+
+    @cached_property
+    def _at_y(self) -> Linearization:
+        return self.problem.original.linearize(self.x, self._map[2].detach(), self.batch)
+
+    def _scaled(self, v: Any) -> Tensor:
+        return self._map[1].detach() * v
+
+    def _back(self, output: Tensor, cotangent: Any) -> Vector:
+        """The derivative of <output, cotangent> in x, through s(x) and t(x)."""
+        entries, _, _, x = self._map
+        if not output.requires_grad:
+            return tree_map(torch.zeros_like, self.x)
+        products = torch.autograd.grad(
+            output, entries, cotangent, retain_graph=True, allow_unused=True, materialize_grads=True
+        )
+        return like(x, list(products))
+
+    def _upper_value(self) -> Tensor:
+        return self._at_y.upper_value
+
+    def _lower_value(self) -> Tensor:
+        return self._at_y.lower_value
+
+    def _upper_gradients(self) -> tuple[Vector, Vector]:
+        slope = self._at_y.upper_grad_y
+        moved = self._back(self._map[2], slope)
+        return self.problem.x_space.add(self._at_y.upper_grad_x, moved), self._scaled(slope)
+
+    def _lower_gradient_x(self) -> Vector:
+        moved = self._back(self._map[2], self._at_y.lower_grad_y)
+        return self.problem.x_space.add(self._at_y.lower_grad_x, moved)
+
+    def _lower_gradient_y(self) -> Vector:
+        return self._scaled(self._at_y.lower_grad_y)
+
+    def _lower_hvp(self, v: Vector) -> Vector:
+        return self._scaled(self._at_y.lower_hvp(self._scaled(v)))
+
+    def _lower_cross(self, v: Vector) -> Vector:
+        add, w = self.problem.x_space.add, self._scaled(v)
+        self.problem.costs.hessian_products += 1
+        moved = self._back(self._map[2], self._at_y.lower_hvp(w))
+        with torch.enable_grad():
+            stretched = self._map[1] * v  # its derivative in x is that of s alone
+        return add(add(self._at_y.lower_cross(w), moved), self._back(stretched, self._at_y.lower_grad_y))
 
 
 def _parts(constraint: ConvexSet, y: Tensor) -> tuple[ConvexSet, Tensor, Tensor]:

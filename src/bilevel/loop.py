@@ -21,7 +21,7 @@ from .problem import Problem
 from .randomness import Seeds
 from .solution import OUTPUTS, Record, Solution, Status
 from .solvers import DMLCBO, Solver, State
-from .solvers.base import FIXED_SET, check_compatible
+from .solvers.base import FIXED_SET, check_compatible, needs_of
 from .spaces import Vector
 
 Callback = Callable[[Record, Any], Any]
@@ -350,7 +350,7 @@ class _Run:
 
 def _fixed_form(problem: Problem, solver: Solver, x: Vector, y: Vector) -> FixedForm | None:
     """For solvers that need a fixed set: the problem in y' when its set is Translated or Scaled by x; else None."""
-    return fixed_form(problem, x, y) if FIXED_SET in getattr(solver, "needs", ()) else None
+    return fixed_form(problem, x, y) if FIXED_SET in needs_of(solver) else None
 
 
 def _in_terms_of_y(callback: Callback, form: FixedForm) -> Callback:

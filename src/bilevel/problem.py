@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -122,6 +122,13 @@ class Linearization(ABC):
         count = len(leaves(x))
         return like(x, gradients[:count]), like(y, gradients[count:])
 
+    def inequality_hvp(self, multipliers: Tensor, v: Vector) -> Vector:
+        """The second derivative of multipliers . h(x, y) in y, times v."""
+        self.problem.costs.inequality_products += 1
+        _, y, value = self._inequality_graph
+        slope = _vjp([value], leaves(y), [multipliers], create_graph=True)
+        return like(y, _vjp(slope, leaves(y), leaves(v)))
+
     @abstractmethod
     def _upper_value(self) -> Tensor: ...
 
@@ -142,6 +149,26 @@ class Linearization(ABC):
 
     @abstractmethod
     def _lower_cross(self, v: Vector) -> Vector: ...
+
+
+class Coordinates(Protocol):
+    """g(x, .) at a point y that moves one (flat) coordinate at a time, each question at the price of one coordinate."""
+
+    def gradient(self, j: int) -> float:
+        """The derivative of g in y_j."""
+        ...
+
+    def move(self, j: int, value: float) -> None:
+        """y_j <- value."""
+        ...
+
+    def column(self, j: int) -> Tensor:
+        """G_yy e_j, flat."""
+        ...
+
+    def cross(self, j: int) -> Vector:
+        """G_xy e_j, of the shape of x."""
+        ...
 
 
 class AutogradLinearization(Linearization):
@@ -315,12 +342,21 @@ class Problem:
         return AutogradLinearization(self, x, y, batch)
 
     def lower_grad(self, x: Vector, y: Vector, batch: Any = None) -> Vector:
-        """grad_y g(x, y) alone: no graph is kept and f is not called; inner loops use it."""
+        """grad_y g(x, y) alone: f is not called; inner loops use it. From `linearize` where a problem has its own."""
+        if type(self).linearize is not Problem.linearize:
+            return self.linearize(x, y, batch).lower_grad_y
         self.costs.lower_gradients += 1
         point = _as_leaves(y)
         with torch.enable_grad():
             value = self.call_lower(tree_map(Tensor.detach, x), point, batch)
         return like(y, _vjp([value], leaves(point), None, retain_graph=False))
+
+    def coordinates(self, x: Vector, y: Vector, batch: Any = None) -> Coordinates | None:
+        """g(x, .) along a path from y that moves one coordinate at a time; None when that is no cheaper than g itself.
+
+        A problem with structure overrides this: a least-squares problem, say, keeps its residuals up to date.
+        """
+        return None
 
     def constraint_vjp(self, x: Vector, z: Vector, u: Vector) -> Vector | None:
         """theta_x' P_theta' u: how a set that moves with x passes u back to x; None when it stands still."""

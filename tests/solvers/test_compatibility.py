@@ -93,6 +93,61 @@ def test_the_fixed_form_has_the_same_upper_function_and_gradient(name):
     assert torch.allclose(h, fixed, atol=1e-8)
 
 
+class Quadratic(bilevel.Linearization):
+    """f and g of `moving_problem` with their derivatives written out."""
+
+    def _upper_value(self):
+        return (self.y - TARGET).square().sum() / 2 + 0.05 * self.x.square().sum()
+
+    def _lower_value(self):
+        return ((self.y - 2 * self.x[:3]).square() * METRIC).sum() / 2
+
+    def _upper_gradients(self):
+        return 0.1 * self.x, self.y - TARGET
+
+    def _lower_gradient_y(self):
+        return METRIC * (self.y - 2 * self.x[:3])
+
+    def _lower_gradient_x(self):
+        return self._lower_cross(self.y - 2 * self.x[:3])
+
+    def _lower_hvp(self, v):
+        return METRIC * v
+
+    def _lower_cross(self, v):
+        return torch.cat([-2 * METRIC * v, torch.zeros(1).double()])
+
+
+class Structured(bilevel.Problem):
+    """`moving_problem` with its own linearisation; f and g themselves cannot be called."""
+
+    def __init__(self, constraint):
+        super().__init__(self.never, self.never, constraint, y0=moving_problem(constraint).y0)
+
+    def never(self, x, y):
+        raise AssertionError("the linearisation was dropped")
+
+    def linearize(self, x, y, batch=None):
+        return Quadratic(self, x, y, batch)
+
+
+@pytest.mark.parametrize("name", ["translated", "scaled", "both", "both, the other way"])
+def test_the_fixed_form_keeps_a_linearisation_of_the_problem_itself(name):
+    plain, structured = (make(MOVING[name]) for make in (moving_problem, Structured))
+    x = X0 + torch.tensor([0.4, -0.2, 0.1, 0.2]).double()
+    y, v = torch.tensor([0.3, -0.2, 0.4]).double(), torch.tensor([0.5, 1.0, -2.0]).double()
+    a, b = (fixed_form(p, X0, p.y0).problem.linearize(x, y) for p in (plain, structured))
+    for quantity in ("upper_value", "lower_value", "upper_grad_x", "upper_grad_y", "lower_grad_x", "lower_grad_y"):
+        assert torch.allclose(getattr(a, quantity), getattr(b, quantity)), quantity
+    assert torch.allclose(a.lower_hvp(v), b.lower_hvp(v))
+    assert torch.allclose(a.lower_cross(v), b.lower_cross(v))
+    assert torch.allclose(a.problem.lower_grad(x, y), b.problem.lower_grad(x, y))
+    solver = bilevel.VPBGD(upper_step=0.02)
+    ends = [bilevel.minimize(p, X0, solver=solver, steps=5) for p in (plain, structured)]
+    assert torch.allclose(ends[0].x, ends[1].x)
+    assert ends[0].stats["lower_gradients"] == ends[1].stats["lower_gradients"]
+
+
 def test_other_motions_have_no_fixed_form():
     problem = moving_problem(MOVING["radius"])
     assert fixed_form(problem, X0, problem.y0) is None
@@ -108,8 +163,8 @@ def test_the_refusal_names_solver_set_need_and_alternatives():
         bilevel.minimize(problem, X0, solver=bilevel.VPBGD(), steps=1)
     message = str(caught.value)
     assert message.startswith(
-        "VPBGD cannot use set L1Ball(radius=1) that moves with x: it needs a set that does not move with x; "
-        "solvers that can: "
+        "VPBGD cannot use set L1Ball(radius=1) that moves with x: it needs a set that does not move with x "
+        "(Translated and Scaled sets are rewritten as fixed ones); solvers that can: "
     )
     able = message.split("solvers that can: ")[1].split(", ")
     assert {"DMLCBO", "Approx", "Implicit", "RMDPCD"} <= set(able)

@@ -66,8 +66,8 @@ def test_coordinate_steps_would_stall_on_a_ball():
     state = bilevel.RMDPCD(steps=30).init(problem, torch.tensor(0.0).double(), y, Seeds())
     assert state.y.tolist() == pytest.approx([0.55, 0.45])
     assert state.ran == "projected gradient"
-    with pytest.raises(bilevel.Incompatible, match=r"RMDPCD\(inner='coordinate'\) cannot use set L1Ball.*separable"):
-        bilevel.RMDPCD(inner="coordinate").init(problem, torch.tensor(0.0).double(), y, Seeds())
+    with pytest.raises(bilevel.Incompatible, match=r"RMDPCD cannot use set L1Ball.*separable.*inner='full' takes all"):
+        bilevel.minimize(problem, torch.tensor(0.0).double(), y, solver=bilevel.RMDPCD(inner="coordinate"), steps=1)
 
 
 @modes
@@ -141,6 +141,69 @@ def test_feasible_reproducible_and_counted(name):
         assert 5 <= solution.stats["lower_gradients"] < 6 * rounds
     else:
         assert solution.stats["lower_gradients"] == rounds
+
+
+class LeastSquares(bilevel.Problem):
+    """g = |A y - b(x)|^2/2 with b(x) = b + x; offers its coordinates, with the residual kept up to date."""
+
+    def __init__(self, n, rows=60):
+        generator = torch.Generator().manual_seed(0)
+        self.matrix = torch.randn(rows, n, generator=generator).double() / rows**0.5
+        self.asked = []
+        b = self.matrix @ torch.randn(n, generator=generator).double()
+        super().__init__(
+            upper=lambda x, y: (y - 0.3).square().sum() / 2,
+            lower=lambda x, y: (self.matrix @ y - b - x).square().sum() / 2,
+            constraint=sets.Box(-0.5, 0.5),
+            y0=torch.zeros(n).double(),
+        )
+        self.x0, self.b = torch.zeros(rows).double(), b
+
+    def coordinates(self, x, y, batch=None):
+        return Residual(self, x, y)
+
+
+class Residual:
+    def __init__(self, owner, x, y):
+        self.owner, self.matrix, self.y = owner, owner.matrix, y.clone()
+        self.residual = self.matrix @ y - owner.b - x
+
+    def gradient(self, j):
+        self.owner.asked.append(j)
+        return float(self.matrix[:, j] @ self.residual)
+
+    def move(self, j, value):
+        self.residual = self.residual + (value - self.y[j]) * self.matrix[:, j]
+        self.y[j] = value
+
+    def column(self, j):
+        return self.matrix.T @ self.matrix[:, j]
+
+    def cross(self, j):
+        return -self.matrix[:, j]
+
+
+def test_coordinates_of_the_problem_itself_give_the_same_and_are_counted():
+    """Coordinate gradients by a residual kept up to date: the steps of autograd, n of them at the price of one."""
+    problem, solver = LeastSquares(8), bilevel.RMDPCD(steps=5, inner="coordinate")
+    plain = bilevel.Problem(problem.upper, problem.lower, problem.constraint, y0=problem.y0)
+    own, by_autograd = (bilevel.minimize(p, problem.x0, solver=solver, steps=3) for p in (problem, plain))
+    assert torch.allclose(own.x, by_autograd.x, atol=1e-10)
+    assert torch.allclose(own.state.gradient, by_autograd.state.gradient, atol=1e-10)
+    asked = len(problem.asked) / 8
+    assert asked <= own.stats["lower_gradients"] <= asked + 4  # each of the four lower levels is rounded up
+    assert own.stats["lower_gradients"] < by_autograd.stats["lower_gradients"] / 2
+
+
+@pytest.mark.parametrize(("n", "own", "coordinate"), [(8, False, 1), (40, False, 0), (40, True, 1)])
+def test_auto_takes_coordinate_steps_where_they_are_cheap(n, own, coordinate):
+    """Small, or with coordinates of its own; a whole gradient per coordinate of a larger y would not be."""
+    problem = LeastSquares(n)
+    if not own:
+        problem = bilevel.Problem(problem.upper, problem.lower, problem.constraint, y0=problem.y0)
+    state = bilevel.RMDPCD(steps=2).init(problem, torch.zeros(60).double(), problem.y0, Seeds())
+    assert state.coordinate == coordinate
+    assert state.ran == ("proximal coordinate descent" if coordinate else "projected gradient")
 
 
 def test_bad_settings_are_named():

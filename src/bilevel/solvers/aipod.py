@@ -20,7 +20,7 @@ from ..hypergradients import Estimator, LinearSolve
 from ..problem import Linearization, Problem
 from ..randomness import Seeds
 from ..spaces import Vector
-from .base import AFFINE, Need, State, batch_of, check_count, check_positive
+from .base import AFFINE, PROJECTION, Need, State, batch_of, check_count, check_positive
 from .inner import estimate_curvature, safe_step, upper_move
 
 
@@ -58,7 +58,7 @@ class AiPOD:
     5
     """
 
-    needs: ClassVar[tuple[Need, ...]] = (AFFINE,)
+    needs: ClassVar[tuple[Need, ...]] = (PROJECTION, AFFINE)
 
     upper_step: float = 0.1
     lower_step: float | Literal["auto"] = "auto"

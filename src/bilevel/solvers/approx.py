@@ -21,7 +21,7 @@ from ..errors import InvalidInput
 from ..problem import Problem
 from ..randomness import Seeds
 from ..spaces import Vector, leaves
-from .base import Need, check_choice, check_count, check_positive
+from .base import JACOBIAN, PROJECTION, Need, check_choice, check_count, check_positive
 from .implicit_loop import ImplicitState, init_loop, step_loop
 from .inner import check_step_rule
 
@@ -53,7 +53,7 @@ class Approx:
     0.081
     """
 
-    needs: ClassVar[tuple[Need, ...]] = ()
+    needs: ClassVar[tuple[Need, ...]] = (PROJECTION, JACOBIAN)
 
     upper_step: float = 1.0
     step_rule: Literal["adaptive", "fixed"] = "adaptive"

@@ -56,7 +56,8 @@ class Solver(Protocol):
     """A method for bilevel problems.
 
     A class attribute `needs`, a tuple of `Need`, says what the problem and its set must offer; without one the
-    method takes everything. `check_compatible` looks at it before the first iteration.
+    method takes everything but function constraints, for which it says `takes_inequality = True`. What only some
+    settings need is a property `needs_of_settings`. `check_compatible` looks at them before the first iteration.
     """
 
     def init(self, problem: Problem, x: Vector, y: Vector, seeds: Seeds) -> Any:
@@ -84,6 +85,14 @@ class Need:
     met: Callable[[Problem, ConvexSet, Vector], bool]
 
 
+def _has_jacobian(constraint: ConvexSet, y: Vector) -> bool:
+    try:
+        constraint.jacobian(y)
+    except (Incompatible, NotImplementedError):
+        return False
+    return True
+
+
 def _is_affine(constraint: ConvexSet) -> bool:
     return isinstance(constraint, AffineSet | Hyperplane | FreeSpace)
 
@@ -96,18 +105,14 @@ def _single_vector(y: Vector) -> bool:
     return not isinstance(y, dict) and y.ndim == 1
 
 
-def _is_polyhedral(problem: Problem, constraint: ConvexSet, y: Vector) -> bool:
-    """At y and at points outside: the Jacobian of a curved set is a projector too inside the set, where it is I."""
-    space, generator = problem.y_space(constraint), Noise().generator("curvature", device=device_of(y))
-    length = 10.0 * (1.0 + float(space.norm(y)))
-    points = [space.add(y, space.sphere(y, generator), length) for _ in range(4)]
-    return all(constraint.jacobian(point).is_projector for point in (y, *points))
-
-
-FIXED_SET = Need("a set that does not move with x", lambda problem, constraint, y: not problem.moving)
+PROJECTION = Need("a convex set with a projection", lambda problem, constraint, y: isinstance(constraint, ConvexSet))
+JACOBIAN = Need(
+    "a projection with a Jacobian (`ConvexSet.jacobian`)",
+    lambda problem, constraint, y: _has_jacobian(constraint, y),
+)
 PROJECTOR = Need(
     "a projection whose Jacobian is an orthogonal projector (a polyhedral set)",
-    lambda problem, constraint, y: _is_polyhedral(problem, constraint, y),
+    lambda problem, constraint, y: constraint.polyhedral,
 )
 AFFINE = Need(
     "an affine set (AffineSet, Hyperplane or FreeSpace; the right-hand side may depend on x)",
@@ -117,29 +122,43 @@ LINEAR = Need(
     "linear inequalities and equations (HalfSpace, Box, NonNegative, Simplex, Polyhedron or an affine set)",
     lambda problem, constraint, y: _is_linear(constraint),
 )
-SINGLE_VECTOR = Need("one vector y (no batch and no dictionary)", lambda problem, constraint, y: _single_vector(y))
-SEPARABLE = Need("a separable set (a box or a product of boxes)", lambda problem, constraint, y: constraint.separable)
-FUNCTION_CONSTRAINTS = Need(
-    "constraints given as functions, Problem(..., inequality=h)",
-    lambda problem, constraint, y: getattr(problem, "inequality", None) is not None,
+SEPARABLE = Need(
+    "a separable set (a box or a product of boxes) for coordinate steps, where inner='full' takes all sets",
+    lambda problem, constraint, y: constraint.separable,
 )
-
-
+FIXED_SET = Need(
+    "a set that does not move with x (Translated and Scaled sets are rewritten as fixed ones)",
+    lambda problem, constraint, y: not problem.moving,
+)
+SINGLE_VECTOR = Need("one vector y (no batch and no dictionary)", lambda problem, constraint, y: _single_vector(y))
 NO_FUNCTION_CONSTRAINTS = Need(
-    "a lower level without function constraints (inequality=h)",
+    "a lower level without function constraints (write h as a set of bilevel.sets)",
     lambda problem, constraint, y: problem.inequality is None,
 )
 
 
-def unmet(solver: Any, problem: Problem, constraint: ConvexSet, y: Vector) -> list[Need]:
-    """What the solver (an object or its class) needs and the problem does not offer.
+def needs_of(solver: Any) -> tuple[Need, ...]:
+    """What a solver needs: of its class, and of the settings of an object (`needs_of_settings`).
 
     Only a solver with `takes_inequality = True` may be given h(x, y) <= 0: any other would ignore it.
     """
     needs = tuple(getattr(solver, "needs", ()))
-    if not getattr(solver, "takes_inequality", False):
-        needs = (*needs, NO_FUNCTION_CONSTRAINTS)
-    return [need for need in needs if not need.met(problem, constraint, y)]
+    if not isinstance(solver, type):
+        needs += tuple(getattr(solver, "needs_of_settings", ()))
+    return needs if getattr(solver, "takes_inequality", False) else (*needs, NO_FUNCTION_CONSTRAINTS)
+
+
+def unmet(solver: Any, problem: Problem, constraint: ConvexSet, y: Vector) -> list[Need]:
+    """What the solver (an object or its class) needs and the problem does not offer."""
+    return [need for need in needs_of(solver) if not need.met(problem, constraint, y)]
+
+
+def solver_classes() -> list[type]:
+    """Every solver of the library."""
+    from .. import solvers
+
+    classes = (getattr(solvers, name) for name in solvers.__all__)
+    return [cls for cls in classes if hasattr(cls, "init") and cls is not Solver]
 
 
 def check_compatible(solver: Any, problem: Problem, constraint: ConvexSet, y: Vector) -> None:
@@ -147,17 +166,11 @@ def check_compatible(solver: Any, problem: Problem, constraint: ConvexSet, y: Ve
     missing = unmet(solver, problem, constraint, y)
     if not missing:
         return
-    from .. import solvers
-
-    classes = [getattr(solvers, name) for name in solvers.__all__]
-    able = [
-        cls.__name__
-        for cls in classes
-        if hasattr(cls, "init") and cls is not Solver and not unmet(cls, problem, constraint, y)
-    ]
+    able = [cls.__name__ for cls in solver_classes() if not unmet(cls, problem, constraint, y)]
     motion = " that moves with x" if problem.moving else ""
+    functions = " with function constraints (inequality=h)" if problem.inequality is not None else ""
     raise Incompatible(
-        f"{type(solver).__name__} cannot use set {constraint!r}{motion}: it needs "
+        f"{type(solver).__name__} cannot use set {constraint!r}{motion}{functions}: it needs "
         f"{' and '.join(need.what for need in missing)}; solvers that can: {', '.join(able) or 'none'}"
     )
 

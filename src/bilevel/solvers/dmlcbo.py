@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import warnings
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 
@@ -27,7 +27,7 @@ from ..problem import Linearization, Problem
 from ..randomness import Seeds
 from ..smoothing import TwoPoint
 from ..spaces import Vector, tree_map
-from .base import State, batch_of
+from .base import JACOBIAN, PROJECTION, Need, State, batch_of
 
 SETTLING = 20
 """After so many steps an arbitrary y0 is forgotten, and the estimates have the size that "auto" bounds refer to."""
@@ -91,6 +91,8 @@ class DMLCBO:
     >>> DMLCBO(upper_step=0.1).upper_step
     0.1
     """
+
+    needs: ClassVar[tuple[Need, ...]] = (PROJECTION, JACOBIAN)
 
     upper_step: float = 0.1
     lower_step: float | Literal["auto"] = "auto"

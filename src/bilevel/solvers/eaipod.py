@@ -25,7 +25,7 @@ from ..problem import Problem
 from ..randomness import Noise, Seeds
 from ..spaces import Vector
 from .aipod import AiPODState, length, start, upper_step
-from .base import AFFINE, Need, batch_of, check_count, check_positive
+from .base import AFFINE, PROJECTION, Need, batch_of, check_count, check_positive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ class EAiPOD:
     0.25
     """
 
-    needs: ClassVar[tuple[Need, ...]] = (AFFINE,)
+    needs: ClassVar[tuple[Need, ...]] = (PROJECTION, AFFINE)
 
     upper_step: float = 0.1
     lower_step: float | Literal["auto"] = "auto"

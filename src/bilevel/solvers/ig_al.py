@@ -35,7 +35,18 @@ from ..sets.free_space import FreeSpace
 from ..sets.polyhedron import Polyhedron
 from ..sets.simplex import Simplex
 from ..spaces import Vector, leaves
-from .base import FIXED_SET, LINEAR, SINGLE_VECTOR, Need, State, batch_of, check_choice, check_count, check_positive
+from .base import (
+    FIXED_SET,
+    LINEAR,
+    PROJECTION,
+    SINGLE_VECTOR,
+    Need,
+    State,
+    batch_of,
+    check_choice,
+    check_count,
+    check_positive,
+)
 from .inner import (
     StepRule,
     check_sampler,
@@ -81,7 +92,7 @@ class IGAL:
     0.0001
     """
 
-    needs: ClassVar[tuple[Need, ...]] = (FIXED_SET, LINEAR, SINGLE_VECTOR)
+    needs: ClassVar[tuple[Need, ...]] = (PROJECTION, FIXED_SET, LINEAR, SINGLE_VECTOR)
 
     upper_step: float = 1.0
     step_rule: Literal["adaptive", "fixed"] = "adaptive"

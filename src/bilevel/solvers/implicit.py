@@ -18,7 +18,7 @@ from .. import tolerances
 from ..problem import Problem
 from ..randomness import Seeds
 from ..spaces import Vector, leaves
-from .base import Need, check_choice, check_count, check_positive
+from .base import JACOBIAN, PROJECTION, Need, check_choice, check_count, check_positive
 from .implicit_loop import ImplicitState, init_loop, step_loop
 from .inner import check_step_rule
 
@@ -43,7 +43,7 @@ class Implicit:
     1e-08
     """
 
-    needs: ClassVar[tuple[Need, ...]] = ()
+    needs: ClassVar[tuple[Need, ...]] = (PROJECTION, JACOBIAN)
 
     upper_step: float = 1.0
     step_rule: Literal["adaptive", "fixed"] = "adaptive"

@@ -15,40 +15,38 @@ penalty f / c_k + g - v with c_k = c (1 + k)^p is followed by one step on each v
     d_y = f_y / c_k + g_y(x, y) - (y - theta+) / gamma_1
     (x+, y+) = P_C( (x, y) - (alpha d_x, alpha d_y) ),    z+ = clip( z - beta ( z - lambda+ ) / gamma_2, 0, r )
 
-x and y share the step alpha, because P_C is a projection of the pair. The projection on h(x, y) <= 0 is computed by
-successive linearisation (`sets.inequality_set`; exact in one round when h is affine), so that every iterate is
-feasible; h must be convex in (x, y) together. Without h there are no multipliers and C = X x Y.
+x and y share the step alpha, because P_C is a projection of the pair. The projection on h(x, y) <= 0 is computed to
+rounding by the method of multipliers (`sets.inequality_set`), so that every iterate is feasible; h must be convex in
+(x, y) together. Its products with derivatives of h are counted. Without h there are no multipliers and C = X x Y.
+
+Checked against the paper and the authors' code (theta and lambda move together from the old pair, then x, y and z from
+the new one). Differs in: 1. a step of its own for lambda, where the paper gives theta and lambda one; 2. "auto" steps.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from ..problem import Problem
 from ..randomness import Seeds
 from ..sets.inequality_set import joint_projection
 from ..spaces import Vector
-from .base import FIXED_SET, Need, State, batch_of
-from .bic_gaffa import envelope_step, estimate_slope, lagrangian_gradient, no_multipliers
-from .inner import estimate_curvature, safe_step
-from .settings import check_between, check_counts, check_positive_or_auto, check_positives, step_or
+from .base import batch_of
+from .inner import safe_step
+from .lagrangian import LagrangianPenalty, LagrangianState, envelope_step, lagrangian_gradient, no_multipliers
+from .settings import check_between, check_positive_or_auto, check_positives, step_or
 
 
 @dataclass(kw_only=True, repr=False)
-class LVHBAState(State):
-    """The state of LV-HBA."""
+class LVHBAState(LagrangianState):
+    """The state of LV-HBA; the multipliers are lambda."""
 
-    theta: Any
-    multipliers: Any  # lambda, of shape (m,)
     multiplier_centers: Any  # z, of shape (m,)
-    curvature: float  # L
-    slope: float  # B, the largest eigenvalue of h_y h_y'
 
 
 @dataclass(frozen=True, kw_only=True)
-class LVHBA:
+class LVHBA(LagrangianPenalty):
     """First-order penalty on a proximal Lagrangian value function; takes function constraints, a set, or both.
 
     Parameters
@@ -60,16 +58,16 @@ class LVHBA:
     largest_multiplier
         r; it must exceed the lower level's multipliers.
     step_size
-        alpha, the step of the pair (x, y), in units of the penalised problem (f is divided by c_k); "auto" is 1/(2L),
-        L the largest curvature of g in y.
+        alpha, the step of the pair (x, y), in units of the penalised problem (f is divided by c_k); "auto" is
+        1/(2 (L + K max lambda)), with L the largest curvature of g in y and K that of sum_i h_i.
     multiplier_step
         eta_z, the step of lambda; "auto" is 1/(gamma_1 B + 1/gamma_2), B the largest eigenvalue of h_y h_y'.
     center_step
         beta / gamma_2 in (0, 1]: how far z follows lambda.
     envelope_step
-        eta, the step of theta; "auto" is 1/(L + 1/gamma_1).
+        eta, the step of theta; "auto" is 1/(L + K max lambda + 1/gamma_1).
     refresh
-        L and B are computed again every so many steps (B costs one product per constraint).
+        L, K and B are estimated again every so many steps (B costs one product per constraint).
 
     Examples
     --------
@@ -77,61 +75,34 @@ class LVHBA:
     10.0
     """
 
-    needs: ClassVar[tuple[Need, ...]] = (FIXED_SET,)
-    takes_inequality: ClassVar[bool] = True
-
-    penalty: float = 1.0
-    growth: float = 0.25
-    gamma: float = 1.0
-    multiplier_gamma: float = 1.0
-    largest_multiplier: float = 1e3
     step_size: float | Literal["auto"] = "auto"
-    multiplier_step: float | Literal["auto"] = "auto"
     center_step: float = 0.5
-    envelope_step: float | Literal["auto"] = "auto"
-    refresh: int = 100
 
     def __post_init__(self) -> None:
-        check_positives(
-            penalty=self.penalty, gamma=self.gamma, multiplier_gamma=self.multiplier_gamma,
-            largest_multiplier=self.largest_multiplier,
-        )  # fmt: skip
-        check_positive_or_auto(
-            step_size=self.step_size, envelope_step=self.envelope_step, multiplier_step=self.multiplier_step
-        )
-        check_between(0, 1, growth=self.growth, center_step=self.center_step)
-        check_counts(refresh=self.refresh)
-
-    def penalty_at(self, k: int) -> float:
-        """c_k."""
-        return self.penalty * (1.0 + k) ** self.growth
+        super().__post_init__()
+        check_positive_or_auto(step_size=self.step_size)
+        check_positives(center_step=self.center_step)
+        check_between(0, 1, center_step=self.center_step)
 
     def init(self, problem: Problem, x: Vector, y: Vector, seeds: Seeds) -> LVHBAState:
         """theta starts at y, both multipliers at 0."""
         zero = no_multipliers(problem, x, y)
-        return LVHBAState(
-            x=x, y=y, theta=y, multipliers=zero, multiplier_centers=zero, seeds=seeds, curvature=math.nan, slope=0.0
-        )
+        return LVHBAState(x=x, y=y, theta=y, multipliers=zero, multiplier_centers=zero, seeds=seeds)
 
     def step(self, problem: Problem, state: LVHBAState) -> LVHBAState:
         """theta and lambda, then (x, y) and z."""
         k, multipliers, z = state.step, state.multipliers, state.multiplier_centers
         batch = batch_of(problem, state.noise(), state.y)
         lin = problem.linearize(state.x, state.y, batch)
-        curvature = state.curvature
-        if "auto" in (self.step_size, self.envelope_step):
-            curvature = estimate_curvature(lin, state, k, self.refresh, curvature)
-        alpha = step_or(self.step_size, 0.5 * safe_step(curvature))
-        slope = estimate_slope(lin, k, self.refresh, state.slope)
-        eta_z = step_or(self.multiplier_step, 1.0 / (self.gamma * slope + 1.0 / self.multiplier_gamma))
-        eta = step_or(self.envelope_step, 1.0 / (max(curvature, 0.0) + 1.0 / self.gamma))
+        steps = self.steps_at(lin, state, self.step_size)
+        alpha = step_or(self.step_size, 0.5 * safe_step(steps.lagrangian(multipliers)))
         space, x_space, weight = problem.y_space(lin.constraint), problem.x_space, 1.0 / self.penalty_at(k)
 
-        theta = envelope_step(problem, state, lin, multipliers, eta, self.gamma)
+        before = problem.linearize(state.x, state.theta, batch)
+        theta = envelope_step(before, state.y, multipliers, steps.theta(multipliers), self.gamma)
         if problem.inequality is not None:
-            slack = problem.linearize(state.x, state.theta, batch).inequality_value
-            ascent = slack - (multipliers - z) / self.multiplier_gamma
-            multipliers = (multipliers + eta_z * ascent).clamp(0.0, self.largest_multiplier)
+            ascent = before.inequality_value - (multipliers - z) / self.multiplier_gamma
+            multipliers = (multipliers + steps.multiplier * ascent).clamp(0.0, self.largest_multiplier)
         v_x, _ = lagrangian_gradient(problem.linearize(state.x, theta, batch), multipliers, only_x=True)
 
         d_x = x_space.add(x_space.add(lin.lower_grad_x, v_x, -1.0), lin.upper_grad_x, weight)
@@ -141,7 +112,7 @@ class LVHBA:
         z = (z - self.center_step * (z - multipliers)).clamp(0.0, self.largest_multiplier)
         return replace(
             state, x=x, y=y, theta=theta, multipliers=multipliers, multiplier_centers=z, step=k + 1,
-            curvature=curvature, slope=slope,
+            curvature=steps.curvature, bend=steps.bend, slope=steps.slope,
         )  # fmt: skip
 
     def _project(self, problem: Problem, x: Vector, y: Vector, batch: Any) -> tuple[Vector, Vector]:

@@ -24,7 +24,7 @@ from typing import Any, ClassVar, Literal
 from ..problem import Problem
 from ..randomness import Seeds
 from ..spaces import Vector
-from .base import FIXED_SET, Need, State, batch_of
+from .base import FIXED_SET, PROJECTION, Need, State, batch_of
 from .inner import estimate_curvature, safe_step
 from .settings import check_between, check_counts, check_positive_or_auto, check_positives, step_or
 
@@ -62,7 +62,7 @@ class MEHA:
     10.0
     """
 
-    needs: ClassVar[tuple[Need, ...]] = (FIXED_SET,)
+    needs: ClassVar[tuple[Need, ...]] = (PROJECTION, FIXED_SET)
 
     penalty: float = 1.0
     growth: float = 0.25

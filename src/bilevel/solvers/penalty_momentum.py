@@ -28,7 +28,7 @@ from typing import Any, ClassVar, Literal
 from ..problem import Problem
 from ..randomness import Seeds
 from ..spaces import Vector
-from .base import FIXED_SET, Need, State, batch_of
+from .base import FIXED_SET, PROJECTION, Need, State, batch_of
 from .inner import estimate_curvature, safe_step
 from .settings import check_between, check_counts, check_positive_or_auto, check_positives, step_or
 
@@ -70,7 +70,7 @@ class PenaltyMomentum:
     0.1
     """
 
-    needs: ClassVar[tuple[Need, ...]] = (FIXED_SET,)
+    needs: ClassVar[tuple[Need, ...]] = (PROJECTION, FIXED_SET)
 
     penalty: float = 20.0
     growth: float = 0.0

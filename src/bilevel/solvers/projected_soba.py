@@ -18,13 +18,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from ..hypergradients.base import assemble
 from ..problem import Problem
 from ..randomness import Seeds
 from ..spaces import Vector
-from .base import State, batch_of
+from .base import JACOBIAN, PROJECTION, Need, State, batch_of
 from .inner import estimate_curvature, safe_step
 from .settings import check_between, check_counts, check_positive_or_auto, check_positives, step_or
 
@@ -57,6 +57,8 @@ class ProjectedSOBA:
     >>> ProjectedSOBA(upper_step=0.3).lower_step
     'auto'
     """
+
+    needs: ClassVar[tuple[Need, ...]] = (PROJECTION, JACOBIAN)
 
     upper_step: float = 0.1
     lower_step: float | Literal["auto"] = "auto"

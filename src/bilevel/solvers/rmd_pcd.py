@@ -12,6 +12,10 @@ Coordinate steps need a separable set: on a ball they stall (min |y - (2, 1.9)|^
 On other sets reverse mode runs through full steps y <- P_Y(y - grad_y g / L) (`Unrolled`); `State.ran` says which.
 An l1 penalty lambda |y|_1 is the separable set {p, q >= 0} with y = p - q and lambda sum(p + q) in g.
 
+Coordinate steps pay off where one coordinate of the gradient costs one n-th of it: `Problem.coordinates` is where a
+problem with structure says so, and n such questions count as one gradient. Any other g is asked for a whole gradient
+after each move, which "auto" does for a small y only.
+
 mode="implicit-forward" is the paper's second algorithm: y is computed first, without derivatives, and the derivative
 follows the same steps linearised at the final y, on the support alone: one Hessian column per coordinate of the
 support instead of one per coordinate step.
@@ -26,14 +30,12 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ..errors import Incompatible
 from ..hypergradients import Hypergradient, Neumann, Unrolled
-from ..problem import Linearization, Problem
+from ..problem import Coordinates, Linearization, Problem
 from ..randomness import Seeds
-from ..sets.base import ConvexSet
 from ..smoothing import Exact
 from ..spaces import Space, Vector
-from .base import Need, State, batch_of, check_choice, check_count
+from .base import FIXED_SET, JACOBIAN, PROJECTION, SEPARABLE, Need, State, batch_of, check_choice, check_count
 from .inner import (
     StepRule,
     check_sampler,
@@ -44,6 +46,10 @@ from .inner import (
     safe_step,
     upper_move,
 )
+
+
+WHOLE_GRADIENTS = 32
+"""Up to so many coordinates "auto" takes coordinate steps although each of them costs a whole gradient."""
 
 
 @dataclass(kw_only=True, repr=False)
@@ -93,8 +99,8 @@ class RMDPCD:
     mode
         "reverse", or "implicit-forward".
     inner
-        "auto": coordinate steps where the set is separable, full steps elsewhere; "coordinate" or "full" to insist.
-        A problem without structure pays one gradient per coordinate that moves.
+        "auto": coordinate steps where the set is separable and they are cheap (`Problem.coordinates`) or y has at most
+        32 entries, full steps elsewhere; "coordinate" or "full" to insist. `state.ran` says which ran.
     upper_step, step_rule
         As in `Approx`.
     refresh
@@ -106,7 +112,7 @@ class RMDPCD:
     'implicit-forward'
     """
 
-    needs: ClassVar[tuple[Need, ...]] = ()
+    needs: ClassVar[tuple[Need, ...]] = (PROJECTION, JACOBIAN)
 
     steps: int = 100
     mode: Literal["reverse", "implicit-forward"] = "reverse"
@@ -122,11 +128,16 @@ class RMDPCD:
         check_choice("inner", self.inner, ("auto", "coordinate", "full"))
         check_step_rule(self.step_rule, self.upper_step)
 
+    @property
+    def needs_of_settings(self) -> tuple[Need, ...]:
+        """Coordinate steps on a set that stands still."""
+        return (SEPARABLE, FIXED_SET) if self.inner == "coordinate" else ()
+
     def init(self, problem: Problem, x: Vector, y: Vector, seeds: Seeds) -> RMDPCDState:
         """The lower level run once, and its derivative."""
         check_sampler(problem, self.step_rule, "RMDPCD")
         state = RMDPCDState(x=x, y=y, seeds=seeds, upper_step=self.upper_step)
-        state.coordinate = int(self._coordinate(problem, problem.constraint_at(x)))
+        state.coordinate = int(self._coordinate(problem, x, y))
         lin = problem.linearize(x, y, batch_of(problem, state.noise(), y))
         self._estimate(lin, state, 0)
         return self._settle(state, self._run(lin, state), accepted=True)
@@ -159,15 +170,15 @@ class RMDPCD:
         new.stats = {**state.stats, "accepted": 0.0}
         return new
 
-    def _coordinate(self, problem: Problem, constraint: ConvexSet) -> bool:
+    def _coordinate(self, problem: Problem, x: Vector, y: Vector) -> bool:
         """Whether to take coordinate steps."""
+        if self.inner != "auto":
+            return self.inner == "coordinate"
+        constraint = problem.constraint_at(x)
         able = constraint.separable and not problem.moving
-        if self.inner == "coordinate" and not able:
-            raise Incompatible(
-                f"RMDPCD(inner='coordinate') cannot use set {constraint!r}: it needs a separable set that does not "
-                "move with x; inner='full' takes all sets"
-            )
-        return able and self.inner != "full"
+        return able and (
+            problem.y_space(constraint).size(y) <= WHOLE_GRADIENTS or problem.coordinates(x, y) is not None
+        )
 
     def _estimate(self, lin: Linearization, state: RMDPCDState, k: int) -> None:
         """L for full steps, L_j for coordinate steps, at fixed step numbers."""
@@ -200,31 +211,28 @@ class RMDPCD:
         """Rounds of coordinate steps; L_j grows when a move shows a larger curvature."""
         problem, space = lin.problem, _y_space(lin)
         low, high = _intervals(lin)
-        y, template = space.ravel(lin.y).clone(), lin.y
+        y, g = space.ravel(lin.y).clone(), _coordinates(lin)
         curvatures = state.curvatures.tolist()
         moves: list[_Move] = []
-        moved, last = 0.0, None  # last: (j, distance, gradient before) of the previous move
-        gradient: Tensor | None = None  # at the current y; a coordinate held at its bound leaves it as it is
+        moved = 0.0
         for _ in range(self.steps):
             problem.costs.projections += 1
             moved = 0.0
             for j in range(len(y)):
-                if gradient is None:
-                    gradient = space.ravel(problem.lower_grad(lin.x, space.unravel(y, template), lin.batch))
-                if last is not None and abs(last[1]) > 1e-6 * (1.0 + abs(float(y[last[0]]))):
-                    seen = (float(gradient[last[0]]) - last[2]) / last[1]
-                    curvatures[last[0]] = max(curvatures[last[0]], seen)
-                before, slope = float(y[j]), float(gradient[j])
+                before, slope = float(y[j]), g.gradient(j)
                 target = before - slope / curvatures[j]
                 y[j] = min(max(target, low[j]), high[j])
                 inside = low[j] < target < high[j]
                 moves.append(_Move(j, before, (1.0 if inside else 0.0) / curvatures[j]))
                 distance = float(y[j]) - before
                 if distance != 0.0:
-                    gradient, last = None, (j, distance, slope)
+                    g.move(j, float(y[j]))
                     moved += (distance * curvatures[j]) ** 2
+                    if abs(distance) > 1e-6 * (1.0 + abs(before)):
+                        curvatures[j] = max(curvatures[j], (g.gradient(j) - slope) / distance)
         state.curvatures = torch.tensor(curvatures, dtype=y.dtype, device=y.device)
-        return _Trace(problem.linearize(lin.x, space.unravel(y, template), lin.batch), moved**0.5, moves, [])
+        last = problem.linearize(lin.x, space.unravel(y, lin.y), lin.batch)
+        return _Trace(last, moved**0.5, moves, [])
 
     def _settle(self, state: RMDPCDState, trace: _Trace, *, accepted: bool) -> RMDPCDState:
         last = trace.last
@@ -300,20 +308,84 @@ def _columns(lin: Linearization, indices: Any) -> list[Tensor]:
 def _reverse(trace: _Trace) -> Hypergradient:
     """The adjoint of the coordinate steps; y is walked back by undoing them, so memory is one number per step."""
     last = trace.last
-    problem, space, x_space = last.problem, _y_space(last), last.problem.x_space
+    space, x_space, g = _y_space(last), last.problem.x_space, _coordinates(last)
     y, a, h = space.ravel(last.y).clone(), space.ravel(last.upper_grad_y).clone(), last.upper_grad_x
-    flat, point = torch.zeros_like(a), last
     for j, before, weight in reversed(trace.moves):
         if float(y[j]) != before:
             y[j] = before
-            point = problem.linearize(last.x, space.unravel(y.clone(), last.y), last.batch)
+            g.move(j, before)
         u = weight * float(a[j])
         if weight == 0.0:
             a[j] = 0.0
         elif u != 0.0:
-            unit = flat.clone()
-            unit[j] = 1.0
-            direction = space.unravel(unit, last.y)
-            a = a - u * space.ravel(point.lower_hvp(direction))
-            h = x_space.add(h, point.lower_cross(direction), -u)
+            a = a - u * g.column(j)
+            h = x_space.add(h, g.cross(j), -u)
     return Hypergradient(h, None, {})
+
+
+def _coordinates(lin: Linearization) -> Coordinates:
+    """g along coordinate moves: the problem's own way, counted, or by autograd."""
+    own = lin.problem.coordinates(lin.x, lin.y, lin.batch)
+    return _Autograd(lin) if own is None else _Counted(own, lin.problem, _y_space(lin).size(lin.y))
+
+
+class _Autograd:
+    """Any g: a whole gradient after each move, a linearisation for each second derivative."""
+
+    def __init__(self, lin: Linearization) -> None:
+        self.problem, self.x, self.batch, self.template = lin.problem, lin.x, lin.batch, lin.y
+        self.space = _y_space(lin)
+        self.y = self.space.ravel(lin.y).clone()
+        self._gradient: Tensor | None = None
+        self._lin: Linearization | None = lin
+
+    def gradient(self, j: int) -> float:
+        if self._gradient is None:
+            point = self.space.unravel(self.y, self.template)
+            self._gradient = self.space.ravel(self.problem.lower_grad(self.x, point, self.batch))
+        return float(self._gradient[j])
+
+    def move(self, j: int, value: float) -> None:
+        self.y[j] = value
+        self._gradient = self._lin = None
+
+    def column(self, j: int) -> Tensor:
+        return self.space.ravel(self._linearized().lower_hvp(self._unit(j)))
+
+    def cross(self, j: int) -> Vector:
+        return self._linearized().lower_cross(self._unit(j))
+
+    def _linearized(self) -> Linearization:
+        if self._lin is None:
+            point = self.space.unravel(self.y.clone(), self.template)
+            self._lin = self.problem.linearize(self.x, point, self.batch)
+        return self._lin
+
+    def _unit(self, j: int) -> Vector:
+        unit = torch.zeros_like(self.y)
+        unit[j] = 1.0
+        return self.space.unravel(unit, self.template)
+
+
+class _Counted:
+    """The problem's own coordinates: `size` derivatives in one coordinate cost one gradient."""
+
+    def __init__(self, own: Coordinates, problem: Problem, size: int) -> None:
+        self._own, self._costs, self._size, self._asked = own, problem.costs, size, 0
+
+    def gradient(self, j: int) -> float:
+        if self._asked % self._size == 0:
+            self._costs.lower_gradients += 1
+        self._asked += 1
+        return self._own.gradient(j)
+
+    def move(self, j: int, value: float) -> None:
+        self._own.move(j, value)
+
+    def column(self, j: int) -> Tensor:
+        self._costs.hessian_products += 1
+        return self._own.column(j)
+
+    def cross(self, j: int) -> Vector:
+        self._costs.cross_products += 1
+        return self._own.cross(j)

@@ -28,13 +28,12 @@ from typing import Any, ClassVar
 
 import torch
 
-from ..errors import Incompatible
 from ..hypergradients.base import assemble
 from ..hypergradients.krylov import conjugate_gradients
 from ..problem import Problem
 from ..randomness import Noise, Seeds
 from ..spaces import Vector
-from .base import PROJECTOR, Need, State, batch_of, device_of
+from .base import PROJECTION, PROJECTOR, Need, State, batch_of, device_of
 from .inner import estimate_curvature, safe_step
 from .settings import check_between, check_counts, check_positives
 
@@ -58,7 +57,7 @@ class DSBLOState(SIGDState):
 class _Perturbed:
     """The settings and the gradient that both methods share."""
 
-    needs: ClassVar[tuple[Need, ...]] = (PROJECTOR,)
+    needs: ClassVar[tuple[Need, ...]] = (PROJECTION, PROJECTOR)
 
     upper_step: float = 0.1
     perturbation: float = 1e-3
@@ -96,8 +95,6 @@ class _Perturbed:
         lin = problem.linearize(x, y, batch)
         z = space.add(y, space.add(lin.lower_grad_y, q), -eta)
         face = lin.constraint.jacobian(z)
-        if not face.is_projector:
-            raise Incompatible(f"{type(self).__name__} cannot use {lin.constraint!r}: it needs a polyhedral set")
         w = conjugate_gradients(
             lambda v: face.apply(lin.lower_hvp(v)), face.apply(lin.upper_grad_y), face.apply(state.adjoint), space,
             tol=self.linear_tol, max_iterations=self.linear_iterations,

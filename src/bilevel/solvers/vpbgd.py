@@ -21,7 +21,7 @@ from ..errors import InvalidInput
 from ..problem import Linearization, Problem
 from ..randomness import Seeds
 from ..spaces import Vector
-from .base import FIXED_SET, Need, State, batch_of, check_count, check_positive
+from .base import FIXED_SET, PROJECTION, Need, State, batch_of, check_count, check_positive
 from .inner import estimate_curvature, projected_steps, upper_move
 
 
@@ -60,7 +60,7 @@ class VPBGD:
     4.0
     """
 
-    needs: ClassVar[tuple[Need, ...]] = (FIXED_SET,)
+    needs: ClassVar[tuple[Need, ...]] = (PROJECTION, FIXED_SET)
 
     gamma: float = 10.0
     first_gamma: float = 1.0

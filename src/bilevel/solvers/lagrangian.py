@@ -1,0 +1,164 @@
+"""What `BiCGAFFA` and `LVHBA` share: penalties on the Lagrangian L(x, y, z) = g + z . h of a lower level.
+
+Steps called "auto" follow the curvature of the Lagrangian. With L the largest curvature of g in y, K that of
+sum_i h_i (each h_i is convex, so z . h'' <= max_i z_i K), and B the largest eigenvalue of h_y h_y',
+
+    theta, a minimiser over y:       1 / ( L + K max z + 1/gamma_1 )
+    a multiplier:                    1 / ( gamma_1 B + 1/gamma_2 )
+
+L, K and B are estimated at fixed step numbers; z enters with its value of the step.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from ..curvature import largest_curvature, largest_eigenvalue
+from ..problem import Linearization, Problem
+from ..spaces import Vector, leaves
+from .base import FIXED_SET, PROJECTION, Need, State
+from .settings import check_between, check_counts, check_positive_or_auto, check_positives, step_or
+
+
+@dataclass(kw_only=True, repr=False)
+class LagrangianState(State):
+    """What the states of both methods hold."""
+
+    theta: Any
+    multipliers: Any  # of shape (m,)
+    curvature: float = math.nan  # L
+    bend: float = 0.0  # K
+    slope: float = 0.0  # B
+
+
+@dataclass(frozen=True, kw_only=True)
+class LagrangianPenalty:
+    """The settings of both methods.
+
+    Parameters
+    ----------
+    penalty, growth
+        c and p of c_k = c (1 + k)^p; p in (0, 0.5) in the theory. The bias is O(1/c_k).
+    gamma, multiplier_gamma
+        gamma_1 and gamma_2, the widths of the regularisation of y and of the multipliers.
+    largest_multiplier
+        r; it must exceed the lower level's multipliers.
+    multiplier_step, envelope_step
+        The steps of the multipliers and of theta, or "auto".
+    refresh
+        The curvatures behind "auto" are estimated again every so many steps (B costs one product per constraint).
+    """
+
+    needs: ClassVar[tuple[Need, ...]] = (PROJECTION, FIXED_SET)
+    takes_inequality: ClassVar[bool] = True
+
+    penalty: float = 1.0
+    growth: float = 0.25
+    gamma: float = 1.0
+    multiplier_gamma: float = 1.0
+    largest_multiplier: float = 1e3
+    multiplier_step: float | Literal["auto"] = "auto"
+    envelope_step: float | Literal["auto"] = "auto"
+    refresh: int = 100
+
+    def __post_init__(self) -> None:
+        check_positives(
+            penalty=self.penalty, gamma=self.gamma, multiplier_gamma=self.multiplier_gamma,
+            largest_multiplier=self.largest_multiplier,
+        )  # fmt: skip
+        check_positive_or_auto(multiplier_step=self.multiplier_step, envelope_step=self.envelope_step)
+        check_between(0, 1, growth=self.growth)
+        check_counts(refresh=self.refresh)
+
+    def penalty_at(self, k: int) -> float:
+        """c_k."""
+        return self.penalty * (1.0 + k) ** self.growth
+
+    def steps_at(self, lin: Linearization, state: LagrangianState, own_step: float | str) -> Steps:
+        """L, K and B at this step, where a step that is "auto" needs them; `own_step` is the method's own."""
+        curvature, bend, slope = state.curvature, state.bend, state.slope
+        if state.step % self.refresh == 0:
+            with_h = lin.problem.inequality is not None
+            if "auto" in (own_step, self.envelope_step):
+                curvature = largest_curvature(lin, noise=state.noise())
+                bend = _bend(lin, state) if with_h else 0.0
+            if with_h and "auto" in (own_step, self.multiplier_step):
+                slope = _slope(lin)
+        return Steps(curvature, bend, slope, self)
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The curvatures of a step, and the step sizes they give."""
+
+    curvature: float
+    bend: float
+    slope: float
+    settings: LagrangianPenalty
+
+    def lagrangian(self, multipliers: Tensor) -> float:
+        """L + K max z, the largest curvature of g + z . h in y."""
+        largest = float(multipliers.max()) if multipliers.numel() else 0.0
+        return max(self.curvature, 0.0) + self.bend * largest
+
+    def theta(self, multipliers: Tensor) -> float:
+        """eta."""
+        gamma = self.settings.gamma
+        return step_or(self.settings.envelope_step, 1.0 / (self.lagrangian(multipliers) + 1.0 / gamma))
+
+    @property
+    def multiplier(self) -> float:
+        """eta_z, or beta_z."""
+        automatic = 1.0 / (self.settings.gamma * self.slope + 1.0 / self.settings.multiplier_gamma)
+        return step_or(self.settings.multiplier_step, automatic)
+
+
+def no_multipliers(problem: Problem, x: Vector, y: Vector) -> Tensor:
+    """Zero for each function constraint; an empty vector without them."""
+    if problem.inequality is None:
+        return leaves(y)[0].new_zeros(0)
+    return torch.zeros_like(problem.linearize(x, y).inequality_value)
+
+
+def lagrangian_gradient(lin: Linearization, multipliers: Tensor, *, only_x: bool = False) -> tuple[Vector, Any]:
+    """The gradients in x and y of g + multipliers . h; y's is left out when it is not needed."""
+    problem = lin.problem
+    g_x = lin.lower_grad_x
+    g_y = None if only_x else lin.lower_grad_y
+    if problem.inequality is None:
+        return g_x, g_y
+    h_x, h_y = lin.inequality_vjp(multipliers)
+    g_x = problem.x_space.add(g_x, h_x)
+    return g_x, None if g_y is None else problem.y_space(lin.constraint).add(g_y, h_y)
+
+
+def envelope_step(at_theta: Linearization, y: Vector, multipliers: Tensor, eta: float, gamma: float) -> Vector:
+    """theta+ = P_Y( theta - eta ( g_y(x, theta) + h_y(x, theta)' multipliers + (theta - y) / gamma ) )."""
+    problem, theta = at_theta.problem, at_theta.y
+    space = problem.y_space(at_theta.constraint)
+    slope = problem.lower_grad(at_theta.x, theta, at_theta.batch)
+    if problem.inequality is not None:
+        slope = space.add(slope, at_theta.inequality_vjp(multipliers)[1])
+    slope = space.add(slope, space.add(theta, y, -1.0), 1.0 / gamma)
+    return problem.project(at_theta.constraint, space.add(theta, slope, -eta))
+
+
+def _bend(lin: Linearization, state: State) -> float:
+    """K, the largest eigenvalue of sum_i h_i'' in y."""
+    ones = torch.ones_like(lin.inequality_value)
+    space = lin.problem.y_space(lin.constraint)
+    value = largest_eigenvalue(lambda v: lin.inequality_hvp(ones, v), lin.y, space, noise=state.noise())
+    return max(value, 0.0)
+
+
+def _slope(lin: Linearization) -> float:
+    """B, the largest eigenvalue of h_y h_y'."""
+    space = lin.problem.y_space(lin.constraint)
+    units = torch.eye(len(lin.inequality_value)).to(lin.inequality_value)
+    rows = torch.stack([space.ravel(lin.inequality_vjp(unit)[1]) for unit in units])
+    return float(torch.linalg.matrix_norm(rows, 2)) ** 2
