@@ -5,9 +5,10 @@ With Y(x) = s(x) Y_0 + t(x) and y = s(x) y' + t(x), y' in Y_0:
     f'(x, y') = f(x, s(x) y' + t(x)),     g'(x, y') = g(x, s(x) y' + t(x))
 
 has the same F, a fixed set, and the motion of the set in the derivatives of f' and g' in x: every solver takes it. A
-problem with a linearisation of its own keeps it, by the chain rule: with M = dy/dx at fixed y' and v in the space of y',
+problem with a linearisation of its own keeps it, by the chain rule: with M = dy/dx at fixed y',
 
-    f'_y = s f_y,   f'_x = f_x + M' f_y,   G'_yy v = s G_yy s v,   G'_xy v = G_xy s v + M' G_yy s v + d/dx <s(x) v, g_y>.
+    f'_y = s f_y,   f'_x = f_x + M' f_y,   G'_yy v = s G_yy s v,
+    G'_xy v = G_xy s v + M' G_yy s v + d/dx <s(x) v, g_y>.
 """
 
 from __future__ import annotations

@@ -123,6 +123,56 @@ def test_costs_per_step():
     assert stats["hessian_products"] == 0
 
 
+def curved(scale):
+    """The unit ball as scale (|y|^2 - 1) <= 0, with x0 and the same problem with a set."""
+    target = torch.tensor([2.0, 1.0, -1.0, 0.5]).double()
+    functions = (
+        lambda x, y: (y - target).square().sum() / 2 + 0.05 * x.square().sum(),
+        lambda x, y: (y - x).square().sum() / 2,
+    )
+    y0, x0 = torch.zeros(4).double(), torch.tensor([3.0, 2.0, 1.0, -1.0]).double()
+    with_set = bilevel.Problem(*functions, bilevel.sets.L2Ball(1.0), y0=y0)
+    with_h = bilevel.Problem(*functions, inequality=lambda x, y: scale * (y.square().sum() - 1).reshape(1), y0=y0)
+    return x0, with_set, with_h
+
+
+@pytest.mark.parametrize(
+    ("solver", "steps"),
+    [(bilevel.BiCGAFFA(growth=0.0), 300), (bilevel.LVHBA(growth=0.0), 150)],
+    ids=["bic-gaffa", "lv-hba"],
+)
+def test_automatic_steps_follow_the_curvature_of_h(solver, steps):
+    """With multipliers of up to 3 the curvature of z . h is six times that of g: steps of 1/L would diverge."""
+    x0, with_set, with_h = curved(1.0)
+    solution = bilevel.minimize(with_h, x0, solver=solver, steps=steps, evaluate_every=steps)
+    assert solution.status is bilevel.Status.STEPS
+    best = bilevel.minimize(with_set, x0, solver=bilevel.Implicit(), steps=60, evaluate_every=60).x
+    least, start, end = (float(bilevel.upper_value(with_set, x)) for x in (best, x0, solution.x))
+    assert end - least <= 0.2 * (start - least)
+
+
+@pytest.mark.parametrize("solver_class", [bilevel.BiCGAFFA, bilevel.LVHBA])
+def test_automatic_steps_do_not_depend_on_the_units_of_h(solver_class):
+    """h in other units, with gamma_2 in theirs: multipliers in theirs, and the same x and y."""
+    ends = []
+    for scale in (1.0, 100.0):
+        x0, _, with_h = curved(scale)
+        solver = solver_class(multiplier_gamma=1.0 / scale**2, largest_multiplier=1e3 / scale)
+        ends.append(bilevel.minimize(with_h, x0, solver=solver, steps=15, evaluate_every=15))
+    assert torch.allclose(ends[0].x, ends[1].x, atol=1e-8)
+    assert torch.allclose(ends[0].y, ends[1].y, atol=1e-8)
+    assert torch.allclose(ends[0].state.multipliers, 100.0 * ends[1].state.multipliers, atol=1e-8)
+    assert float(ends[0].state.multipliers) > 0
+
+
+def test_the_projections_of_lv_hba_are_counted():
+    """A step with a curved h asks for far more products than the two of its Lagrangian gradients."""
+    x0, _, with_h = curved(1.0)
+    solver = bilevel.LVHBA(step_size=0.1, envelope_step=0.1, multiplier_step=0.1)
+    stats = bilevel.minimize(with_h, x0, solver=solver, steps=10).stats
+    assert stats["inequality_products"] > 2 * 10 + 100
+
+
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_the_lower_level_with_functions_is_that_with_the_set(name):
     known = BY_NAME[name]
@@ -174,6 +224,7 @@ def test_bad_inequalities_are_explained():
     [
         (lambda: bilevel.BiCGAFFA(multiplier_gamma=0), "multiplier_gamma must be a positive number, got 0"),
         (lambda: bilevel.LVHBA(center_step=2.0), r"center_step must lie in \[0, 1\], got 2.0"),
+        (lambda: bilevel.LVHBA(center_step=0), "center_step must be a positive number, got 0"),
         (lambda: bilevel.LVHBA(step_size=-1.0), "step_size must be a positive number, got -1.0"),
     ],
 )

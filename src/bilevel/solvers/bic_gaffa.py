@@ -100,7 +100,8 @@ class BiCGAFFA(LagrangianPenalty):
         space, x_space, weight = problem.y_space(lin.constraint), problem.x_space, 1.0 / self.penalty_at(k)
 
         before = problem.linearize(state.x, state.theta, batch)
-        theta = envelope_step(before, state.y, z, steps.theta(z), self.gamma)
+        theta, seen = envelope_step(before, state.y, z, steps.theta(z), self.gamma)
+        steps = steps.steeper(seen)
         at_theta = problem.linearize(state.x, theta, batch)
         g_x, g_y = lagrangian_gradient(lin, response)
         v_x, _ = lagrangian_gradient(at_theta, z, only_x=True)

@@ -6,14 +6,14 @@ sum_i h_i (each h_i is convex, so z . h'' <= max_i z_i K), and B the largest eig
     theta, a minimiser over y:       1 / ( L + K max z + 1/gamma_1 )
     a multiplier:                    1 / ( gamma_1 B + 1/gamma_2 )
 
-L, K and B are estimated at fixed step numbers; z enters with its value of the step.
+L, K and B are estimated at fixed step numbers, and B grows when a step shows more; z enters with its value of the step.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -106,6 +106,10 @@ class Steps:
         largest = float(multipliers.max()) if multipliers.numel() else 0.0
         return max(self.curvature, 0.0) + self.bend * largest
 
+    def steeper(self, seen: float) -> Steps:
+        """The same with B at least `seen`."""
+        return replace(self, slope=max(self.slope, seen))
+
     def theta(self, multipliers: Tensor) -> float:
         """eta."""
         gamma = self.settings.gamma
@@ -137,15 +141,25 @@ def lagrangian_gradient(lin: Linearization, multipliers: Tensor, *, only_x: bool
     return g_x, None if g_y is None else problem.y_space(lin.constraint).add(g_y, h_y)
 
 
-def envelope_step(at_theta: Linearization, y: Vector, multipliers: Tensor, eta: float, gamma: float) -> Vector:
+class Envelope(NamedTuple):
+    """theta+, and |h_y' z|^2 / |z|^2 at theta, a lower bound on B that the step shows."""
+
+    theta: Vector
+    slope: float
+
+
+def envelope_step(at_theta: Linearization, y: Vector, multipliers: Tensor, eta: float, gamma: float) -> Envelope:
     """theta+ = P_Y( theta - eta ( g_y(x, theta) + h_y(x, theta)' multipliers + (theta - y) / gamma ) )."""
     problem, theta = at_theta.problem, at_theta.y
     space = problem.y_space(at_theta.constraint)
-    slope = problem.lower_grad(at_theta.x, theta, at_theta.batch)
+    gradient, seen = problem.lower_grad(at_theta.x, theta, at_theta.batch), 0.0
     if problem.inequality is not None:
-        slope = space.add(slope, at_theta.inequality_vjp(multipliers)[1])
-    slope = space.add(slope, space.add(theta, y, -1.0), 1.0 / gamma)
-    return problem.project(at_theta.constraint, space.add(theta, slope, -eta))
+        pull = at_theta.inequality_vjp(multipliers)[1]
+        gradient = space.add(gradient, pull)
+        length = float(multipliers.norm())
+        seen = (float(space.norm(pull)) / length) ** 2 if length > 0 else 0.0
+    gradient = space.add(gradient, space.add(theta, y, -1.0), 1.0 / gamma)
+    return Envelope(problem.project(at_theta.constraint, space.add(theta, gradient, -eta)), seen)
 
 
 def _bend(lin: Linearization, state: State) -> float:

@@ -99,7 +99,8 @@ class LVHBA(LagrangianPenalty):
         space, x_space, weight = problem.y_space(lin.constraint), problem.x_space, 1.0 / self.penalty_at(k)
 
         before = problem.linearize(state.x, state.theta, batch)
-        theta = envelope_step(before, state.y, multipliers, steps.theta(multipliers), self.gamma)
+        theta, seen = envelope_step(before, state.y, multipliers, steps.theta(multipliers), self.gamma)
+        steps = steps.steeper(seen)
         if problem.inequality is not None:
             ascent = before.inequality_value - (multipliers - z) / self.multiplier_gamma
             multipliers = (multipliers + steps.multiplier * ascent).clamp(0.0, self.largest_multiplier)

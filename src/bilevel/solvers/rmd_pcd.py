@@ -47,7 +47,6 @@ from .inner import (
     upper_move,
 )
 
-
 WHOLE_GRADIENTS = 32
 """Up to so many coordinates "auto" takes coordinate steps although each of them costs a whole gradient."""
 
