@@ -20,9 +20,7 @@ SOLVERS = {
 @pytest.fixture(scope="module")
 def on_the_ball():
     known = KNOWN["l2 ball"]
-    return bilevel.compare(
-        known.problem, known.x0, known.y0, solvers=SOLVERS, budget=bilevel.Budget(cost=300), points=8
-    )
+    return bilevel.compare(known.problem, SOLVERS, bilevel.Budget(cost=300), points=8)
 
 
 def test_all_spend_the_same(on_the_ball):
@@ -95,25 +93,24 @@ def test_plot(on_the_ball, tmp_path):
 
 def test_a_budget_of_seconds():
     known = KNOWN["simplex"]
-    result = bilevel.compare(known.problem, known.x0, known.y0, solvers=[SOLVERS["soba"]], budget=0.3, points=4)
+    result = bilevel.compare(known.problem, [SOLVERS["soba"]], 0.3, points=4)
     seconds = result.of("ProjectedSOBA")[-1].seconds
     assert 0.1 < seconds < 0.9  # steps are timed, and a busy machine makes some longer than expected
 
 
 def test_one_dear_step_is_taken_even_beyond_the_budget():
     known = KNOWN["simplex"]
-    result = bilevel.compare(
-        known.problem, known.x0, known.y0, solvers=[bilevel.SIGD()], budget=bilevel.Budget(cost=3), points=4
-    )
+    result = bilevel.compare(known.problem, [bilevel.SIGD()], bilevel.Budget(cost=3), points=4)
     assert [row.step for row in result.rows] == [0, 1]
+    used = result.table()[0]["used"]
+    assert used == result.rows[-1].cost / 3 > 1
+    assert f"steps, {used:.3g} times the budget" in str(result)
 
 
 def test_names_of_a_list():
     known = KNOWN["box"]
-    result = bilevel.compare(
-        known.problem, known.x0, known.y0, solvers=[bilevel.MEHA(), bilevel.MEHA(penalty=5.0)],
-        budget=bilevel.Budget(cost=40), points=1,
-    )  # fmt: skip
+    solvers = [bilevel.MEHA(), bilevel.MEHA(penalty=5.0)]
+    result = bilevel.compare(known.problem, solvers, bilevel.Budget(cost=40), points=1)
     assert list(result.solutions) == ["MEHA", "MEHA 2"]
 
 
@@ -129,9 +126,7 @@ class Interrupts(bilevel.ProjectedSOBA):
 def test_an_interruption_keeps_what_there_is():
     known = KNOWN["box"]
     solvers = {"first": SOLVERS["soba"], "stopped": Interrupts(), "never": SOLVERS["meha"]}
-    result = bilevel.compare(
-        known.problem, known.x0, known.y0, solvers=solvers, budget=bilevel.Budget(cost=60), points=3
-    )
+    result = bilevel.compare(known.problem, solvers, bilevel.Budget(cost=60), points=3)
     assert result.solutions["stopped"].status is bilevel.Status.INTERRUPTED
     assert result.solutions["stopped"].stats["steps"] == 3
     assert len(result.of("first")) > 1
@@ -141,11 +136,68 @@ def test_an_interruption_keeps_what_there_is():
 def test_divergence_is_a_status_and_not_the_end():
     known = KNOWN["free space"]
     solvers = {"wild": bilevel.ProjectedSOBA(upper_step=1e300), "soba": SOLVERS["soba"]}
-    result = bilevel.compare(
-        known.problem, known.x0, known.y0, solvers=solvers, budget=bilevel.Budget(cost=200), points=3
-    )
+    result = bilevel.compare(known.problem, solvers, bilevel.Budget(cost=200), points=3)
     assert result.solutions["wild"].status is bilevel.Status.DIVERGED
     assert result.solutions["soba"].status is bilevel.Status.STEPS
+
+
+class Breaks(bilevel.ProjectedSOBA):
+    """An error of its own at its third step."""
+
+    def step(self, problem, state):
+        if state.step == 2:
+            raise ZeroDivisionError("a bug in a solver")
+        return super().step(problem, state)
+
+
+class NeverStarts(bilevel.ProjectedSOBA):
+    def init(self, problem, x, y, seeds):
+        raise OSError("no data")
+
+
+def test_an_error_of_one_solver_is_a_line_of_the_table_and_not_the_end():
+    known = KNOWN["box"]
+    solvers = {"first": SOLVERS["soba"], "breaks": Breaks(), "never": NeverStarts(), "last": SOLVERS["meha"]}
+    result = bilevel.compare(known.problem, solvers, bilevel.Budget(cost=100), points=10)
+    assert list(result.solutions) == ["first", "breaks", "last"]
+    assert result.failed["breaks"].endswith("steps, ZeroDivisionError: a bug in a solver")
+    assert result.refused == {"never": "OSError: no data"}
+    statuses = {line["solver"]: line["status"] for line in result.table()}
+    assert statuses["breaks"].startswith("failed: after")
+    assert statuses["never"] == "did not run: OSError: no data"
+    assert "breaks failed: after" in str(result)
+
+
+def test_a_start_elsewhere():
+    known = KNOWN["box"]
+    result = bilevel.compare(known.problem, [SOLVERS["soba"]], bilevel.Budget(cost=40), x0=known.optimum, points=1)
+    assert result.rows[0].value == pytest.approx(0.0, abs=1e-12)
+    plain = bilevel.Problem(known.problem.upper, known.problem.lower, known.problem.constraint, y0=known.y0)
+    with pytest.raises(bilevel.InvalidType, match=r"x0 is missing.*Problem\(..., x0=...\)"):
+        bilevel.compare(plain, [SOLVERS["soba"]], bilevel.Budget(cost=40))
+
+
+def test_an_unsolved_lower_level_is_said():
+    """A condition number of 1e8 and one step per evaluation: what is shown is not F."""
+    steep = torch.tensor([1.0, 1e-8]).double()
+    problem = bilevel.Problem(
+        lambda x, y: (y - 1).square().sum(), lambda x, y: (steep * (y - x).square()).sum(),
+        x0=torch.ones(2).double(), y0=torch.zeros(2).double(),
+    )  # fmt: skip
+    result = bilevel.compare(problem, [bilevel.MEHA()], bilevel.Budget(cost=20), points=1, lower_steps=1)
+    assert not result.rows[-1].converged
+    assert "lower level not solved at the end" in str(result)
+
+
+def test_an_unsolved_linear_system_is_no_hypergradient():
+    """g has negative curvature along y_2: conjugate gradients stop, and |h| is not a number."""
+    saddle = torch.tensor([1.0, -1.0]).double()
+    problem = bilevel.Problem(
+        lambda x, y: y.sum(), lambda x, y: (saddle * (y - x).square()).sum() / 2, bilevel.sets.Box(-5.0, 5.0),
+        x0=torch.zeros(2).double(), y0=torch.zeros(2).double(),
+    )  # fmt: skip
+    result = bilevel.compare(problem, [bilevel.MEHA()], bilevel.Budget(cost=10), points=1)
+    assert math.isnan(result.rows[0].hypergradient_norm)
 
 
 def test_function_constraints():
@@ -157,9 +209,8 @@ def test_function_constraints():
         y0=torch.zeros(2).double(),
     )
     result = bilevel.compare(
-        problem, torch.zeros(2).double(), solvers=[bilevel.BiCGAFFA(), SOLVERS["soba"]],
-        budget=bilevel.Budget(cost=60), points=2,
-    )  # fmt: skip
+        problem, [bilevel.BiCGAFFA(), SOLVERS["soba"]], bilevel.Budget(cost=60), x0=torch.zeros(2).double(), points=2
+    )
     last = result.of("BiCGAFFA")[-1]
     assert math.isnan(last.hypergradient_norm)
     assert last.value < result.of("BiCGAFFA")[0].value
@@ -168,9 +219,7 @@ def test_function_constraints():
 
 def test_progress(capsys):
     known = KNOWN["box"]
-    bilevel.compare(
-        known.problem, known.x0, known.y0, solvers=[SOLVERS["soba"]], budget=bilevel.Budget(cost=60), progress=True
-    )
+    bilevel.compare(known.problem, [SOLVERS["soba"]], bilevel.Budget(cost=60), progress=True)
     assert "upper" in capsys.readouterr().err
 
 
@@ -179,6 +228,10 @@ def test_progress(capsys):
     [
         ({"solvers": []}, "solvers is empty"),
         ({"solvers": {"a": bilevel.MEHA}}, r"solvers\['a'\] must be an object"),
+        (
+            {"solvers": [bilevel.MEHA(), bilevel.MEHA]},
+            r"solvers\[1\] must be an object such as bilevel.DMLCBO",
+        ),
         ({"solvers": 3}, "solvers must be a dictionary"),
         ({"budget": -1.0}, "seconds must be a positive number, got -1.0"),
         ({"budget": math.inf}, "a budget needs a limit"),
@@ -188,4 +241,4 @@ def test_progress(capsys):
 def test_arguments_are_checked(arguments, message):
     known = KNOWN["box"]
     with pytest.raises(bilevel.BilevelError, match=message):
-        bilevel.compare(known.problem, known.x0, known.y0, **{"solvers": SOLVERS, "budget": 1.0, **arguments})
+        bilevel.compare(known.problem, **{"solvers": SOLVERS, "budget": 1.0, **arguments})

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .errors import BilevelError, Incompatible, InvalidInput, InvalidType
-from .problem import AutogradLinearization, Problem
+from .problem import AutogradLinearization, Linearization, Problem
 from .sets.base import ConvexSet
 from .spaces import Vector, leaves, tree_map
 
@@ -81,6 +81,9 @@ def check_feasible(name: str, constraint: ConvexSet, point: Vector) -> None:
 
 def check_start(problem: Problem, x0: Any, y0: Any) -> tuple[Vector, Vector]:
     """The starting point of a run: everything that can be seen to be wrong before the first step."""
+    x0 = problem.x0 if x0 is None else x0
+    if x0 is None:
+        raise InvalidType("x0 is missing (NoneType): pass x0=..., or give the problem one with Problem(..., x0=...)")
     x = tree_map(lambda u: u.detach().clone(), check_vector("x0", x0))
     check_feasible("x0", problem.upper_constraint, x)
     constraint = problem.constraint_at(x)
@@ -96,24 +99,13 @@ def check_start(problem: Problem, x0: Any, y0: Any) -> tuple[Vector, Vector]:
 def check_fits(problem: Problem, x: Vector, y: Vector) -> None:
     """A point of an earlier run belongs to this problem: its functions take it, and y lies in its set."""
     check_feasible("y", problem.constraint_at(x), y)
-    _check_functions(problem, x, y)
+    _call_functions(problem.linearize(x, y))
 
 
 def _check_functions(problem: Problem, x: Vector, y: Vector) -> None:
     _check_sampler(problem, x, y)
     lin = problem.linearize(x, y)
-    values = {}
-    for name in ("upper", "lower"):
-        try:
-            values[name] = getattr(lin, f"{name}_value")
-        except CALL_ERRORS as error:
-            if isinstance(error, BilevelError):
-                raise
-            raise InvalidInput(
-                f"{name}(x0, y0) failed with {type(error).__name__}: {error}. "
-                f"x0 is {_describe(x)} and y0 is {_describe(y)}: do shapes, names and dtypes fit the data?"
-                + ("" if problem.sampler is None else " With a sampler, batch=None asks for all the data.")
-            ) from error
+    values = _call_functions(lin)
     for name, value in values.items():
         if not bool(torch.isfinite(value)):
             raise InvalidInput(
@@ -129,6 +121,23 @@ def _check_functions(problem: Problem, x: Vector, y: Vector) -> None:
     for name, gradient in gradients.items():
         if not all(bool(torch.isfinite(u).all()) for u in leaves(gradient)):
             raise InvalidInput(f"{name} is not finite at (x0, y0): is the function differentiable there?")
+
+
+def _call_functions(lin: Linearization) -> dict[str, Tensor]:
+    """f(x, y) and g(x, y); an error within them is explained."""
+    values = {}
+    for name in ("upper", "lower"):
+        try:
+            values[name] = getattr(lin, f"{name}_value")
+        except CALL_ERRORS as error:
+            if isinstance(error, BilevelError):
+                raise
+            raise InvalidInput(
+                f"{name}(x0, y0) failed with {type(error).__name__}: {error}. "
+                f"x0 is {_describe(lin.x)} and y0 is {_describe(lin.y)}: do shapes, names and dtypes fit the data?"
+                + ("" if lin.problem.sampler is None else " With a sampler, batch=None asks for all the data.")
+            ) from error
+    return values
 
 
 def _check_sampler(problem: Problem, x: Vector, y: Vector) -> None:

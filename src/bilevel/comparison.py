@@ -6,7 +6,8 @@ not on f at their own y, which may flatter. The cost of a run is
 
     gradients of f + gradients of g + Hessian products + cross products (+ products with h's Jacobian),
 
-each counted as one; projections are counted and shown but not added, since they call neither f nor g.
+each counted as one; projections are counted and shown but not added, since they call neither f nor g (those on
+h(x, y) <= 0 do call h, and their products are added).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any
 from .checks import check_start
 from .errors import BilevelError, InvalidInput, InvalidType, NotFinite
 from .hypergradients import LinearSolve
-from .loop import minimize, stationarity_of
+from .loop import SOLVED, minimize, stationarity_of
 from .lower import lower_residual, solve_lower, uncounted
 from .problem import Problem
 from .randomness import Noise, Seeds
@@ -35,7 +36,15 @@ ADDED = ("upper_gradients", "lower_gradients", "hessian_products", "cross_produc
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """What each solver may spend: seconds in its steps, or counted work; the first one used up ends the run.
+    """What each solver may spend; the first limit reached ends its run.
+
+    Parameters
+    ----------
+    seconds
+        Time in its steps, without evaluations.
+    cost
+        Counted work: gradients of f, gradients of g, Hessian products, cross products, and products with derivatives of
+        h, one each. On a problem with n rows one of them is one or two passes over the rows.
 
     Examples
     --------
@@ -66,13 +75,16 @@ class Row:
     Parameters
     ----------
     solver
-        Its name in the comparison.
+        Its name.
     step, seconds, cost, projections
-        What it had spent.
+        What it had taken by then.
     value
-        F(x) = f(x, y*(x)), the lower level solved.
+        F(x) = f(x, y*(x)), with the lower level solved.
+    converged
+        Whether the lower level behind `value` was solved to its tolerance.
     hypergradient_norm
-        |h|, or |x - P_X(x - h)|, at (x, y*(x)); NaN with function constraints.
+        |h|, or |x - P_X(x - h)|, at (x, y*(x)); NaN with function constraints, and when the linear system behind h
+        could not be solved.
     lower_residual
         |y - P_Y(y - grad_y g)| at the solver's own y.
     """
@@ -83,6 +95,7 @@ class Row:
     cost: float
     projections: int
     value: float
+    converged: bool
     hypergradient_norm: float
     lower_residual: float
 
@@ -98,7 +111,9 @@ class Comparison:
     solutions
         By name: the result of `minimize`, from which a run can go on.
     refused
-        By name: why a solver could not take the problem, or did not run.
+        By name: why a solver did not run.
+    failed
+        By name: the error that ended a run before its budget.
     budget
         What each solver could spend.
     """
@@ -107,23 +122,25 @@ class Comparison:
     rows: list[Row] = field(default_factory=list)
     solutions: dict[str, Solution] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
 
     def of(self, name: str) -> list[Row]:
         """The evaluations of one solver."""
         return [row for row in self.rows if row.solver == name]
 
     def table(self) -> list[dict[str, Any]]:
-        """One line per solver: its last evaluation and its status, best F first; then those that did not run."""
+        """One line per solver: its last evaluation, its status and the part of the budget it used, best F first; then
+        those that did not run.
+        """
         lines = []
         for name, solution in self.solutions.items():
             last = self.of(name)[-1]
-            lines.append({**asdict(last), "status": solution.status.name.lower()})
+            status = f"failed: {self.failed[name]}" if name in self.failed else solution.status.name.lower()
+            lines.append({**asdict(last), "status": status, "used": self.budget.used(last.seconds, last.cost)})
         lines.sort(key=lambda line: (math.isnan(line["value"]), line["value"]))
         for name, reason in self.refused.items():
-            if name in self.solutions:
-                continue
             empty = {entry.name: None for entry in fields(Row)}
-            lines.append({**empty, "solver": name, "status": reason})
+            lines.append({**empty, "solver": name, "status": f"did not run: {reason}", "used": 0.0})
         return lines
 
     def to_csv(self, path: str | Path) -> Path:
@@ -144,25 +161,31 @@ class Comparison:
     def __str__(self) -> str:
         columns = ("solver", "value", "hypergradient_norm", "lower_residual", "cost", "projections", "seconds", "step")
         heads = ("solver", "F(x)", "|h|", "residual", "cost", "projections", "seconds", "steps", "status")
-        ran = [line for line in self.table() if line["value"] is not None]
-        cells = [[*(_shown(line[name]) for name in columns), str(line["status"])] for line in ran]
+        ran = [line for line in self.table() if line["solver"] in self.solutions]
+        cells = [[*(_shown(line[name]) for name in columns), self._status(line)] for line in ran]
         widths = [max(len(row[i]) for row in [list(heads), *cells]) for i in range(len(heads))]
         lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
                  for row in [list(heads), *cells]]  # fmt: skip
-        lines += [
-            f"{name}: {reason}" if name in self.solutions else f"{name} did not run: {reason}"
-            for name, reason in self.refused.items()
-        ]
+        lines += [f"{name} failed: {reason}" for name, reason in self.failed.items()]
+        lines += [f"{name} did not run: {reason}" for name, reason in self.refused.items()]
         return "\n".join(lines)
+
+    def _status(self, line: dict[str, Any]) -> str:
+        notes = ["failed" if line["solver"] in self.failed else str(line["status"])]
+        if line["used"] > 1.0 + 1e-9:
+            notes.append(f"{line['used']:.3g} times the budget")
+        if not line["converged"]:
+            notes.append("lower level not solved at the end")
+        return ", ".join(notes)
 
 
 def compare(
     problem: Problem,
-    x0: Vector,
-    y0: Vector | None = None,
-    *,
     solvers: Mapping[str, Solver] | Iterable[Solver],
     budget: Budget | float,
+    *,
+    x0: Vector | None = None,
+    y0: Vector | None = None,
     points: int = 20,
     seed: int | Seeds = 0,
     lower_steps: int = 2000,
@@ -172,13 +195,15 @@ def compare(
 
     Parameters
     ----------
-    problem, x0, y0
+    problem
         As in `minimize`.
     solvers
         Solvers by name, or a list of them (named after their classes).
     budget
         `Budget(cost=...)`, `Budget(seconds=...)`, or a number of seconds. A run stops before the step that is expected
-        to pass its budget; only its first two steps may be dearer than that.
+        to pass its budget; only its first two steps may be dearer than that, and the table then says so.
+    x0, y0
+        As in `minimize`.
     points
         About how many evaluations to spread over the budget; they cost nothing of it.
     seed
@@ -188,7 +213,8 @@ def compare(
     progress
         Show a progress bar.
 
-    A solver that cannot take the problem is listed with the reason. Ctrl-C ends the comparison and keeps what there is.
+    A solver that cannot take the problem is listed with the reason, and so is one that ends with an error, whatever its
+    kind: the others run on. Ctrl-C ends the comparison and keeps what there is.
 
     Examples
     --------
@@ -200,10 +226,10 @@ def compare(
     ... )
     >>> result = compare(
     ...     problem,
-    ...     torch.zeros(2).double(),
-    ...     torch.zeros(2).double(),
-    ...     solvers={"soba": bilevel.ProjectedSOBA(), "sigd": bilevel.SIGD()},
-    ...     budget=bilevel.Budget(cost=200),
+    ...     {"soba": bilevel.ProjectedSOBA(), "sigd": bilevel.SIGD()},
+    ...     bilevel.Budget(cost=200),
+    ...     x0=torch.zeros(2).double(),
+    ...     y0=torch.zeros(2).double(),
     ... )
     >>> [line["solver"] for line in result.table()]
     ['soba', 'sigd']
@@ -227,9 +253,12 @@ def compare(
                 del waiting[name]
                 try:
                     runner.run(x, y, seed, result, show)
-                except BilevelError as error:
-                    taken = 0 if runner.solution is None else int(runner.solution.stats["steps"])
-                    result.refused[name] = str(error) if taken == 0 else f"stopped after {taken} steps: {error}"
+                except Exception as error:  # of any kind: what the others have done is kept
+                    shown = str(error) if isinstance(error, BilevelError) else f"{type(error).__name__}: {error}"
+                    if runner.solution is None:
+                        result.refused[name] = shown
+                    else:
+                        result.failed[name] = f"after {int(runner.solution.stats['steps'])} steps, {shown}"
                 if runner.interrupted:
                     raise KeyboardInterrupt
         except KeyboardInterrupt:
@@ -239,22 +268,25 @@ def compare(
 
 
 class _Evaluation:
-    """F(x) and the hypergradient norm at the solved lower level."""
+    """F(x), whether it is one, and the hypergradient norm, at the solved lower level."""
 
     def __init__(self, problem: Problem, lower_steps: int) -> None:
         self.problem, self.lower_steps = uncounted(problem), lower_steps
 
-    def __call__(self, x: Vector, y: Vector) -> tuple[float, float]:
+    def __call__(self, x: Vector, y: Vector) -> tuple[float, bool, float]:
         problem = self.problem
         try:
-            y = solve_lower(problem, x, y, max_steps=self.lower_steps).y
+            solved = solve_lower(problem, x, y, max_steps=self.lower_steps)
         except NotFinite:
-            return math.inf, math.inf
-        lin = problem.linearize(x, y)
+            return math.inf, False, math.inf
+        lin = problem.linearize(x, solved.y)
+        value = float(lin.upper_value)
         if problem.inequality is not None:
-            return float(lin.upper_value), math.nan
-        h = LinearSolve(tol=1e-6, max_iterations=500).estimate(lin, Noise()).gradient
-        return float(lin.upper_value), stationarity_of(problem, x, h)
+            return value, solved.converged, math.nan
+        sample = LinearSolve(tol=1e-6, max_iterations=500).estimate(lin, Noise())
+        if not sample.stats["residual"] <= SOLVED:
+            return value, solved.converged, math.nan
+        return value, solved.converged, stationarity_of(problem, x, sample.gradient)
 
 
 class _Runner:
@@ -281,7 +313,9 @@ class _Runner:
                 result.rows.append(self._row(0, {}, 0.0, x, y, residual))
             self.solution = result.solutions[self.name] = solution
             self.interrupted = solution.status is Status.INTERRUPTED
-            if not solution.history:  # diverged or interrupted before the first evaluation
+            if solution.status is Status.FAILED:
+                result.failed[self.name] = f"after {int(solution.stats['steps'])} steps, {solution.message}"
+            if not solution.history or solution.history[-1].step == result.rows[-1].step:  # ended before an evaluation
                 return
             record = solution.history[-1]
             row = self._row(record.step, record.costs, record.seconds, solution.x, solution.y, record.lower_residual)
@@ -300,29 +334,32 @@ class _Runner:
         return min(left, max(1, round(1.0 / (self.points * each))), 10 * steps)
 
     def _row(self, step: int, costs: dict[str, int], seconds: float, x: Vector, y: Vector, residual: float) -> Row:
-        value, norm = self.evaluate(x, y)
+        value, converged, norm = self.evaluate(x, y)
         return Row(
             solver=self.name, step=step, seconds=seconds, cost=sum(costs.get(name, 0) for name in ADDED),
-            projections=costs.get("projections", 0), value=value, hypergradient_norm=norm, lower_residual=residual,
+            projections=costs.get("projections", 0), value=value, converged=converged, hypergradient_norm=norm,
+            lower_residual=residual,
         )  # fmt: skip
 
 
 def _named(solvers: Any) -> dict[str, Solver]:
     if isinstance(solvers, Mapping):
         named = dict(solvers)
+        keys = [repr(name) for name in named]
     elif isinstance(solvers, Iterable):
         named = {}
         for solver in solvers:
             name = type(solver).__name__
             number = sum(1 for key in named if key == name or key.startswith(f"{name} "))
             named[name if number == 0 else f"{name} {number + 1}"] = solver
+        keys = [str(i) for i in range(len(named))]
     else:
         raise InvalidType(f"solvers must be a dictionary of solvers by name, or a list of them, got {solvers!r}")
     if not named:
         raise InvalidInput("solvers is empty: give at least one, for example {'DMLCBO': bilevel.DMLCBO()}")
-    for name, solver in named.items():
+    for key, solver in zip(keys, named.values(), strict=True):
         if isinstance(solver, type) or not (hasattr(solver, "init") and hasattr(solver, "step")):
-            raise InvalidType(f"solvers[{name!r}] must be an object such as bilevel.DMLCBO(), got {solver!r}")
+            raise InvalidType(f"solvers[{key}] must be an object such as bilevel.DMLCBO(), got {solver!r}")
     return named
 
 

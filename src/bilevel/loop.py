@@ -37,7 +37,7 @@ POLISHING_STEPS = 50
 
 def iterate(
     problem: Problem,
-    x0: Vector,
+    x0: Vector | None = None,
     y0: Vector | None = None,
     *,
     solver: Solver | None = None,
@@ -90,7 +90,7 @@ def minimize(
     problem
         f, g and the sets.
     x0, y0
-        Where to start; y0 must lie in Y (default `problem.y0`). They are not changed.
+        Where to start; y0 must lie in Y (defaults `problem.x0` and `problem.y0`). They are not changed.
     solver
         Default `DMLCBO()`.
     steps

@@ -243,8 +243,9 @@ class Problem:
         The convex set Y, or a function x -> set when Y moves with x; None for no constraint.
     upper_constraint
         The convex set X of x; None for no constraint.
-    y0
-        Where lower-level solves start, with the shape, dtype and device of y. `minimize` can take it instead.
+    x0, y0
+        Where runs start, and where lower-level solves start (with the shape, dtype and device of y). `minimize` and
+        `compare` can take them instead.
     sampler
         generator -> batch. When given, f and g take a third argument: the batch, or None for all the data.
     inequality
@@ -272,6 +273,7 @@ class Problem:
         constraint: ConvexSet | Callable[[Any], ConvexSet] | None = None,
         *,
         upper_constraint: ConvexSet | None = None,
+        x0: Vector | None = None,
         y0: Vector | None = None,
         sampler: Callable[[torch.Generator], Any] | None = None,
         inequality: Objective | None = None,
@@ -297,7 +299,7 @@ class Problem:
         self.upper, self.lower, self.inequality = upper, lower, inequality
         self.constraint = FreeSpace() if constraint is None else constraint
         self.upper_constraint = FreeSpace() if upper_constraint is None else upper_constraint
-        self.y0 = y0
+        self.x0, self.y0 = x0, y0
         self.sampler = sampler
         self.costs = Costs()
 

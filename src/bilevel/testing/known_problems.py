@@ -152,11 +152,11 @@ class _Maker:
             return (ravel(y) - t).square().sum() / 2 + RIDGE * (ravel(x) - x_bar).square().sum() / 2
 
         start = optimum + self.normal(n)
-        y0 = shaped(cast(solution(matrix @ start + offset)))
+        x0, y0 = (shaped(cast(v)) for v in (start, solution(matrix @ start + offset)))
         return KnownProblem(
             name=name,
-            problem=Problem(upper, lower, constraint, y0=y0),
-            x0=shaped(cast(start)),
+            problem=Problem(upper, lower, constraint, x0=x0, y0=y0),
+            x0=x0,
             y0=y0,
             optimum=x_bar,
             center=lambda x: A @ x + b,
