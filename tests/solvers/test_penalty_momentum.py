@@ -24,7 +24,7 @@ def test_ends_at_the_minimiser_of_the_penalty_and_the_bias_shrinks():
     gaps = []
     for penalty in (4.0, 16.0):
         solver = bilevel.PenaltyMomentum(penalty=penalty, upper_step=0.2)
-        solution = bilevel.minimize(biased.problem, biased.x0, solver=solver, steps=200, evaluate_every=200)
+        solution = bilevel.minimize(biased.problem, solver=solver, steps=200, evaluate_every=200)
         assert float((solution.x - biased.answer(1 / penalty)).norm()) < 1e-6
         best = bilevel.upper_value(biased.problem, biased.answer(0.0))
         gaps.append(float(bilevel.upper_value(biased.problem, solution.x) - best))

@@ -5,6 +5,7 @@ import torch
 
 import bilevel
 from bilevel import sets
+from bilevel.testing.biased_problem import BiasedProblem
 from bilevel.testing.known_problems import known_problems
 from bilevel.testing.solvers import assert_feasible_path, assert_reproducible, run_known
 
@@ -22,7 +23,20 @@ def test_reaches_the_minimum(known):
     assert 1 <= run.solution.stats["hessian_products"] <= min(20, known.target.numel())
 
 
-def test_the_bias_is_the_predicted_one_and_shrinks_with_gamma():
+def test_ends_at_the_minimiser_of_the_penalty_and_the_bias_shrinks():
+    """On a face along which grad_y f is not zero; the error of x is O(1/gamma), that of F is O(1/gamma^2)."""
+    biased, gaps = BiasedProblem(), []
+    best = bilevel.upper_value(biased.problem, biased.answer(0.0))
+    for gamma in (4.0, 16.0):
+        solver = bilevel.VPBGD(gamma=gamma, first_gamma=gamma, ramp=0, upper_step=0.5)
+        solution = bilevel.minimize(biased.problem, solver=solver, steps=60, evaluate_every=60)
+        assert float((solution.x - biased.answer(1 / gamma)).norm()) < 1e-5
+        gaps.append(float(bilevel.upper_value(biased.problem, solution.x) - best))
+        assert gaps[-1] == pytest.approx(biased.bias(1 / gamma), rel=1e-2)
+    assert 0 < gaps[1] < gaps[0] / 8
+
+
+def test_the_bias_where_the_answer_is_a_kink():
     """f = |y - t|^2/2 + rho |x|^2/2, g = |y - x|^2/2 over [-0.6, 0.6], rho = 0.1, t = (0.5, 2).
 
     Inside, x_gamma = c t/(c + rho) with c = gamma/(1 + gamma), against x* = t/(1 + rho); where the bound holds,

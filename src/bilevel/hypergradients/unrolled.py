@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
+
 from ..errors import InvalidInput
 from ..problem import Linearization
 from ..randomness import Noise
-from ..spaces import Vector
+from ..spaces import Vector, leaves
 from .base import Hypergradient, check_eta, gradient_step, resolve_eta, space_of
 
 
@@ -56,6 +58,8 @@ class Unrolled:
         path = [lin]
         for _ in range(self.steps):
             y = lin.problem.project(lin.constraint, gradient_step(path[-1], eta))
+            if all(torch.equal(u, v) for u, v in zip(leaves(y), leaves(path[-1].y), strict=True)):
+                return path + path[-1:] * (self.steps + 1 - len(path))  # the fixed point: all further steps stay there
             path.append(lin.problem.linearize(lin.x, y, lin.batch))
         return path
 

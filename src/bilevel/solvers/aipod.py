@@ -13,13 +13,16 @@ w lies in the null space of A: that is the paper's V_2 (V_2' G_yy V_2)^-1 V_2' f
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
+
+from torch import zeros_like
 
 from ..hypergradients import Estimator, LinearSolve
 from ..problem import Linearization, Problem
 from ..randomness import Seeds
-from ..spaces import Vector
+from ..spaces import Vector, tree_map
 from .base import AFFINE, PROJECTION, Need, State, batch_of, check_count, check_positive
 from .inner import estimate_curvature, safe_step, upper_move
 
@@ -30,6 +33,7 @@ class AiPODState(State):
 
     adjoint: Any = None  # w, warm start of the linear solve
     correction: Any = None  # r of E-AiPOD: an estimate of the normal part of grad_y g
+    upper_correction: Any = None  # q of E-AiPOD: an estimate of the normal part of the hypergradient
     curvature: float = math.nan
     stats: dict[str, float] = field(default_factory=dict)
 
@@ -86,7 +90,9 @@ class AiPOD:
             gradient = problem.lower_grad(state.x, y, batch_of(problem, noise, y, s))
             y = problem.project(constraint, space.add(y, gradient, -beta))
         lin = problem.linearize(state.x, y, batch_of(problem, noise, y, self.lower_steps))
-        return upper_step(problem, state, lin, k, self.hypergradient, self.upper_step, self.refresh)
+        return upper_step(
+            state, lin, k, self.hypergradient, self.refresh, lambda x, h: upper_move(problem, x, h, self.upper_step)
+        )
 
 
 def start(problem: Problem, x: Vector, y: Vector, seeds: Seeds, refresh: int) -> AiPODState:
@@ -94,7 +100,7 @@ def start(problem: Problem, x: Vector, y: Vector, seeds: Seeds, refresh: int) ->
     state = AiPODState(x=x, y=y, seeds=seeds)
     lin = problem.linearize(x, y, batch_of(problem, state.noise(), y))
     state.curvature = estimate_curvature(lin, state, 0, refresh, math.nan)
-    state.correction = problem.y_space(lin.constraint).zeros_like(y)
+    state.correction, state.upper_correction = problem.y_space(lin.constraint).zeros_like(y), tree_map(zeros_like, x)
     return state
 
 
@@ -104,23 +110,18 @@ def length(lower_step: float | str, state: AiPODState) -> float:
 
 
 def upper_step(
-    problem: Problem,
     state: AiPODState,
     lin: Linearization,
     k: int,
     method: Estimator,
-    alpha: float,
     refresh: int,
-    *,
-    project: bool = True,
+    move: Callable[[Vector, Vector], Vector],
 ) -> AiPODState:
-    """x after one step along the implicit gradient at `lin`; y moves along with a coupled set."""
+    """The implicit gradient h at `lin`, and x after `move(x, h)`; y moves along with a coupled set."""
+    problem = lin.problem
     curvature = estimate_curvature(lin, state, k, refresh, state.curvature)
     sample = method.estimate(lin, state.noise(k), curvature=curvature, start=state.adjoint)
-    if project:
-        x = upper_move(problem, lin.x, sample.gradient, alpha)
-    else:
-        x = problem.x_space.add(lin.x, sample.gradient, -alpha)
+    x = move(lin.x, sample.gradient)
     y = problem.project(problem.constraint_at(x), lin.y) if problem.moving else lin.y
     return AiPODState(
         **{

@@ -12,6 +12,9 @@ their multipliers positive, y* is differentiable, and differentiating its optima
 The system is solved on the null space of the active rows by conjugate gradients: w = Pi (Pi G_yy Pi)^+ Pi grad_y f. The
 face is read off y itself, where `LinearSolve` reads it off y - eta grad_y g: a row that y touches without a multiplier
 counts as active here.
+
+Differs from the paper in: 1. equations beside the inequalities; 2. a trial that is not kept costs no hypergradient, and
+the decrease it is asked for makes room for what the inexact lower levels can hide (`inner.hidden_change`).
 """
 
 from __future__ import annotations
@@ -52,6 +55,7 @@ from .inner import (
     check_sampler,
     check_step_rule,
     estimate_curvature,
+    hidden_change,
     moved_by,
     rounding,
     solve_to,
@@ -68,6 +72,7 @@ class IGALState(State):
     value: float = math.nan  # f(x, y)
     upper_step: float = math.nan
     curvature: float = math.nan
+    slack: float = math.inf  # how far value may be from F(x)
     stats: dict[str, float] = field(default_factory=dict)
 
 
@@ -117,24 +122,23 @@ class IGAL:
         state = IGALState(x=x, y=y, seeds=seeds, upper_step=self.upper_step)
         lin = problem.linearize(x, y, batch_of(problem, state.noise(), y))
         state.curvature = estimate_curvature(lin, state, 0, self.refresh, math.nan)
-        lin, state.curvature, _ = self._arrive(problem, state, x, 0)
-        return self._settle(state, lin, accepted=True)
+        lin, state.curvature, residual = self._arrive(problem, state, x, 0)
+        return self._settle(state, lin, residual, accepted=True)
 
     def step(self, problem: Problem, state: IGALState) -> IGALState:
         """One trial step of x, and the hypergradient at the new point when it is kept."""
         k, rule = state.step + 1, StepRule(kind=self.step_rule, first=self.upper_step)
         x = upper_move(problem, state.x, state.gradient, state.upper_step)
-        lin, curvature, tol = self._arrive(problem, state, x, k)
+        lin, curvature, residual = self._arrive(problem, state, x, k)
         slack = 0.0
         if rule.kind == "adaptive":
-            hidden = 2.0 * tol * float(problem.y_space(lin.constraint).norm(lin.upper_grad_y))
-            slack = hidden + rounding(lin)
+            slack = state.slack + hidden_change(lin, state.adjoint, residual, curvature) + rounding(lin)
         drop = state.value - float(lin.upper_value)
         accepted = rule.accepts(drop, moved_by(problem, x, state.x), state.upper_step, slack)
         following = rule.following(state.upper_step, accepted)
         new = IGALState(**{**vars(state), "step": k, "upper_step": following, "curvature": curvature})
         if accepted:
-            return self._settle(new, lin, accepted=True)
+            return self._settle(new, lin, residual, accepted=True)
         new.stats = {**state.stats, "accepted": 0.0}
         return new
 
@@ -147,9 +151,9 @@ class IGAL:
             problem, x, y, tol=tol, max_steps=self.inner_steps, curvature=curvature,
             accelerated=self.inner == "accelerated", batch=batch,
         )  # fmt: skip
-        return problem.linearize(x, solved.y, batch), solved.curvature, tol
+        return problem.linearize(x, solved.y, batch), solved.curvature, solved.residual
 
-    def _settle(self, state: IGALState, lin: Linearization, *, accepted: bool) -> IGALState:
+    def _settle(self, state: IGALState, lin: Linearization, residual: float, *, accepted: bool) -> IGALState:
         space, y = lin.problem.y_space(lin.constraint), leaves(lin.y)[0]
         rows = active_rows(lin.constraint, y, self.active_tol)
         face = _null_space(rows)
@@ -164,6 +168,7 @@ class IGAL:
         x_space = lin.problem.x_space
         state.x, state.y, state.value, state.adjoint = lin.x, lin.y, float(lin.upper_value), solution.value
         state.gradient = x_space.add(lin.upper_grad_x, lin.lower_cross(solution.value), -1.0)
+        state.slack = hidden_change(lin, solution.value, residual, state.curvature)
         state.stats = {
             "accepted": float(accepted),
             "active_rows": float(len(rows)),

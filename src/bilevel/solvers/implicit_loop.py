@@ -16,7 +16,16 @@ from ..problem import Linearization, Problem
 from ..randomness import Seeds
 from ..spaces import Vector
 from .base import State, batch_of
-from .inner import StepRule, check_sampler, estimate_curvature, moved_by, rounding, solve_to, upper_move
+from .inner import (
+    StepRule,
+    check_sampler,
+    estimate_curvature,
+    hidden_change,
+    moved_by,
+    rounding,
+    solve_to,
+    upper_move,
+)
 
 
 class Settings(Protocol):
@@ -45,8 +54,10 @@ class ImplicitState(State):
 
     gradient: Any = None  # h at (x, y)
     adjoint: Any = None  # w, warm start of the linear solve
+    slope: Any = None  # grad_y g(x, y)
     value: float = math.nan  # f(x, y)
     tolerance: float = math.inf  # eps at which y was solved
+    slack: float = math.inf  # how far value may be from F(x)
     upper_step: float = math.nan
     curvature: float = math.nan
     stats: dict[str, float] = field(default_factory=dict)
@@ -75,16 +86,15 @@ def step_loop(solver: Settings, problem: Problem, state: ImplicitState) -> Impli
     rule = StepRule(kind=solver.step_rule, first=solver.upper_step)
     x = upper_move(problem, state.x, state.gradient, state.upper_step)
     arrival = _arrive(solver, problem, state, x, k)
-    space, lin = problem.y_space(arrival.lin.constraint), arrival.lin
-    slack = 0.0
+    lin, slack = arrival.lin, 0.0
     if rule.kind == "adaptive":
-        hidden = (state.tolerance + arrival.tolerance) * float(space.norm(lin.upper_grad_y))
-        slack = hidden + rounding(lin)
+        hidden = hidden_change(lin, state.adjoint, arrival.residual, arrival.curvature)
+        slack = state.slack + hidden + rounding(lin)
     moved, again = moved_by(problem, x, state.x), None
     accepted = rule.accepts(state.value - float(lin.upper_value), moved, state.upper_step, slack)
     if not accepted and arrival.tolerance < state.tolerance:
         # The old point was solved less exactly, and may have been flattered: solve it as exactly, and compare again.
-        again = _arrive(solver, problem, state, state.x, k)
+        again = _arrive(solver, problem, state, state.x, k, slope=state.slope)
         drop = float(again.lin.upper_value) - float(lin.upper_value)
         accepted = rule.accepts(drop, moved, state.upper_step, rounding(lin))
     new = ImplicitState(**{**vars(state), "step": k, "upper_step": rule.following(state.upper_step, accepted)})
@@ -96,7 +106,9 @@ def step_loop(solver: Settings, problem: Problem, state: ImplicitState) -> Impli
     return new
 
 
-def _arrive(solver: Settings, problem: Problem, state: ImplicitState, x: Vector, k: int) -> _Arrival:
+def _arrive(
+    solver: Settings, problem: Problem, state: ImplicitState, x: Vector, k: int, slope: Vector | None = None
+) -> _Arrival:
     """y*(x) to tolerance eps_k from the last y, and everything about f and g there."""
     batch, y = batch_of(problem, state.noise(k), state.y), state.y
     tol = solver.tolerance_at(k, y)
@@ -107,7 +119,7 @@ def _arrive(solver: Settings, problem: Problem, state: ImplicitState, x: Vector,
         curvature = estimate_curvature(problem.linearize(x, y, batch), state, k, solver.refresh, curvature)
     solved = solve_to(
         problem, x, y, tol=tol, max_steps=solver.inner_steps, curvature=curvature,
-        accelerated=solver.inner == "accelerated", batch=batch,
+        accelerated=solver.inner == "accelerated", batch=batch, slope=slope,
     )  # fmt: skip
     lin = problem.linearize(x, solved.y, batch)
     return _Arrival(lin, solved.curvature, solved.steps, solved.residual, tol)
@@ -118,7 +130,8 @@ def _settle(solver: Settings, state: ImplicitState, arrival: _Arrival, *, accept
     method = LinearSolve(tol=min(arrival.tolerance, 0.1), max_iterations=solver.linear_steps)
     sample = method.estimate(arrival.lin, state.noise(), curvature=arrival.curvature, start=state.adjoint)
     state.x, state.y = arrival.lin.x, arrival.lin.y
-    state.gradient, state.adjoint = sample.gradient, sample.adjoint
+    state.gradient, state.adjoint, state.slope = sample.gradient, sample.adjoint, arrival.lin.lower_grad_y
+    state.slack = hidden_change(arrival.lin, state.adjoint, arrival.residual, arrival.curvature)
     state.value, state.tolerance, state.curvature = (
         float(arrival.lin.upper_value), arrival.tolerance, arrival.curvature,
     )  # fmt: skip

@@ -66,18 +66,19 @@ def solve_to(
     curvature: float,
     accelerated: bool = True,
     batch: Any = None,
+    slope: Vector | None = None,
 ) -> InnerSolution:
     """Steps from the feasible point y until the gradient mapping |z - P_Y(z - grad/L)| L is within tol.
 
     L grows whenever two successive gradients show a larger curvature; a start that is good enough costs one
-    gradient and one projection.
+    gradient and one projection. `slope` is grad_y g at the start, when it is known.
     """
     constraint = problem.constraint_at(x)
     space = problem.y_space(constraint)
     eps = torch.finfo(leaves(y)[0].dtype).eps
     z, t, previous, residual = y, 1.0, None, math.inf
     for k in range(1, max_steps + 1):
-        gradient = problem.lower_grad(x, z, batch)
+        gradient, slope = problem.lower_grad(x, z, batch) if slope is None else slope, None
         if previous is not None:
             curvature = max(curvature, _curvature_between(space, z, gradient, *previous, eps))
         previous = (z, gradient)
@@ -157,6 +158,17 @@ def check_sampler(problem: Problem, kind: str, name: str) -> None:
 def rounding(lin: Linearization) -> float:
     """How far rounding may move f."""
     return 10.0 * torch.finfo(leaves(lin.y)[0].dtype).eps * abs(float(lin.upper_value))
+
+
+def hidden_change(lin: Linearization, adjoint: Vector, residual: float, curvature: float) -> float:
+    """How far f(x, y) may be from F(x) when y is solved to `residual`: (|w| + |f_y|/L) residual, to first order.
+
+    With T(y) = P_Y(y - grad_y g/L), y - y* = [I - T']^{-1} (y - T(y)) and |y - T(y)| <= residual/L, so that
+    f_y . (y - y*) <= |u| residual/L with u = f_y + (I - G_yy/L) L w. Here |w| carries the 1/mu of an
+    ill-conditioned g, exactly in the directions in which f feels it.
+    """
+    space = lin.problem.y_space(lin.constraint)
+    return (float(space.norm(adjoint)) + float(space.norm(lin.upper_grad_y)) * safe_step(curvature)) * residual
 
 
 def upper_move(problem: Problem, x: Vector, h: Vector, step: float) -> Vector:

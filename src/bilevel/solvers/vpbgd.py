@@ -31,7 +31,7 @@ class VPBGDState(State):
 
     auxiliary: Any = None  # w
     curvature: float = math.nan  # L of g in y
-    upper_curvature: float = 0.0  # the largest |d grad_y f| / |dy| seen
+    upper_curvature: float = math.nan  # the largest |d grad_y f| / |dy| seen
     stats: dict[str, float] = field(default_factory=dict)
 
 
@@ -91,7 +91,6 @@ class VPBGD:
         state = VPBGDState(x=x, y=y, seeds=seeds, auxiliary=y)
         lin = problem.linearize(x, y, batch_of(problem, state.noise(), y))
         state.curvature = estimate_curvature(lin, state, 0, self.refresh, math.nan)
-        state.upper_curvature = self._probe(problem, lin, state.curvature)
         return state
 
     def step(self, problem: Problem, state: VPBGDState) -> VPBGDState:
@@ -110,6 +109,8 @@ class VPBGD:
         )
 
         upper_curvature = state.upper_curvature
+        if math.isnan(upper_curvature):
+            upper_curvature = self._probe(problem, lin, curvature)
         for _ in range(self.penalty_steps):
             total = space.add(lin.upper_grad_y, lin.lower_grad_y, gamma)
             y = problem.project(constraint, space.add(lin.y, total, -1.0 / (upper_curvature + gamma * curvature)))
