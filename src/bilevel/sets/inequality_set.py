@@ -8,7 +8,8 @@ The nearest point u of z minimises |u - z|^2 / 2 over h(u) <= 0 and u in Y. The 
 by Newton's method, then sets m <- (m + rho h(u))_+ and l <- rho (u + l/rho - P_Y(u + l/rho)). phi is strongly convex,
 with generalised Hessian I + rho J_a' J_a + sum_i (m + rho h)_+ h_i'' + rho (I - H): products of it come from
 autograd, and conjugate gradients need few of them because the active rows have low rank. Curvature of h, however
-large, is in the Hessian; each entry of h is divided by the length of its gradient first.
+large, is in the Hessian; each entry of h is divided by the length of its gradient first. An affine h needs none of
+this: its linearisation at z is the set, and the multipliers solve a small quadratic problem.
 
 That the set is empty is proved, not guessed: for any y in it convexity gives, with e = u - P_Y(u),
 |h(u)_+|^2 + |e|^2 <= |J' h(u)_+ + e| |u - y|.
@@ -120,6 +121,9 @@ class _Search:
         u = self._inside(self.z)
         if bool((self._values(u) <= 0).all()):
             return u
+        nearest = self._linearised(self._values(self.z))
+        if nearest is not None:
+            return nearest
         m, pull, scaled_at = torch.zeros_like(self._values(u)), torch.zeros_like(u), None
         rho, worst, slope, stalls = 100.0, float("inf"), float("inf"), 0
         flat = 1e3 * self.eps * self.size  # a gradient of phi below this is rounding
@@ -204,6 +208,14 @@ class _Search:
         self.lengths = torch.where(lengths > 0, lengths, torch.ones_like(lengths))
         return m * self.lengths / before
 
+    def _linearised(self, value: Tensor) -> Tensor | None:
+        """The nearest point of {u : h(z) + J (u - z) <= 0}, which contains the set, if it lies in the set itself."""
+        rows = self._jacobian_rows(self.z)
+        u = self.z - rows.T @ multipliers(rows @ rows.T, value)
+        inside, small = self._inside(u), 8.0 * self.eps * self.size
+        reached = (self._values(inside) <= small * rows.norm(dim=1)).all() and float((inside - u).norm()) <= small
+        return inside if bool(reached) else None
+
     def _check_not_empty(self, u: Tensor, value: Tensor) -> None:
         excess, outside = value.clamp_min(0), u - self._inside(u)
         g = (self._jacobian_rows(u) / self.lengths[:, None]).T @ excess + outside
@@ -215,6 +227,31 @@ class _Search:
                 f"no point y{where} has h(y) <= 0: the largest entry of h cannot be brought below about {shown:.3g} "
                 "(up to the scales of the entries). Relax h, or change the x it depends on"
             )
+
+
+def multipliers(gram: Tensor, excess: Tensor) -> Tensor:
+    """argmin over m >= 0 of m' K m / 2 - m' r: a primal-dual active set, then coordinate descent if it cycles."""
+    active = excess > 0
+    scale = float(excess.abs().max())
+    for _ in range(3 * len(excess) + 10):
+        m = torch.zeros_like(excess)
+        if bool(active.any()):
+            block = gram[active][:, active]
+            m[active] = torch.linalg.lstsq(block, excess[active, None], driver="gelsd").solution[:, 0]
+        missing = excess - gram @ m > 1e-13 * scale
+        new = (active & (m > 0)) | (~active & missing)
+        if bool((new == active).all()):
+            return m
+        active = new
+    m, diagonal = torch.zeros_like(excess), gram.diagonal()
+    for _ in range(1000):
+        before = m.clone()
+        for i in range(len(m)):
+            if float(diagonal[i]) > 0:
+                m[i] = (m[i] + (excess[i] - gram[i] @ m) / diagonal[i]).clamp_min(0)
+        if float((m - before).abs().max()) <= 1e-14 * float(m.abs().max()):
+            break
+    return m
 
 
 class _Smooth:

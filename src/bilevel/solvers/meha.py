@@ -13,6 +13,9 @@ proximal map is P_Y):
     y_{k+1}     = P_Y( y_k - beta ( f_y(x_{k+1}, y_k) / c_k + g_y(x_{k+1}, y_k) - (y_k - theta_{k+1}) / gamma ) )
 
 The gradient of v_gamma is g_x(x, theta*) in x and (y - theta*)/gamma in y. A finite c biases the answer by O(1/c).
+
+Checked against the paper and the authors' code (theta, then x, then y at the new x). Differs in: 1. "auto" steps of y
+and theta from the curvature of g, where the paper tunes; 2. the nonsmooth part is the indicator of Y alone.
 """
 
 from __future__ import annotations

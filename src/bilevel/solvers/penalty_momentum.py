@@ -17,6 +17,10 @@ and each d is a recursive momentum estimate over batches (STORM, Cutkosky & Orab
     d^k = grad(point_k; batch_k) + (1 - eta) ( d^{k-1} - grad(point_{k-1}; batch_k) ).
 
 Without batches d is the gradient itself, and the second evaluation is left out. First-order only: no Hessian product.
+
+Differs from the paper in: 1. y and z take plain projected steps, since g is strongly convex here; the paper, whose
+lower levels need not be convex, follows proximal points of g and sigma f + g (a Moreau envelope) instead; 2. all six
+estimates share one momentum weight, and steps are constant; 3. lambda may grow as a power of k.
 """
 
 from __future__ import annotations

@@ -18,6 +18,10 @@ draws q afresh at each step, takes the gradient at a random point of the last se
 
     x_{k+1} = P_X( x_k - m_k / (gamma_1 |m_k| + gamma_2) ),      x_bar uniform in [x_k, x_{k+1}],
     m_{k+1} = beta m_k + (1 - beta) grad F_{q_{k+1}}(x_bar)
+
+Differs from the papers in: 1. any polyhedral set with a projection, by the projector of its face instead of rows and
+multipliers; 2. the projected-gradient steps start from the last y; 3. q is uniform in a ball, one of the continuous
+distributions the papers allow.
 """
 
 from __future__ import annotations

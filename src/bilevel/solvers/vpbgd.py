@@ -9,6 +9,9 @@
 The gradient of v is grad_x g(x, y*(x)): nothing is differentiated through w, and no second derivative is needed. The
 minimiser of the penalised problem is O(1/gamma) away from the bilevel one; gamma_k ramps up to gamma. Both y and w
 are projected.
+
+Differs from the paper's algorithm in: 1. y takes its steps before x instead of with it, and may take several; 2. the
+step of y is 1/(L_f + gamma_k L) from estimated curvatures.
 """
 
 from __future__ import annotations
