@@ -9,6 +9,11 @@ logistic loss on trusted rows. jaxopt's ProjectedGradient ignores `implicit_diff
 projection as its prox obeys it, here GMRES tightened to 1e-14. The file holds the data, y*, jaxopt's hypergradient,
 that of ProjectedGradient at its defaults (to show what is avoided), and central differences of F with jaxopt's inner
 solver, which know nothing of implicit differentiation.
+
+How far off the defaults are depends on the instance: 0.7 to 0.9 % on the small one of the file. With `--pixels` instead
+of a file name the script makes rows like images (784 sparse columns in [0, 1], l1 ball of radius 1, c = 1e-3) and
+prints the error of ProjectedGradient at its defaults, and with the lower level solved to 1e-12, where its linear solve
+alone is to blame: 211 % and 10 % at x = 0, 20 % and 14 % at a random x.
 """
 
 import functools
@@ -78,7 +83,49 @@ def reference(project):
     }
 
 
+def pixel_errors(rows=500, columns=784, seed=0):
+    """Relative errors of ProjectedGradient's hypergradient on rows like images."""
+    rng = np.random.default_rng(seed)
+    templates = [np.clip(rng.normal(size=columns), 0, None) * (rng.random(columns) < 0.2) for _ in range(2)]
+
+    def draw():
+        classes = rng.integers(0, 2, rows)
+        speckle = 0.15 * rng.random((rows, columns)) * (rng.random((rows, columns)) < 0.15)
+        images = np.stack([templates[i] * rng.uniform(0.3, 1.0, columns) for i in classes]) + speckle
+        return np.clip(images, 0, 1), np.where(classes == 1, 1.0, -1.0)
+
+    (A, a), (B, b) = draw(), draw()
+    a[rng.permutation(rows)[: rows * 3 // 10]] *= -1
+    project = PROJECTIONS["l1 ball"]
+    step = 1.0 / float(np.linalg.norm(A, 2) ** 2 / (8 * rows) + 2 * RIDGE)
+
+    def lower(y, x):
+        return jnp.mean(jax.nn.sigmoid(x) * jnp.logaddexp(0.0, -a * (A @ y))) + RIDGE * jnp.sum(y**2)
+
+    def gradient(solver, x):
+        return jax.grad(
+            lambda v: jnp.mean(jnp.logaddexp(0.0, -b * (B @ solver.run(jnp.zeros(columns), None, v).params)))
+        )(x)
+
+    tight = functools.partial(linear_solve.solve_gmres, tol=1e-12, atol=0.0, restart=60, maxiter=60)
+    exact = jaxopt.ProximalGradient(
+        lower, prox=lambda z, hyperparams, scaling: project(z), stepsize=step, tol=1e-13, maxiter=100_000,
+        implicit_diff_solve=tight,
+    )  # fmt: skip
+    default = jaxopt.ProjectedGradient(lower, projection=lambda z, hyperparams: project(z))
+    solved = jaxopt.ProjectedGradient(
+        lower, projection=lambda z, hyperparams: project(z), stepsize=step, tol=1e-12, maxiter=100_000
+    )
+    for name, x in (("x = 0", np.zeros(rows)), ("random x", rng.normal(size=rows))):
+        truth = gradient(exact, x)
+        off = [float(jnp.linalg.norm(gradient(s, x) - truth) / jnp.linalg.norm(truth)) for s in (default, solved)]
+        sys.stdout.write(f"{name}: defaults {off[0]:.1%}, lower level solved to 1e-12 {off[1]:.1%}\n")
+
+
 if __name__ == "__main__":
+    if sys.argv[1] == "--pixels":
+        pixel_errors()
+        sys.exit()
     content = {
         "made_by": "tests/references/make_jaxopt_reference.py",
         "jaxopt": importlib.metadata.version("jaxopt"),
