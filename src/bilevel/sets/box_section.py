@@ -124,7 +124,7 @@ class BoxSection(ConvexSet):
         check_order(type(self).__name__, self.lower, self.upper)
         self.weight, self.total = parameter("weight", weight), parameter("total", total)
         if isinstance(self.weight, Tensor) and self.weight.ndim:
-            self._parts(self.weight)
+            self._corners(*self._parts(self.weight))
 
     def _parts(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """weight (its largest entry 1), lower, upper, total, and the factor taken from weight and total."""
@@ -134,34 +134,45 @@ class BoxSection(ConvexSet):
         size = torch.where(size > 0, size, 1)
         lower, upper = as_point(self.lower, z, name="lower"), as_point(self.upper, z, name="upper")
         total = per_point(self.total, z, name="total")
-        parts = weight.expand(z.shape[-1:]) / size if weight.ndim == 0 else weight / size, lower, upper, total / size
-        if can_look_at_values():
-            self._check_total(*parts, size)
-        return *parts, size
+        weight = weight.expand(z.shape[-1:]) if weight.ndim == 0 else weight
+        return weight / size, lower, upper, total / size, size
 
-    def _check_total(self, weight: Tensor, lower: Tensor, upper: Tensor, total: Tensor, size: Tensor) -> None:
-        """Refuse a total that no point between the bounds reaches."""
-        least, most, room = reach(weight, lower, upper)
-        if bool((total < least - room).any()) or bool((total > most + room).any()):
+    def _corners(
+        self, weight: Tensor, lower: Tensor, upper: Tensor, total: Tensor, size: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Whether the total is the least or the largest one between the bounds; refuse one that lies beyond."""
+        (least, most), (below, above) = reach(weight, lower, upper)
+        total = total.detach().double()
+        if can_look_at_values() and bool(((total < least - below) | (total > most + above)).any()):
             raise EmptySet(
                 f"{type(self).__name__}: weight.y lies between {float((size * least).min()):g} and "
                 f"{float((size * most).max()):g}, and never reaches the total {show(self.total)}"
             )
+        return total <= least + below, total >= most - above
+
+    def _section(self, z: Tensor, parts: tuple[Tensor, ...]) -> Section:
+        """The face that holds P(z); where only one corner reaches the total, all that it weighs is held there."""
+        weight, lower, upper, total, _ = parts
+        at_least, at_most = self._corners(*parts)
+        section = find_section(z, weight, lower, upper, total)
+        held = (at_least | at_most) & (weight != 0)
+        at_lower = torch.where(held, torch.where(at_least, weight > 0, weight < 0), section.at_lower)
+        return Section(section.free & ~held, at_lower, section.level)
 
     @in_float32
     def project(self, z: Tensor) -> Tensor:
         z = self.checked(z)
-        *parts, _ = self._parts(z)
-        return on_section(z, find_section(z, *parts), *parts)[0]
+        parts = self._parts(z)
+        return on_section(z, self._section(z, parts), *parts[:-1])[0]
 
     @in_float32
     def jacobian(self, z: Tensor) -> Face:
         z = self.checked(z).detach()
-        *parts, size = (part.detach() for part in self._parts(z))
-        section = find_section(z, *parts)
-        y, level = on_section(z, section, *parts)
+        parts = tuple(part.detach() for part in self._parts(z))
+        section = self._section(z, parts)
+        y, level = on_section(z, section, *parts[:-1])
         values = {name: getattr(self, name) for name in self.parameters}
-        return SectionFace(section, parts[0], y, level, size, values)
+        return SectionFace(section, parts[0], y, level, parts[-1], values)
 
     def excess(self, y: Tensor) -> tuple[Tensor, Tensor, str]:
         weight, lower, upper, total, _ = self._parts(y)
@@ -178,30 +189,27 @@ class BoxSection(ConvexSet):
     def margin(self, z: Tensor) -> Tensor:
         """The nearest wall of the cell of z: a free entry meets a bound, or a fixed one leaves it."""
         z = self.checked(z).detach()
-        *parts, _ = (part.detach() for part in self._parts(z))
-        weight, lower, upper, total = parts
-        section = find_section(z, *parts)
-        inner = z - on_section(z, section, *parts)[1] * weight
+        parts = tuple(part.detach() for part in self._parts(z))
+        weight, lower, upper, *_ = parts
+        section = self._section(z, parts)
+        inner = z - on_section(z, section, *parts[:-1])[1] * weight
         gap = torch.minimum((inner - lower).abs(), (upper - inner).abs())
         gap = torch.where(section.free, gap, torch.where(section.at_lower, lower - inner, inner - upper).abs())
-        # Entries with one possible value have no kink: equal bounds, or a total that only one corner reaches.
-        least, most, room = reach(weight, lower, upper)
-        corner = (total <= least + room) | (total >= most - room)
-        still = (lower >= upper) | (corner & (weight != 0))
-        return wall_distance(torch.where(still, torch.inf, gap), section.free, weight)
+        return wall_distance(torch.where(lower < upper, gap, torch.inf), section.free, weight)
 
     def __repr__(self) -> str:
         shown = ", ".join(f"{name}={show(getattr(self, name))}" for name in self.parameters)
         return f"{type(self).__name__}({shown})"
 
 
-def reach(weight: Tensor, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The least and the largest weight.y between the bounds, in float64, and the rounding of the two."""
+def reach(weight: Tensor, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+    """The least and the largest weight.y between the bounds, in float64 (2, ..., 1), and the rounding of each."""
     eps = torch.finfo(weight.dtype).eps
     weight, lower, upper = (part.detach().double() for part in torch.broadcast_tensors(weight, lower, upper))
     ends = torch.where(weight == 0, 0, torch.stack([weight * lower, weight * upper]))
-    room = 32 * eps * ends.abs().where(ends.isfinite(), 0).amax(0).sum(-1, True)
-    return ends.amin(0).sum(-1, True), ends.amax(0).sum(-1, True), room
+    ends = torch.stack([ends.amin(0), ends.amax(0)])
+    rounding = 32 * eps * ends.abs().where(ends.isfinite(), 0).sum(-1, keepdim=True)
+    return ends.sum(-1, keepdim=True), rounding
 
 
 def wall_distance(gap: Tensor, free: Tensor, weight: Tensor) -> Tensor:
