@@ -190,10 +190,11 @@ def check_finite(owner: str, z: Tensor, event_ndim: int) -> None:
     """Refuse NaN, infinite values, and values so large that their sum overflows."""
     if not can_look_at_values():
         return
-    # A small 1-norm proves everything at the price of one pass; only then is every entry looked at.
-    wide = torch.float32 if z.dtype in HALF else z.dtype
-    if float(torch.linalg.vector_norm(z.detach(), 1, dtype=wide)) <= largest(wide):
+    # A finite z.z proves all that is asked, at the price of one fast pass; only then is every entry looked at.
+    flat = z.detach().reshape(-1)
+    if math.isfinite(torch.dot(flat, flat)):
         return
+    wide = torch.float32 if z.dtype in HALF else z.dtype
     bad = int((~torch.isfinite(z)).sum())
     if bad:
         raise NotFinite(f"{owner}: {bad} of {z.numel()} entries of the point are NaN or infinite")
