@@ -318,6 +318,13 @@ def test_points_beyond_the_dtype_are_refused():
         ElasticNetBall(1e200).project(torch.ones(2))
 
 
+def test_answers_beyond_float16_are_refused():
+    with pytest.raises(InvalidInput, match=r"Simplex: .* up to 1e\+05, too large for torch.float16: use z.float"):
+        Simplex(1e5).project(torch.ones(1, dtype=torch.float16))
+    assert L1Ball(1e5).project(torch.ones(1, dtype=torch.float16)) == 1
+    assert Box(0.0, 3e4).project(torch.tensor([6e4], dtype=torch.float16)) == 3e4
+
+
 def test_weights_of_any_size():
     """Only the ratio of weight and total matters."""
     z, weight = torch.tensor([3.0, -1.0, 2.0]), torch.tensor([1.0, 2.0, 0.5])

@@ -216,8 +216,8 @@ def widened(z: Tensor) -> Tensor:
 
 
 def largest(dtype: torch.dtype) -> float:
-    """Numbers up to this size can be added and subtracted a few times without overflow."""
-    return torch.finfo(dtype).max / 4
+    """Numbers up to this size can be added and subtracted a few times without overflow (not done in half precision)."""
+    return torch.finfo(dtype).max / (1 if dtype in HALF else 4)
 
 
 Answer = TypeVar("Answer")
@@ -233,9 +233,20 @@ def in_float32(method: Callable[[Any, Any], Answer]) -> Callable[[Any, Any], Ans
         answer: Any = method(self, z.float())
         if isinstance(answer, Face):
             return RoundedFace(answer)
-        return None if answer is None else answer.to(z.dtype)
+        return None if answer is None else _rounded(type(self).__name__, answer, z.dtype)
 
     return wide
+
+
+def _rounded(owner: str, answer: Tensor, dtype: torch.dtype) -> Tensor:
+    """The answer in half precision; float16 ends at 65504."""
+    rounded = answer.to(dtype)
+    if can_look_at_values() and bool((rounded.isinf() & answer.isfinite()).any()):
+        raise InvalidInput(
+            f"{owner}: the answer has numbers up to {float(answer.detach().abs().max()):.3g}, too large for {dtype}: "
+            "use z.float()"
+        )
+    return rounded
 
 
 class RoundedFace(Face):
