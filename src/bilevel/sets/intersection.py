@@ -151,7 +151,7 @@ class Intersection(ConvexSet):
         return (wide - normals.sum(0)).to(z)
 
     def jacobian(self, z: Tensor) -> Face:
-        wide = self.checked(z.detach()).double()
+        wide = self.checked(z).detach().double()
         with torch.no_grad():
             normals = self._solve(wide)
             faces = self._faces(wide, normals)

@@ -99,7 +99,7 @@ class Polyhedron(ConvexSet):
         return y.to(z)
 
     def jacobian(self, z: Tensor) -> Face:
-        z = self.checked(z.detach())
+        z = self.checked(z).detach()
         return PolyhedronFace(self, z, self.project(z).detach())
 
     def excess(self, y: Tensor) -> tuple[Tensor, Tensor, str]:
@@ -110,7 +110,7 @@ class Polyhedron(ConvexSet):
         return amount.to(y), scale, "Ay = b or Gy <= h fails, rows scaled to length 1"
 
     def margin(self, z: Tensor) -> Tensor:
-        z = self.checked(z.detach())
+        z = self.checked(z).detach()
         return PolyhedronFace(self, z, self.project(z).detach()).margin().to(z)
 
     def _check_not_empty(self) -> None:

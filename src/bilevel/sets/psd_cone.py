@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InvalidInput
-from .base import ConvexSet, Face, can_look_at_values, event_norm
+from .base import ConvexSet, Face, can_look_at_values, event_norm, in_float32
 from .spectral import divided_differences, positive_part, symmetric, tracked, wide, without_rounding
 
 
@@ -33,8 +33,9 @@ class PSDCone(ConvexSet):
         change = vectors.mT @ (work - work.detach()) @ vectors if tracked(z) else None
         return symmetric(vectors @ positive_part(values, change) @ vectors.mT).to(z)
 
+    @in_float32
     def jacobian(self, z: Tensor) -> Face:
-        return EigenFace(*_eigen(symmetric(wide(self._square(z.detach())))))
+        return EigenFace(*_eigen(symmetric(wide(self._square(z).detach()))))
 
     def excess(self, y: Tensor) -> tuple[Tensor, Tensor, str]:
         y, dtype = wide(self._square(y).detach()), y.dtype
@@ -42,8 +43,9 @@ class PSDCone(ConvexSet):
         amount = torch.maximum(-lowest, (y - y.mT).abs().amax((-2, -1))).clamp_min(0)
         return amount.to(dtype), event_norm(y, 2), "the matrix is not symmetric with eigenvalues >= 0"
 
+    @in_float32
     def margin(self, z: Tensor) -> Tensor:
-        return torch.linalg.eigvalsh(symmetric(wide(self._square(z.detach())))).abs().amin(-1)
+        return torch.linalg.eigvalsh(symmetric(wide(self._square(z).detach()))).abs().amin(-1)
 
     def _square(self, z: Tensor) -> Tensor:
         z = self.checked(z)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .base import ConvexSet, Face, parameter, per_point, show
+from .base import ConvexSet, Face, in_float32, parameter, per_point, show
 from .spectral import Dilation, ShrinkFace, tracked, wide, without_rounding
 
 
@@ -43,8 +43,9 @@ class SpectralNormBall(ConvexSet):
         clipped = (left * torch.minimum(values, radius.squeeze(-1)).unsqueeze(-2)) @ right
         return torch.where(values[..., :1, None] > radius, clipped, work).to(z)
 
+    @in_float32
     def jacobian(self, z: Tensor) -> Face:
-        z = wide(self.checked(z.detach()))
+        z = wide(self.checked(z).detach())
         left, values, right = torch.linalg.svd(z, full_matrices=False)
         shrunk = values - per_point(self.radius, z, 2).detach().squeeze(-1)
         return ClipFace(ShrinkFace(left, values, right, without_rounding(shrunk, values)), self.radius)
@@ -53,9 +54,10 @@ class SpectralNormBall(ConvexSet):
         amount = torch.linalg.matrix_norm(wide(y.detach()), 2).to(y.dtype) - self.radius
         return amount.clamp_min(0), self.radius, f"the spectral norm exceeds the radius {show(self.radius)}"
 
+    @in_float32
     def margin(self, z: Tensor) -> Tensor:
-        z = wide(self.checked(z.detach()))
-        return (torch.linalg.svdvals(z) - per_point(self.radius, z).detach()).abs().amin(-1)
+        z = wide(self.checked(z).detach())
+        return (torch.linalg.svdvals(z) - per_point(self.radius, z[..., 0]).detach()).abs().amin(-1)
 
     def __repr__(self) -> str:
         return f"SpectralNormBall(radius={show(self.radius)})"
@@ -103,8 +105,9 @@ class NuclearNormBall(ConvexSet):
         moved = level + (dilation.surplus(level) - radius) / count
         return torch.where(outside.unsqueeze(-1), dilation.shrink(level, moved), work).to(z)
 
+    @in_float32
     def jacobian(self, z: Tensor) -> Face:
-        z = wide(self.checked(z.detach()))
+        z = wide(self.checked(z).detach())
         left, values, right = torch.linalg.svd(z, full_matrices=False)
         shrunk, outside = _threshold(values, per_point(self.radius, z, 2).detach().squeeze(-1))
         return NuclearFace(ShrinkFace(left, values, right, shrunk), outside, self.radius)
@@ -113,11 +116,12 @@ class NuclearNormBall(ConvexSet):
         amount = torch.linalg.svdvals(wide(y.detach())).sum(-1).to(y.dtype) - self.radius
         return amount.clamp_min(0), self.radius, f"the nuclear norm exceeds the radius {show(self.radius)}"
 
+    @in_float32
     def margin(self, z: Tensor) -> Tensor:
         """The distance to s_i = theta, with theta moving along, or to the sphere."""
-        z = wide(self.checked(z.detach()))
+        z = wide(self.checked(z).detach())
         values = torch.linalg.svdvals(z)
-        radius = per_point(self.radius, z).detach()
+        radius = per_point(self.radius, z[..., 0]).detach()
         shrunk, outside = _threshold(values, radius)
         count = (shrunk > 0).sum(-1, keepdim=True).clamp_min(1)
         slope = (1 - (shrunk > 0) / count + (shrunk <= 0) / count).clamp_min(torch.finfo(z.dtype).tiny).sqrt()

@@ -73,7 +73,7 @@ class TransportPolytope(ConvexSet):
 
     def jacobian(self, z: Tensor) -> Face:
         rows, columns = self._sums()
-        return TransportFace(transport_potentials(self._wide(z.detach()), rows.detach(), columns.detach())[1], self)
+        return TransportFace(transport_potentials(self._wide(z).detach(), rows.detach(), columns.detach())[1], self)
 
     def excess(self, y: Tensor) -> tuple[Tensor, Tensor, str]:
         rows, columns = (value.detach().to(y) for value in self._sums())
