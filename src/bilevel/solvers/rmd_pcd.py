@@ -284,7 +284,7 @@ def _y_space(lin: Linearization) -> Space:
 
 def _intervals(lin: Linearization) -> tuple[list[float], list[float]]:
     """The ends of the intervals of a separable set: the projections of two very far points."""
-    space, far = _y_space(lin), torch.finfo(_y_space(lin).ravel(lin.y).dtype).max / 4
+    space, far = _y_space(lin), torch.finfo(_y_space(lin).ravel(lin.y).dtype).max ** 0.5 / 4
     ends = []
     for side in (-far, far):
         corner = space.unravel(torch.full_like(space.ravel(lin.y), side), lin.y)
