@@ -16,6 +16,7 @@ _HOME = {
     "Problem": "problem",
     "Linearization": "problem",
     "Costs": "problem",
+    "Coordinates": "problem",
     "Seeds": "randomness",
     "Exact": "smoothing",
     "Perturbed": "smoothing",
@@ -92,7 +93,7 @@ if TYPE_CHECKING:
     from .implicit import LinearSystemWarning, argmin, hypergradient
     from .loop import iterate, minimize
     from .lower import LowerLevelWarning, lower_residual, solve_lower, upper_value
-    from .problem import Costs, Linearization, Problem
+    from .problem import Coordinates, Costs, Linearization, Problem
     from .randomness import Seeds
     from .smoothing import Exact, Perturbed, PrecisionWarning, TwoPoint
     from .solution import Record, Solution, Status

@@ -136,11 +136,12 @@ def test_feasible_reproducible_and_counted(name):
         known.problem, known.x0, known.y0, solver=bilevel.RMDPCD(steps=3, step_rule="fixed", upper_step=0.1), steps=4
     )
     rounds = 5 * 3  # init and four steps
-    assert solution.stats["projections"] == rounds
     if name == "box":  # at most one gradient per coordinate step: a coordinate held at its bound costs none
+        assert solution.stats["projections"] == rounds
         assert 5 <= solution.stats["lower_gradients"] < 6 * rounds
-    else:
-        assert solution.stats["lower_gradients"] == rounds
+    else:  # G = 2 I: one step of 1/L solves the lower level, and the next one stays there
+        assert 5 <= solution.stats["projections"] <= 2 * 5
+        assert 5 <= solution.stats["lower_gradients"] <= 2 * 5
 
 
 class LeastSquares(bilevel.Problem):
