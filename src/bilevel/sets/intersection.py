@@ -15,7 +15,7 @@ ROUNDING, GOOD = 1e-14, 1e-11
 FLAT, PARALLEL = 1e-9, 1e-10
 """Eigenvalues of a Jacobian that count as 0; sines of angles between normals that count as 0."""
 INNER, HALVINGS, POLISH, PATIENCE = 30, 30, 40, 2
-"""Newton steps for one set of multipliers, halvings of a step, Newton steps on the KKT equations, of which without gain."""
+"""Newton steps for given multipliers, halvings of a step; Newton steps on the KKT equations, and how many without gain."""
 FAR = 1e6
 """No common point within this many times the size of the problem: the intersection counts as empty."""
 
@@ -119,7 +119,7 @@ class Intersection(ConvexSet):
         y, normals = z, torch.zeros_like(best.normals)
         first = (away / best.reach.clamp_min(1e-300)).clamp(1.0, 1e15).reshape(best.weight.shape)
         for round in range(self.max_rounds):
-            y, normals = self._augmented_lagrangian(z, y, normals, 4.0**round * first)
+            y, normals = self._augmented_lagrangian(z, y, normals, 4.0**round * first, best.error > GOOD)
             self._polish(best, y, normals)
             if best.worst() <= GOOD:
                 break
@@ -172,8 +172,12 @@ class Intersection(ConvexSet):
             if best.worst() <= ROUNDING or idle == PATIENCE:
                 return
 
-    def _augmented_lagrangian(self, z: Tensor, y: Tensor, normals: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """y = argmin |y - z|^2/2 + (weight/2) sum dist(y + u_i/weight, C_i)^2, then u_i = weight times the i-th gap."""
+    def _augmented_lagrangian(
+        self, z: Tensor, y: Tensor, normals: Tensor, weight: Tensor, todo: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """y = argmin |y - z|^2/2 + (weight/2) sum dist(y + u_i/weight, C_i)^2, then u_i = weight times the i-th gap,
+        for the elements of the batch still to do.
+        """
         ndim = int(self.event_ndim)  # type: ignore[arg-type]
         stiff = weight.reshape(weight.shape[: weight.ndim - ndim])
 
@@ -186,9 +190,10 @@ class Intersection(ConvexSet):
         value, slope, updated = look(y)
         for _ in range(INNER):
             size = event_norm(slope, ndim)
-            # Exact minima are not needed (Li, Sun & Toh, criterion B): a tenth of the change of the multipliers will do.
+            # No exact minimum is needed (Li, Sun & Toh, criterion B): a tenth of the change of the multipliers will do.
             change = event_norm(updated - normals, ndim).amax(0)
-            left = size > torch.maximum(0.1 * change / stiff, 1e-13 * event_norm(updated, ndim).amax(0))
+            rounding = 1e-13 * event_norm(updated, ndim).amax(0) + 1e-15 * stiff * event_norm(y, ndim)
+            left = todo & (size > torch.maximum(0.1 * change / stiff, rounding))
             if not bool(left.any()):
                 break
             step = -self._linearised(y, normals, weight).descent(slope)
@@ -308,7 +313,7 @@ class LinearisedKKT:
         points = self.eye.reshape(n, *(1,) * len(batch), *event).expand(n, *batch, *event)
         J = torch.stack([face.apply(points).reshape(n, *batch, n).movedim(0, -1) for face in faces])
         self.J = (J + J.mT) / 2
-        self.weight = weight.reshape(weight.shape[: weight.ndim - event_ndim] + (1, 1))
+        self.weight = weight.reshape((*weight.shape[: weight.ndim - event_ndim], 1, 1))
 
     def descent(self, slope: Tensor) -> Tensor:
         """(I + weight sum (I - J_i))^-1 slope: the Newton direction of the augmented Lagrangian."""
