@@ -15,7 +15,7 @@ ROUNDING, GOOD = 1e-14, 1e-11
 FLAT, PARALLEL = 1e-9, 1e-10
 """Eigenvalues of a Jacobian that count as 0; sines of angles between normals that count as 0."""
 INNER, HALVINGS, POLISH, PATIENCE = 30, 30, 40, 2
-"""Newton steps for given multipliers, halvings of a step; Newton steps on the KKT equations, and how many without gain."""
+"""Newton steps for given multipliers, halvings of a step; Newton steps on the KKT equations, those without gain."""
 FAR = 1e6
 """No common point within this many times the size of the problem: the intersection counts as empty."""
 
