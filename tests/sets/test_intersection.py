@@ -1,4 +1,4 @@
-"""Intersections, and sets given by a projection or by cvxpy."""
+"""Intersections, and sets given by a projection."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from bilevel.sets import (
     NuclearNormBall,
     PSDCone,
     Simplex,
-    from_cvxpy,
     from_projection,
 )
 from bilevel.testing import SetTestCase
@@ -150,34 +149,7 @@ def test_thin_boxes_and_far_points():
     torch.testing.assert_close(y, corner.double(), rtol=0, atol=1e-15)
 
 
-CONES = {
-    "l1": (lambda y: [cvxpy.norm1(y) <= 1], (4,), L1Ball(1.0)),
-    "l2": (lambda y: [cvxpy.norm2(y) <= 1], (4,), L2Ball(1.0)),
-    "simplex": (lambda y: [y >= 0, cvxpy.sum(y) == 1], (5,), Simplex(1.0)),
-    "nuclear": (lambda y: [cvxpy.normNuc(y) <= 1], (3, 2), NuclearNormBall(1.0)),
-    "psd": (lambda y: [y >> 0, y == y.T], (3, 3), PSDCone()),
-}
-
-
-@pytest.mark.parametrize("name", CONES)
-def test_cvxpy_sets_agree_with_closed_forms(name):
-    constraints, shape, known = CONES[name]
-    Y = from_cvxpy(constraints, shape)
-    z, v = torch.randn(2, 3, *shape, generator=torch.Generator().manual_seed(0), **F64)
-    torch.testing.assert_close(Y.project(z), known.project(z), rtol=0, atol=1e-7)
-    torch.testing.assert_close(Y.jacobian(z).apply(v), known.jacobian(z).apply(v), rtol=0, atol=1e-6)
-    point = z[0].clone().requires_grad_()
-    (grad,) = torch.autograd.grad(Y.project(point), point, v[0])
-    torch.testing.assert_close(grad, known.jacobian(z[0]).apply(v[0]), rtol=0, atol=1e-6)
-    assert Y.contains(known.project(z), tol=1e-9)
-    assert "violated" in Y.contains(100 + z).reason
-
-
-def test_cvxpy_refusals():
-    with pytest.raises(Incompatible, match="exponential or power cone"):
-        from_cvxpy(lambda y: [cvxpy.sum(cvxpy.exp(y)) <= 1], 2)
-    with pytest.raises(EmptySet, match="no point satisfies the constraints"):
-        from_cvxpy(lambda y: [y >= 1, y <= 0], 2).project(torch.zeros(2))
+def test_a_projection_must_be_a_function_of_points():
     with pytest.raises(InvalidType, match="takes a function"):
         from_projection(1.0)  # type: ignore[arg-type]
     with pytest.raises(InvalidType, match="must give as many"):
