@@ -19,7 +19,7 @@ _TIGHT = {"tol_gap_abs": 1e-12, "tol_gap_rel": 1e-12, "tol_feas": 1e-12, "accept
 _ATTEMPTS: tuple[dict[str, Any], ...] = (
     {},
     {"static_regularization_constant": 1e-10, "max_step_fraction": 0.9},
-    {"static_regularization_constant": 1e-7, "max_step_fraction": 0.8},
+    {"max_step_fraction": 0.5},
 )
 """Settings tried in turn until the KKT equations hold to rounding: the last digits are a matter of luck."""
 
@@ -131,12 +131,17 @@ class ConicSet(ConvexSet):
         # Cones have no size: (x, w) of the programme divided by a unit are (x, w) divided by it.
         unit = max(float(z.abs().max()), float(self._b.abs().max()) if len(self._b) else 0.0) or 1.0
         data, chain = self._data(z / unit)
-        best: tuple[float, Any, str] = (math.inf, None, "")
+        best: tuple[float, Any, str] = (math.inf, None, "no answer")
         for options in _ATTEMPTS:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 scaled = {**data, "b": data["b"] / unit}
-                raw = chain.solve_via_data(self._problem, scaled, False, False, {**_TIGHT, **options})
+                try:
+                    raw = chain.solve_via_data(self._problem, scaled, False, False, {**_TIGHT, **options})
+                except BaseException as panic:  # Clarabel's eigenvalue routine may panic, which is no Exception
+                    if type(panic).__name__ != "PanicException":
+                        raise
+                    continue
             if "Infeasible" in str(raw.status):
                 raise EmptySet(f"from_cvxpy: no point satisfies the constraints (solver: {raw.status})")
             x, s, dual = (unit * torch.tensor(list(v), dtype=torch.float64) for v in (raw.x, raw.s, raw.z))
