@@ -48,6 +48,10 @@ CASES = {
     "tensor for a product set": (
         lambda: run(quadratic(constraint=sets.ProductSet({"a": sets.Box(0, 1)}))), ["y0", "dictionary"]
     ),
+    "projection that hides x": (
+        lambda: run(quadratic(constraint=lambda x: sets.from_projection(lambda z: z.clamp(max=x[0])))),
+        ["from_projection", "depends on x is not seen", "Translated or Scaled"],
+    ),
     "vector-valued f": (lambda: run(quadratic(upper=lambda x, y: y)), ["upper", "(3,)", "mean()"]),
     "f returns a float": (lambda: run(quadratic(upper=lambda x, y: 1.0)), ["upper", "float", "scalar torch tensor"]),
     "vector-valued g": (lambda: run(quadratic(lower=lambda x, y: y - x)), ["lower", "(3,)"]),
@@ -105,7 +109,7 @@ CASES = {
     "constraint returns no set": (lambda: run(quadratic(constraint=lambda x: 1.0)), ["constraint(x)", "1.0"]),
     "negative radius": (lambda: sets.L1Ball(-1.0), ["radius", "-1"]),
     "nan radius": (lambda: sets.L2Ball(math.nan), ["radius", "nan"]),
-    "zero simplex": (lambda: sets.Simplex(0.0), ["radius", "0"]),
+    "negative simplex": (lambda: sets.Simplex(-1.0), ["radius", "at least 0", "-1"]),
     "l above u": (lambda: sets.Box(1.0, 0.0), ["lower", "upper", "1"]),
     "nan bound": (lambda: sets.Box(math.nan, 0.0), ["lower", "NaN"]),
     "zero normal": (lambda: sets.HalfSpace(torch.zeros(2), 1.0), ["normal"]),

@@ -3,6 +3,9 @@
 import re
 from pathlib import Path
 
+import pytest
+import torch
+
 import bilevel
 from bilevel import sets
 
@@ -35,3 +38,31 @@ def test_the_readme_runs():
     exec(blocks[1], names)
     assert names["state"].step == 100
     assert names["h"].shape == (150,)
+
+
+def python_blocks(page):
+    return re.findall(r"```python\n(.*?)```", (ROOT / "docs" / page).read_text(), re.DOTALL)
+
+
+OWN_SET, OWN_TEST, OWN_PROBLEM = python_blocks("write-your-own-set.md")
+page: dict[str, object] = {"__name__": __name__}
+exec(OWN_SET, page)
+exec(OWN_TEST, page)
+TestNearlyNeutral = page["TestNearlyNeutral"]  # the page's own test, all that it inherits included
+
+
+def test_your_own_set_in_a_problem():
+    """The gradient finds a width between the two ends, better than both."""
+    exec(OWN_PROBLEM, page)
+    problem, solution = page["problem"], page["solution"]
+    ends = [float(bilevel.upper_value(problem, torch.tensor(x).double())) for x in (-6.0, 2.0)]
+    assert float(bilevel.upper_value(problem, solution.x)) < min(ends) - 1e-4
+    h = 1e-4
+    slope = (bilevel.upper_value(problem, solution.x + h) - bilevel.upper_value(problem, solution.x - h)) / (2 * h)
+    y = bilevel.solve_lower(problem, solution.x).y
+    assert abs(float(bilevel.hypergradient(problem, solution.x, y)) - float(slope)) < 1e-4
+
+
+def test_your_own_set_refuses_bad_parameters():
+    with pytest.raises(bilevel.EmptySet, match="width must be at least 0, got -1.0"):
+        page["NearlyNeutral"](-1.0)

@@ -11,7 +11,7 @@ face. Round sets have a Jacobian that shrinks directions instead.
 """
 
 # %%
-# The sets. Matrix sets are shown on diagonal matrices, the second-order cone and the monotone cone as they are.
+# The sets.
 import matplotlib.pyplot as plt
 import numpy as np
 import torch

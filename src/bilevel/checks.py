@@ -11,6 +11,7 @@ from torch import Tensor
 from .errors import BilevelError, Incompatible, InvalidInput, InvalidType
 from .problem import AutogradLinearization, Problem
 from .sets.base import ConvexSet
+from .sets.from_projection import ProjectionSet
 from .spaces import Vector, leaves, tree_map
 
 
@@ -68,7 +69,7 @@ def check_feasible(name: str, constraint: ConvexSet, point: Vector) -> None:
     """The point lies in the set."""
     try:
         member = constraint.contains(point)
-    except (RuntimeError, AttributeError) as error:  # shapes that do not broadcast, a dictionary for one tensor
+    except (InvalidInput, InvalidType, RuntimeError, AttributeError) as error:  # the last two from sets of users
         raise InvalidInput(f"{name} does not fit {constraint!r}: {error}") from error
     if not member:
         raise InvalidInput(
@@ -141,7 +142,14 @@ def _check_moving(problem: Problem, x: Vector) -> None:
     """A set given as a function of x depends on x in a way that autograd can follow."""
     point = tree_map(lambda u: u.detach().requires_grad_(), x)
     with torch.enable_grad():
-        parameters = problem.constraint_at(point).tensor_parameters()
+        constraint = problem.constraint_at(point)
+    parameters = constraint.tensor_parameters()
+    if isinstance(constraint, ProjectionSet):
+        raise InvalidInput(
+            f"constraint(x) gives {constraint!r}: how a function given to from_projection depends on x is not seen. "
+            "Use a set of bilevel.sets with parameters built from x, Translated or Scaled, or write your own set "
+            "with parameter_vjp"
+        )
     if not any(value.requires_grad for value in parameters.values()):
         raise InvalidInput(
             "constraint(x) does not depend on x (or its graph is cut: look for float(), item() or detach()): "

@@ -13,6 +13,11 @@ def feasibility(dtype: torch.dtype) -> float:
     return torch.finfo(dtype).eps ** 0.75
 
 
+def rounding(dtype: torch.dtype) -> float:
+    """What a handful of operations may leave of a relative error: 8 eps."""
+    return 8 * torch.finfo(dtype).eps
+
+
 def lower_residual(dtype: torch.dtype) -> float:
     """Default tolerance of a solved lower level: 1e-10 in float64, 2e-5 in float32 (about eps^(2/3))."""
     return max(1e-10, torch.finfo(dtype).eps ** (2 / 3))

@@ -101,7 +101,7 @@ def test_a_ball_of_radius_zero_is_a_point(Y):
         (
             lambda: WeightedL1Ball(torch.ones(3)).project(torch.ones(1)),
             InvalidInput,
-            "3 weights for a point of 1",
+            r"weight of shape \(3,\) does not fit points of shape \(1,\)",
         ),
         (lambda: GroupL1Ball(0), InvalidInput, "at least 1 entry, got groups=0"),
         (lambda: GroupL1Ball(1.5), InvalidType, "groups must be an integer"),

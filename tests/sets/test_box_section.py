@@ -72,7 +72,7 @@ def test_empty_sections_are_refused(make, message):
 
 
 def test_sizes_must_fit():
-    with pytest.raises(InvalidInput, match="parameters have 3 entries, the point 1"):
+    with pytest.raises(InvalidInput, match=r"weight of shape \(3,\) does not fit points of shape \(1,\)"):
         BoxSection(0.0, math.inf, torch.ones(3)).project(torch.ones(1))
 
 

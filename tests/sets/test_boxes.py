@@ -16,6 +16,8 @@ def uniform(generator, *shape):
 
 
 class TestFreeSpace(SetTestCase):
+    takes_numbers = True
+
     def make_set(self, generator, dimension, scale):
         return FreeSpace()
 

@@ -18,25 +18,28 @@ def positive(generator, *shape):
 class TestProductSet(SetTestCase):
     """Slices of one tensor: an l1 ball, a box and the simplex."""
 
-    dimensions = (3, 4, 9, 20, 60)
-    small_dimensions = (3, 4)
+    small_dimensions = (1, 2, 3, 4)
 
     def make_set(self, generator, dimension, scale):
-        first = dimension // 3
+        """A third of the entries each, the simplex taking the rest; with fewer than three entries some are missing."""
+        size = dimension // 3
         radius = positive(generator) * scale
-        box = Box(-positive(generator, first) * scale, positive(generator, first) * scale)
-        return ProductSet([L1Ball(radius), box, Simplex(radius)], sizes=[first, first, dimension - 2 * first])
+        box = Box(-positive(generator, max(size, 1)) * scale, positive(generator, max(size, 1)) * scale)
+        if dimension < 3:
+            return ProductSet([box, Simplex(radius)][:dimension], sizes=[1] * dimension)
+        return ProductSet([box, Simplex(radius), L1Ball(radius)], sizes=[size, dimension - 2 * size, size])
 
     def oracle(self, y, Y):
-        a, b, _ = Y.sizes
-        ball, box, simplex = Y.sets.values()
-        return [
-            cvxpy.norm1(y[:a]) <= ball.radius.item(),
-            y[a : a + b] >= box.lower.numpy(),
-            y[a : a + b] <= box.upper.numpy(),
-            y[a + b :] >= 0,
-            cvxpy.sum(y[a + b :]) == simplex.radius.item(),
-        ]
+        constraints, start = [], 0
+        for part, size in zip(Y.sets.values(), Y.sizes, strict=True):
+            piece, start = y[start : start + size], start + size
+            if isinstance(part, Box):
+                constraints += [piece >= part.lower.numpy(), piece <= part.upper.numpy()]
+            elif isinstance(part, Simplex):
+                constraints += [piece >= 0, cvxpy.sum(piece) == part.radius.item()]
+            else:
+                constraints += [cvxpy.norm1(piece) <= part.radius.item()]
+        return constraints
 
 
 def test_dictionaries_act_entry_by_entry():
@@ -45,7 +48,7 @@ def test_dictionaries_act_entry_by_entry():
     z = {"w": torch.tensor([3.0, 4.0]), "b": torch.tensor([7.0])}
     p = Y.project(z)
     torch.testing.assert_close(p["w"], torch.tensor([0.3, 0.4]))
-    assert p["b"] is z["b"]
+    assert torch.equal(p["b"], z["b"])
     face = Y.jacobian(z)
     assert not face.is_projector
     assert face.apply(z)["b"] is z["b"]

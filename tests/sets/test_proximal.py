@@ -119,3 +119,49 @@ def test_errors_carry_the_numbers():
         GroupL1Penalty(torch.tensor([0, 1])).prox(torch.zeros(3))
     with pytest.raises(InvalidType, match="Indicator takes a convex set"):
         Indicator(1.0)  # type: ignore[arg-type]
+
+
+PLAIN = [L1Penalty(0.7), ElasticNetPenalty(0.7, 0.4), GroupL1Penalty(GROUPS, 0.7), Indicator(L1Ball(1.0))]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", CASES)
+def test_the_dtype_is_that_of_the_point(name, dtype):
+    """Weights in float64 change neither the dtype of the answer nor its accuracy."""
+    penalty, z = CASES[name][0], points(12, seed=5).to(dtype)
+    v = torch.randn(z.shape, generator=torch.Generator().manual_seed(6), **F64).to(dtype)
+    eps = torch.finfo(dtype).eps
+    answers = [
+        (penalty.prox(z, 0.3), penalty.prox(z.double(), 0.3)),
+        (penalty.jacobian(z, 0.3).apply(v), penalty.jacobian(z.double(), 0.3).apply(v.double())),
+        (penalty.value(z), penalty.value(z.double())),
+    ]
+    for mine, exact in answers:
+        assert mine.dtype == dtype
+        torch.testing.assert_close(mine.double(), exact, rtol=2 * eps, atol=2 * eps)
+    products = penalty.jacobian(z, 0.3).parameter_vjp(v)
+    assert all(product.dtype == dtype for product in products.values())
+
+
+@pytest.mark.parametrize("penalty", PLAIN, ids=repr)
+def test_bad_points_are_refused(penalty):
+    for ask in (penalty.prox, penalty.jacobian, penalty.value):
+        for bad in ([1.0] * 6, torch.ones(6).numpy(), torch.ones(6, dtype=torch.int64)):
+            with pytest.raises(InvalidType, match="takes"):
+                ask(bad)
+        for bad in (torch.ones(()), torch.ones(2, 0), torch.full((6,), torch.nan), torch.full((6,), torch.inf)):
+            with pytest.raises(InvalidInput):
+                ask(bad)
+
+
+def test_weights_and_steps_of_another_shape_are_refused():
+    with pytest.raises(InvalidInput, match=r"l1 of shape \(3,\) does not fit points of shape \(2,\)"):
+        L1Penalty(torch.ones(3)).prox(torch.ones(2))
+    with pytest.raises(InvalidInput, match=r"step of shape \(3,\) does not fit points of shape \(2, 6\)"):
+        GroupL1Penalty(GROUPS).prox(torch.ones(2, 6), torch.ones(3))
+
+
+@pytest.mark.parametrize("penalty", PLAIN, ids=repr)
+def test_vmap(penalty):
+    z = points(5)
+    torch.testing.assert_close(torch.func.vmap(penalty.prox)(z), penalty.prox(z))

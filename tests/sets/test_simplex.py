@@ -91,8 +91,8 @@ def test_radius_per_batch_element_carries_derivatives(make):
 
 
 def test_empty_sets_are_refused():
-    with pytest.raises(EmptySet, match="radius must be above 0, got 0"):
-        Simplex(0.0)
+    with pytest.raises(EmptySet, match="radius must be at least 0, got -1"):
+        Simplex(-1.0)
     with pytest.raises(EmptySet, match="radius must be at least 0, got -1"):
         L1Ball(torch.tensor([1.0, -1.0]))
 

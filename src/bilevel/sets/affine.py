@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..errors import EmptySet, InvalidInput
-from .base import ConvexSet, Face, can_look_at_values, event_norm, parameter, per_point, show, tracked
+from .base import ConvexSet, Face, as_point, can_look_at_values, event_norm, parameter, per_point, show, tracked
 
 
 class HalfSpace(ConvexSet):
@@ -27,6 +27,7 @@ class HalfSpace(ConvexSet):
     tensor([0., 1.])
     """
 
+    polyhedral = True
     parameters = ("normal", "offset")
 
     def __init__(self, normal: Tensor, offset: float | Tensor = 0.0) -> None:
@@ -39,10 +40,10 @@ class HalfSpace(ConvexSet):
 
     def _step(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """t (last dimension kept; positive outside) and n with z - t n on the boundary; n's largest entry is 1."""
-        normal = self.normal.to(z)
+        normal = as_point(self.normal, z, name="normal")
         scale = normal.detach().abs().amax(-1, keepdim=True)
         n = normal / scale
-        gap = (z * n).sum(-1, keepdim=True) - per_point(self.offset, z) / scale
+        gap = (z * n).sum(-1, keepdim=True) - per_point(self.offset, z, name="offset") / scale
         return gap / n.square().sum(-1, keepdim=True), n
 
     def _slack(self, z: Tensor) -> Tensor:
@@ -63,7 +64,7 @@ class HalfSpace(ConvexSet):
         return y - self._step(y)[0] * active * n
 
     def jacobian(self, z: Tensor) -> Face:
-        z = self.checked(z.detach())
+        z = self.checked(z).detach()
         step, n = (part.detach() for part in self._step(z))
         return NormalFace(self, self.project(z).detach(), step, n, self._active(step))
 
@@ -74,10 +75,10 @@ class HalfSpace(ConvexSet):
     def _scale(self, y: Tensor) -> Tensor:
         """The size of y, or the distance of the boundary from the origin when larger."""
         length = event_norm(self.normal.detach().to(y))
-        return event_norm(y.detach()) + per_point(self.offset, y, 0).detach().abs() / length
+        return event_norm(y.detach()) + per_point(self.offset, y, name="offset", keepdim=False).detach().abs() / length
 
     def margin(self, z: Tensor) -> Tensor:
-        return self._slack(z).abs()
+        return self._slack(self.checked(z).detach()).abs()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(normal=tensor{tuple(self.normal.shape)}, offset={show(self.offset)})"
@@ -102,7 +103,7 @@ class Hyperplane(HalfSpace):
         return amount, self._scale(y), f"normal . y differs from the offset {show(self.offset)}"
 
     def margin(self, z: Tensor) -> Tensor:
-        return torch.full_like(self._slack(z).detach(), torch.inf)
+        return torch.full_like(self._slack(self.checked(z).detach()), torch.inf)
 
 
 class NormalFace(Face):
@@ -149,6 +150,7 @@ class AffineSet(ConvexSet):
     tensor([2.0000, 0.5000])
     """
 
+    polyhedral = True
     parameters = ("matrix", "offset")
 
     def __init__(self, matrix: Tensor, offset: Tensor | None = None) -> None:
@@ -187,6 +189,7 @@ class AffineSet(ConvexSet):
 
     def _gap(self, y: Tensor) -> Tensor:
         """V'y - s^-1 U'offset: how far y is from the set, in an orthonormal basis of the normals."""
+        self._check_size(y)
         return y @ self._rows.to(y).T - self.offset.to(y) @ self._solve.to(y)
 
     def project(self, z: Tensor) -> Tensor:
@@ -208,7 +211,7 @@ class AffineSet(ConvexSet):
             )
 
     def jacobian(self, z: Tensor) -> Face:
-        z = self.checked(z.detach())
+        z = self.checked(z).detach()
         return AffineFace(self, z, self.project(z).detach())
 
     def excess(self, y: Tensor) -> tuple[Tensor, Tensor, str]:
@@ -217,7 +220,7 @@ class AffineSet(ConvexSet):
         return event_norm(self._gap(y)), scale, "matrix y = offset does not hold"
 
     def margin(self, z: Tensor) -> Tensor:
-        return torch.full_like(self._gap(z).sum(-1).detach(), torch.inf)
+        return torch.full_like(self._gap(self.checked(z).detach()).sum(-1), torch.inf)
 
     def __repr__(self) -> str:
         return f"AffineSet(matrix=tensor{tuple(self.matrix.shape)})"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -13,6 +15,7 @@ from torch.autograd import forward_ad
 
 from .. import tolerances
 from ..errors import EmptySet, InvalidInput, InvalidType, NotFinite
+from ..spaces import leaves, tree_map
 
 
 @dataclass(frozen=True)
@@ -33,17 +36,8 @@ class Membership:
         return self.inside
 
 
-HALF = (torch.float16, torch.bfloat16)
-"""In these dtypes sums are taken in float32, and the answer is rounded once."""
-
-
-def widened(z: Tensor) -> Tensor:
-    """z in float32 when its own dtype is too coarse to sum in."""
-    return z.float() if z.dtype in HALF else z
-
-
 class Face(ABC):
-    """One element H of the generalised Jacobian of P_Y at a point, as the linear map v -> H v.
+    """One element H of the generalised Jacobian of P_Y at a point, as the linear map v -> H v in the dtype of v.
 
     P_Y is the gradient of a convex function, so H is symmetric with eigenvalues in [0, 1], and one product serves
     forward and reverse. For a polyhedral set H is the orthogonal projector on the directions of a face.
@@ -64,7 +58,7 @@ class Face(ABC):
 
     @abstractmethod
     def apply(self, v: Any) -> Any:
-        """H v, for v of the shape of the point (leading dimensions may be added)."""
+        """H v, for v of the shape of the point (leading dimensions may be added); v itself where H = I."""
 
     def parameter_vjp(self, u: Any) -> dict[str, Tensor]:
         """P_theta' u for each tensor parameter theta of the set, by name; empty when the set has none."""
@@ -79,7 +73,8 @@ class ConvexSet(ABC):
     """A closed convex set Y in R^n.
 
     The last `event_ndim` dimensions of a tensor are one point; the dimensions in front are a batch, and each
-    element of the batch is projected on its own. Device and dtype are those of the point.
+    element of the batch is projected on its own. Parameters with a batch of their own broadcast against it. Device
+    and dtype are those of the point.
 
     `project` finds the face of the answer without gradients, then writes the projection on that face as a plain
     formula of z and of the parameters: autograd then gives first and second derivatives. `jacobian` gives the
@@ -89,12 +84,16 @@ class ConvexSet(ABC):
     event_ndim: ClassVar[int | dict[str, int]] = 1
     separable: ClassVar[bool] = False
     """Whether Y is a product of intervals, so that a different step per coordinate keeps the fixed points."""
+    polyhedral: ClassVar[bool] = False
+    """Whether Y is a polyhedron: then every H is the orthogonal projector on the directions of a face, and constant
+    between kinks. Products, intersections, moved and stretched sets are polyhedral when their parts are.
+    """
     parameters: ClassVar[tuple[str, ...]] = ()
     """The arguments of the constructor, each also an attribute; the tensors among them carry derivatives."""
 
     @abstractmethod
     def project(self, z: Any) -> Any:
-        """P_Y(z), the nearest point of Y; differentiable by autograd where P_Y is."""
+        """P_Y(z), the nearest point of Y, in memory of its own; differentiable by autograd where P_Y is."""
 
     @abstractmethod
     def jacobian(self, z: Any) -> Face:
@@ -106,15 +105,17 @@ class ConvexSet(ABC):
 
     def contains(self, y: Any, *, tol: float | None = None) -> Membership:
         """Whether y lies in Y up to `tol` times the scale of the set (default: the tolerance of the dtype)."""
-        if isinstance(y, Tensor) and not bool(torch.isfinite(y).all()):
-            return Membership(False, math.inf, "the point has NaN or infinite entries")
+        y = tree_map(Tensor.detach, self.of_kind(y))
+        bad = sum(int((~torch.isfinite(u)).sum()) for u in leaves(y))
+        if bad:
+            return Membership(False, math.inf, f"the point has {bad} NaN or infinite entries")
+        if not any(u.numel() for u in leaves(y)):
+            return Membership(True, 0.0, "inside")
         with torch.no_grad():
-            amount, scale, what = self.excess(y)
+            amount, scale, what = self.excess(tree_map(widened, y))
         if tol is None:
-            tol = tolerances.feasibility(amount.dtype)
-        worst = float(amount.max()) if amount.numel() else 0.0
-        if math.isnan(worst):
-            return Membership(False, math.inf, "the point has NaN entries")
+            tol = max(tolerances.feasibility(u.dtype) for u in leaves(y))
+        worst = float(amount.max())
         inside = bool((amount <= tol * torch.as_tensor(scale, device=amount.device)).all())
         return Membership(inside, worst, "inside" if inside else f"{what} (by {worst:.3g})")
 
@@ -158,23 +159,111 @@ class ConvexSet(ABC):
             )
         return type(self)(**{**{name: getattr(self, name) for name in self.parameters}, **values})
 
-    def checked(self, z: Tensor) -> Tensor:
-        """z itself, once it is known to be a finite floating-point tensor of non-empty points."""
-        name, event = type(self).__name__, int(self.event_ndim)  # type: ignore[arg-type]
-        if not isinstance(z, Tensor):
-            raise InvalidType(f"{name} takes a tensor, got {type(z).__name__}; for dictionaries use ProductSet")
-        if not z.is_floating_point():
-            raise InvalidType(f"{name} takes floating-point tensors, got {z.dtype}: use z.double()")
-        if z.ndim < event:
-            raise InvalidInput(f"{name} takes points of {event} dimension(s), got shape {tuple(z.shape)}")
-        if 0 in z.shape[z.ndim - event :]:
-            raise InvalidInput(f"{name}: a point of shape {tuple(z.shape)} has no entries")
-        # A finite sum proves finite entries at the price of one pass; only then is every entry looked at.
-        if can_look_at_values() and not math.isfinite(z.detach().sum()):
-            bad = int((~torch.isfinite(z)).sum())
-            if bad:
-                raise NotFinite(f"{name}: {bad} of {z.numel()} entries of the point are NaN or infinite")
+    def of_kind(self, z: Any) -> Any:
+        """z itself, once it is known to be a floating-point tensor of non-empty points, finite or not."""
+        return tensor_of_points(type(self).__name__, z, int(self.event_ndim))  # type: ignore[arg-type]
+
+    def checked(self, z: Any) -> Any:
+        """z itself, once it is known to be of the kind that the set takes, and finite: every method starts with it."""
+        z = self.of_kind(z)
+        check_finite(type(self).__name__, z, int(self.event_ndim))  # type: ignore[arg-type]
         return z
+
+
+def tensor_of_points(owner: str, z: Any, event_ndim: int) -> Tensor:
+    """z itself, once it is known to be a floating-point tensor whose last `event_ndim` dimensions are not empty."""
+    if not isinstance(z, Tensor):
+        hint = "for dictionaries use ProductSet" if isinstance(z, dict) else "use torch.as_tensor(z)"
+        raise InvalidType(f"{owner} takes a tensor, got {type(z).__name__}: {hint}")
+    if not z.is_floating_point():
+        raise InvalidType(f"{owner} takes floating-point tensors, got {z.dtype}: use z.double()")
+    if z.ndim < event_ndim:
+        raise InvalidInput(
+            f"{owner} takes points of {event_ndim} dimension(s), got shape {tuple(z.shape)}: reshape the tensor"
+        )
+    if 0 in z.shape[z.ndim - event_ndim :]:
+        raise InvalidInput(f"{owner}: a point of shape {tuple(z.shape)} has no entries: give at least one")
+    return z
+
+
+def check_finite(owner: str, z: Tensor, event_ndim: int) -> None:
+    """Refuse NaN, infinite values, and values so large that their sum overflows."""
+    if not can_look_at_values():
+        return
+    # A finite z.z proves all that is asked, at the price of one fast pass; only then is every entry looked at.
+    flat = z.detach().reshape(-1)
+    if math.isfinite(torch.dot(flat, flat)):
+        return
+    wide = torch.float32 if z.dtype in HALF else z.dtype
+    bad = int((~torch.isfinite(z)).sum())
+    if bad:
+        raise NotFinite(f"{owner}: {bad} of {z.numel()} entries of the point are NaN or infinite")
+    sums = torch.linalg.vector_norm(z.detach().flatten(z.ndim - event_ndim), 1, dim=-1, dtype=wide)
+    if bool((sums > largest(wide)).any()):
+        raise InvalidInput(
+            f"{owner}: entries up to {float(z.detach().abs().max()):.3g} cannot be added up in {z.dtype}: "
+            "use z.double(), or a larger unit for z and the set"
+        )
+
+
+HALF = (torch.float16, torch.bfloat16)
+"""In these dtypes sums are taken in float32, and the answer is rounded once."""
+
+
+def widened(z: Tensor) -> Tensor:
+    """z in float32 when its own dtype is too coarse to sum in."""
+    return z.float() if z.dtype in HALF else z
+
+
+def largest(dtype: torch.dtype) -> float:
+    """Numbers up to this size can be added and subtracted a few times without overflow (not done in half precision)."""
+    return torch.finfo(dtype).max / (1 if dtype in HALF else 4)
+
+
+Answer = TypeVar("Answer")
+
+
+def in_float32(method: Callable[[Any, Any], Answer]) -> Callable[[Any, Any], Answer]:
+    """Let `project`, `jacobian` or `margin` see half-precision points in float32, and round the answer once."""
+
+    @functools.wraps(method)
+    def wide(self: ConvexSet, z: Any) -> Any:
+        if not isinstance(z, Tensor) or z.dtype not in HALF:
+            return method(self, z)
+        answer: Any = method(self, z.float())
+        if isinstance(answer, Face):
+            return RoundedFace(answer)
+        return None if answer is None else _rounded(type(self).__name__, answer, z.dtype)
+
+    return wide
+
+
+def _rounded(owner: str, answer: Tensor, dtype: torch.dtype) -> Tensor:
+    """The answer in half precision; float16 ends at 65504."""
+    rounded = answer.to(dtype)
+    if can_look_at_values() and bool((rounded.isinf() & answer.isfinite()).any()):
+        raise InvalidInput(
+            f"{owner}: the answer has numbers up to {float(answer.detach().abs().max()):.3g}, too large for {dtype}: "
+            "use z.float()"
+        )
+    return rounded
+
+
+class RoundedFace(Face):
+    """H found in float32: its products are taken in float32 and rounded once, to the dtype of v."""
+
+    def __init__(self, face: Face) -> None:
+        self._face = face
+        self.is_projector, self.support, self.dimension = face.is_projector, face.support, face.dimension
+
+    def apply(self, v: Tensor) -> Tensor:
+        return self._face.apply(widened(v)).to(v.dtype)
+
+    def parameter_vjp(self, u: Tensor) -> dict[str, Tensor]:
+        return {name: product.to(u.dtype) for name, product in self._face.parameter_vjp(widened(u)).items()}
+
+    def basis(self) -> Tensor | None:
+        return self._face.basis()
 
 
 def parameter(name: str, value: Any, *, low: float = -math.inf, strict: bool = False) -> float | Tensor:
@@ -200,11 +289,63 @@ def parameter(name: str, value: Any, *, low: float = -math.inf, strict: bool = F
     return value
 
 
-def per_point(value: float | Tensor, z: Tensor, event_ndim: int = 1) -> Tensor:
-    """A per-batch-element parameter (one value, or shape (...batch)) in the dtype of z, broadcasting against it."""
-    if not isinstance(value, Tensor):
-        return torch.full((), value, dtype=z.dtype, device=z.device)
-    return value.to(z).reshape(*value.shape, *(1,) * event_ndim) if value.ndim else value.to(z)
+def per_point(
+    value: float | Tensor, z: Tensor, event_ndim: int = 1, *, name: str = "a parameter", keepdim: bool = True
+) -> Tensor:
+    """A per-batch-element parameter (one value, or shape (...batch)) in the dtype of z, broadcasting against it.
+
+    Without `keepdim` it broadcasts against the batch alone.
+    """
+    if not isinstance(value, Tensor) or value.ndim == 0:
+        return _converted(name, value, z)
+    batch = z.shape[: z.ndim - event_ndim]
+    if _joint_shape(value.shape, batch) is None:
+        raise InvalidInput(
+            f"{name} of shape {tuple(value.shape)} does not fit points of shape {tuple(z.shape)}: give one number, or "
+            f"one for each element of the batch {tuple(batch)}"
+        )
+    value = _converted(name, value, z)
+    return value.reshape(*value.shape, *(1,) * event_ndim) if keepdim else value
+
+
+def as_point(value: float | Tensor, z: Tensor, event_ndim: int = 1, *, name: str = "a parameter") -> Tensor:
+    """A parameter with a value for each entry (or one for all), in the dtype of z, broadcasting against it."""
+    if isinstance(value, Tensor) and value.ndim:
+        joint = _joint_shape(value.shape, z.shape)
+        event = z.shape[z.ndim - event_ndim :]
+        if joint is None or joint[len(joint) - event_ndim :] != event:
+            raise InvalidInput(
+                f"{name} of shape {tuple(value.shape)} does not fit points of shape {tuple(z.shape)}: give one number, "
+                f"a tensor of shape {tuple(event)}, or one such tensor for each element of the batch"
+            )
+    return _converted(name, value, z)
+
+
+def _joint_shape(*shapes: torch.Size) -> torch.Size | None:
+    """The shape that all broadcast to, if there is one."""
+    try:
+        return torch.broadcast_shapes(*shapes)
+    except RuntimeError:
+        return None
+
+
+def _converted(name: str, value: float | Tensor, z: Tensor) -> Tensor:
+    """`value` in the dtype and on the device of z; finite values must stay finite."""
+    if isinstance(value, Tensor):
+        if torch.finfo(value.dtype).max > torch.finfo(z.dtype).max and can_look_at_values():
+            size = value.detach().abs()
+            _check_size(name, float(size.where(size.isfinite(), 0).max()), z.dtype)
+        return value.to(z)
+    if math.isfinite(value):
+        _check_size(name, abs(value), z.dtype)
+    return torch.full((), value, dtype=z.dtype, device=z.device)
+
+
+def _check_size(name: str, size: float, dtype: torch.dtype) -> None:
+    if size > largest(dtype):
+        raise InvalidInput(
+            f"{name} = {size:.3g} is too large for points in {dtype}: use z.double(), or a larger unit for both"
+        )
 
 
 def event_norm(v: Tensor, event_ndim: int = 1, *, keepdim: bool = False) -> Tensor:
@@ -215,6 +356,11 @@ def event_norm(v: Tensor, event_ndim: int = 1, *, keepdim: bool = False) -> Tens
     square = (v / scale).square().sum(dims, keepdim=True)
     norm = torch.where(square > 0, square, torch.ones_like(square)).sqrt() * scale * (square > 0)
     return norm if keepdim else norm.reshape(norm.shape[: norm.ndim - event_ndim])
+
+
+def rounding_scale(size: Tensor) -> Tensor:
+    """The scale for `contains` that forgives a few roundings of numbers of this size, and no more."""
+    return size * min(1.0, tolerances.rounding(size.dtype) / tolerances.feasibility(size.dtype))
 
 
 def show(value: float | Tensor) -> str:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..errors import EmptySet, InvalidInput, InvalidType
-from .base import ConvexSet, Face, can_look_at_values, parameter, per_point, show
+from .base import ConvexSet, Face, as_point, can_look_at_values, parameter, per_point, rounding_scale, show
 
 
 class Box(ConvexSet):
@@ -29,6 +29,7 @@ class Box(ConvexSet):
     """
 
     separable = True
+    polyhedral = True
     parameters = ("lower", "upper")
 
     def __init__(self, lower: float | Tensor = -math.inf, upper: float | Tensor = math.inf) -> None:
@@ -36,7 +37,7 @@ class Box(ConvexSet):
         check_order(type(self).__name__, self.lower, self.upper)
 
     def _bounds(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        return as_point(self.lower, z), as_point(self.upper, z)
+        return as_point(self.lower, z, name="lower"), as_point(self.upper, z, name="upper")
 
     def project(self, z: Tensor) -> Tensor:
         z = self.checked(z)
@@ -45,19 +46,18 @@ class Box(ConvexSet):
         return torch.where(z <= lower, lower, torch.where(z >= upper, upper, z))
 
     def jacobian(self, z: Tensor) -> Face:
-        z = self.checked(z.detach())
+        z = self.checked(z).detach()
         lower, upper = self._bounds(z)
         below = z <= lower
         above = (z >= upper) & ~below
         return Coordinates(~(below | above), {"lower": (self.lower, below), "upper": (self.upper, above)})
 
     def excess(self, y: Tensor) -> tuple[Tensor, Tensor, str]:
-        lower, upper = self._bounds(y)
-        amount = torch.maximum(lower - y, y - upper).clamp_min(0).amax(-1)
-        return amount, y.detach().abs().amax(-1), "an entry leaves its bounds"
+        return *bounds_excess(y, *self._bounds(y)), "an entry leaves its bounds"
 
     def margin(self, z: Tensor) -> Tensor:
-        lower, upper = self._bounds(z)
+        z = self.checked(z).detach()
+        lower, upper = (side.detach() for side in self._bounds(z))
         gap = torch.minimum((z - lower).abs(), (z - upper).abs())
         return torch.where(lower < upper, gap, torch.inf).amin(-1)
 
@@ -105,12 +105,12 @@ class LInfBall(Box):
         self.radius = parameter("radius", radius, low=0.0)
 
     def _bounds(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        radius = per_point(self.radius, z)
+        radius = per_point(self.radius, z, name="radius")
         return -radius, radius
 
     def jacobian(self, z: Tensor) -> Face:
-        z = self.checked(z.detach())
-        radius = per_point(self.radius, z).detach()
+        z = self.checked(z).detach()
+        radius = per_point(self.radius, z, name="radius").detach()
         inside = z.abs() < radius
         signs = torch.where(z <= -radius, -1.0, 1.0).to(z) * ~inside
         return Coordinates(inside, {"radius": (self.radius, signs)}, per_batch=True)
@@ -171,6 +171,12 @@ def check_order(name: str, lower: float | Tensor, upper: float | Tensor) -> None
     if not can_look_at_values():
         return
     low, high = torch.as_tensor(lower).detach(), torch.as_tensor(upper).detach()
+    try:
+        torch.broadcast_shapes(low.shape, high.shape)
+    except RuntimeError:
+        raise InvalidInput(
+            f"{name}: lower of shape {tuple(low.shape)} and upper of shape {tuple(high.shape)} do not fit each other"
+        ) from None
     if bool((low > high).any()):
         gap = float((low - high).max())
         raise EmptySet(f"{name}: lower exceeds upper by {gap:g}: no point is left")
@@ -178,6 +184,17 @@ def check_order(name: str, lower: float | Tensor, upper: float | Tensor) -> None
         raise EmptySet(f"{name}: a lower bound of inf or an upper bound of -inf leaves no point")
 
 
-def as_point(value: float | Tensor, z: Tensor) -> Tensor:
-    """A bound in the dtype and on the device of z."""
-    return value.to(z) if isinstance(value, Tensor) else torch.full((), value, dtype=z.dtype, device=z.device)
+def bounds_excess(y: Tensor, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+    """How far the worst entry leaves its bounds, and the scale to judge it by.
+
+    That scale is the size of the entry and of its own finite bounds: a large entry elsewhere excuses no more than its
+    rounding, which arithmetic that mixes entries leaves on all of them.
+    """
+    lower, upper = (side.detach().expand(torch.broadcast_shapes(side.shape, y.shape)) for side in (lower, upper))
+    size = y.detach().abs()
+    amount = torch.maximum(lower - y, y - upper).clamp_min(0)
+    own = torch.stack(torch.broadcast_tensors(lower, upper)).abs()
+    own = torch.maximum(own.where(own.isfinite(), 0).amax(0), size)
+    scale = torch.maximum(own, rounding_scale(size.amax(-1, keepdim=True)))
+    worst = (amount / torch.where(scale > 0, scale, 1)).argmax(-1, keepdim=True)
+    return amount.gather(-1, worst).squeeze(-1), scale.expand_as(amount).gather(-1, worst).squeeze(-1)

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..errors import EmptySet, InvalidInput
-from .base import HALF, ConvexSet, Face, can_look_at_values, event_norm, parameter, per_point, show, widened
-from .box import as_point, bound, check_order
+from ..errors import EmptySet
+from .base import ConvexSet, Face, as_point, can_look_at_values, event_norm, in_float32, parameter, per_point, show
+from .box import bound, bounds_excess, check_order
 
 
 class Section(NamedTuple):
@@ -30,7 +30,8 @@ def find_section(z: Tensor, weight: Tensor, lower: Tensor, upper: Tensor, total:
     whose rounding would pile up. A second search around the level found by the first makes up for large offsets
     of z along the weight, which do not change P(z).
     """
-    z, weight, lower, upper = torch.broadcast_tensors(z, weight, lower, upper)
+    shape = torch.broadcast_shapes(*(part.shape for part in (z, weight, lower, upper, total)))
+    z, weight, lower, upper = (part.expand(shape) for part in (z, weight, lower, upper))
     first = _search(z, weight, lower, upper, total)
     again = _search(z - first.level * weight, weight, lower, upper, total)
     return Section(again.free, again.at_lower, first.level)
@@ -63,12 +64,14 @@ def _search(z: Tensor, weight: Tensor, lower: Tensor, upper: Tensor, total: Tens
     # An entry of weight zero does not enter the sum: it is free between its bounds.
     free = torch.where(counts, (leaves <= t_left) & (arrives >= t_right), (low < z) & (z < high))
     below = torch.where(counts, arrives <= t_left, z <= low) & ~free
-    square = (slope.square() * free).sum(-1, keepdim=True)
+    length = event_norm(slope * free, keepdim=True)
+    some = length > 0
+    safe = torch.where(some, length, 1)
     held = torch.where(free, z, torch.where(below, low, high))
-    level = ((slope * held).sum(-1, keepdim=True) - total) / torch.where(square > 0, square, 1)
+    level = ((slope * held).sum(-1, keepdim=True) - total) / safe / safe
     anchor = torch.where(torch.isfinite(t_left), t_left, torch.where(torch.isfinite(t_right), t_right, 0))
     at_lower = torch.where(flip, ~(free | below), below)
-    return Section(free, at_lower, torch.where(square > 0, level, anchor))
+    return Section(free, at_lower, torch.where(some, level, anchor))
 
 
 def on_section(
@@ -78,8 +81,9 @@ def on_section(
     near = z - section.level * weight
     bounds = torch.where(section.at_lower, lower, upper)
     held = torch.where(section.free, near, bounds)
-    square = (weight.square() * section.free).sum(-1, keepdim=True)
-    step = ((weight * held).sum(-1, keepdim=True) - total) / torch.where(square > 0, square, 1) * (square > 0)
+    length = event_norm(weight * section.free, keepdim=True)
+    safe = torch.where(length > 0, length, 1)
+    step = ((weight * held).sum(-1, keepdim=True) - total) / safe / safe * (length > 0)
     inside = torch.maximum(torch.minimum(near - step * weight, upper), lower)
     return torch.where(section.free, inside, bounds), section.level + step.detach()
 
@@ -106,6 +110,7 @@ class BoxSection(ConvexSet):
     tensor([1.0000, 0.5000])
     """
 
+    polyhedral = True
     parameters = ("lower", "upper", "weight", "total")
 
     def __init__(
@@ -119,67 +124,75 @@ class BoxSection(ConvexSet):
         check_order(type(self).__name__, self.lower, self.upper)
         self.weight, self.total = parameter("weight", weight), parameter("total", total)
         if isinstance(self.weight, Tensor) and self.weight.ndim:
-            self._check_total(*self._parts(self.weight))
+            self._corners(*self._parts(self.weight))
 
-    def _parts(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        return (
-            as_point(self.weight, z),
-            as_point(self.lower, z),
-            as_point(self.upper, z),
-            per_point(self.total, z),
-        )
+    def _parts(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """weight (its largest entry 1), lower, upper, total, and the factor taken from weight and total."""
+        weight = as_point(self.weight, z, name="weight")
+        size = weight.detach().abs()
+        size = size.amax(-1, keepdim=True) if size.ndim else size
+        size = torch.where(size > 0, size, 1)
+        lower, upper = as_point(self.lower, z, name="lower"), as_point(self.upper, z, name="upper")
+        total = per_point(self.total, z, name="total")
+        weight = weight.expand(z.shape[-1:]) if weight.ndim == 0 else weight
+        return weight / size, lower, upper, total / size, size
 
-    def _check_total(self, weight: Tensor, lower: Tensor, upper: Tensor, total: Tensor) -> None:
-        """Refuse a total that no point between the bounds reaches."""
-        if not can_look_at_values():
-            return
-        eps = torch.finfo(total.dtype).eps
-        weight, lower, upper = (v.detach().double() for v in torch.broadcast_tensors(weight, lower, upper))
-        ends = torch.where(weight == 0, 0, torch.stack([weight * lower, weight * upper]))
-        least, most, total = ends.amin(0).sum(-1, True), ends.amax(0).sum(-1, True), total.detach().double()
-        room = 32 * eps * ends.abs().where(ends.isfinite(), 0).amax(0).sum(-1, True)
-        if bool((total < least - room).any()) or bool((total > most + room).any()):
+    def _corners(
+        self, weight: Tensor, lower: Tensor, upper: Tensor, total: Tensor, size: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Whether the total is the least or the largest one between the bounds; refuse one that lies beyond."""
+        (least, most), (below, above) = reach(weight, lower, upper)
+        total = total.detach().double()
+        if can_look_at_values() and bool(((total < least - below) | (total > most + above)).any()):
             raise EmptySet(
-                f"{type(self).__name__}: weight.y lies between {float(least.min()):g} and {float(most.max()):g}, "
-                f"and never reaches the total {show(total)}"
+                f"{type(self).__name__}: weight.y lies between {float((size * least).min()):g} and "
+                f"{float((size * most).max()):g}, and never reaches the total {show(self.total)}"
             )
+        return total <= least + below, total >= most - above
 
-    def _solve(self, z: Tensor) -> tuple[Section, tuple[Tensor, Tensor, Tensor, Tensor]]:
-        parts = self._parts(z)
-        n = torch.broadcast_shapes(z.shape, *(part.shape for part in parts))[-1]
-        if z.shape[-1] != n:
-            raise InvalidInput(f"{type(self).__name__}: the parameters have {n} entries, the point {z.shape[-1]}")
-        self._check_total(parts[0].expand(n) if parts[0].ndim == 0 else parts[0], *parts[1:])
-        return find_section(z, *parts), parts
+    def _section(self, z: Tensor, parts: tuple[Tensor, ...]) -> Section:
+        """The face that holds P(z); where only one corner reaches the total, all that it weighs is held there."""
+        weight, lower, upper, total, _ = parts
+        at_least, at_most = self._corners(*parts)
+        section = find_section(z, weight, lower, upper, total)
+        held = (at_least | at_most) & (weight != 0)
+        at_lower = torch.where(held, torch.where(at_least, weight > 0, weight < 0), section.at_lower)
+        return Section(section.free & ~held, at_lower, section.level)
 
+    @in_float32
     def project(self, z: Tensor) -> Tensor:
         z = self.checked(z)
-        if z.dtype in HALF:
-            return self.project(z.float()).to(z.dtype)
-        section, parts = self._solve(z)
-        return on_section(z, section, *parts)[0]
+        parts = self._parts(z)
+        return on_section(z, self._section(z, parts), *parts[:-1])[0]
 
+    @in_float32
     def jacobian(self, z: Tensor) -> Face:
-        z = widened(self.checked(z.detach()))
-        section, parts = self._solve(z)
-        parts = tuple(part.detach() for part in parts)
-        y, level = on_section(z, section, *parts)
+        z = self.checked(z).detach()
+        parts = tuple(part.detach() for part in self._parts(z))
+        section = self._section(z, parts)
+        y, level = on_section(z, section, *parts[:-1])
         values = {name: getattr(self, name) for name in self.parameters}
-        return SectionFace(section, parts[0], y, level, values)
+        return SectionFace(section, parts[0], y, level, parts[-1], values)
 
     def excess(self, y: Tensor) -> tuple[Tensor, Tensor, str]:
-        weight, lower, upper, total = self._parts(y)
-        length = event_norm(weight.expand(y.shape[-1]) if weight.ndim == 0 else weight)
+        weight, lower, upper, total, _ = self._parts(y)
+        out, scale = bounds_excess(y, lower, upper)
+        length = event_norm(weight)
         length = torch.where(length > 0, length, 1)
-        off = ((weight * y).sum(-1) - total.squeeze(-1) if total.ndim else (weight * y).sum(-1) - total).abs() / length
-        out = torch.maximum(lower - y, y - upper).clamp_min(0).amax(-1)
-        scale = (weight * y).detach().abs().sum(-1) / length + y.detach().abs().amax(-1)
-        return torch.maximum(off, out), scale, "an entry leaves its bounds or weight.y is not the total"
+        off = ((weight * y).sum(-1, keepdim=True) - total).squeeze(-1).abs() / length
+        size = ((weight * y).detach().abs().sum(-1, keepdim=True) + total.abs()).squeeze(-1) / length
+        plane_is_worse = off * scale > out * size
+        what = "an entry leaves its bounds or weight.y is not the total"
+        return torch.where(plane_is_worse, off, out), torch.where(plane_is_worse, size, scale), what
 
+    @in_float32
     def margin(self, z: Tensor) -> Tensor:
         """The nearest wall of the cell of z: a free entry meets a bound, or a fixed one leaves it."""
-        section, (weight, lower, upper, total) = self._solve(z.detach())
-        inner = z - on_section(z, section, weight, lower, upper, total)[1] * weight
+        z = self.checked(z).detach()
+        parts = tuple(part.detach() for part in self._parts(z))
+        weight, lower, upper, *_ = parts
+        section = self._section(z, parts)
+        inner = z - on_section(z, section, *parts[:-1])[1] * weight
         gap = torch.minimum((inner - lower).abs(), (upper - inner).abs())
         gap = torch.where(section.free, gap, torch.where(section.at_lower, lower - inner, inner - upper).abs())
         return wall_distance(torch.where(lower < upper, gap, torch.inf), section.free, weight)
@@ -189,17 +202,29 @@ class BoxSection(ConvexSet):
         return f"{type(self).__name__}({shown})"
 
 
+def reach(weight: Tensor, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+    """The least and the largest weight.y between the bounds, in float64 (2, ..., 1), and the rounding of each."""
+    eps = torch.finfo(weight.dtype).eps
+    weight, lower, upper = (part.detach().double() for part in torch.broadcast_tensors(weight, lower, upper))
+    ends = torch.where(weight == 0, 0, torch.stack([weight * lower, weight * upper]))
+    ends = torch.stack([ends.amin(0), ends.amax(0)])
+    rounding = 32 * eps * ends.abs().where(ends.isfinite(), 0).sum(-1, keepdim=True)
+    return ends.sum(-1, keepdim=True), rounding
+
+
 def wall_distance(gap: Tensor, free: Tensor, weight: Tensor) -> Tensor:
     """Distance in z at which the first entry y_i = z_i - level w_i has moved by gap_i, with the level following.
 
-    A free entry moves with the gradient (I - w w'/|w_F|^2) e_i, a fixed one with e_i - w_i w_F/|w_F|^2; an entry
-    that is free alone cannot move. NaN where no entry is free.
+    With n = w/|w_F| a free entry moves with the gradient e_i - n_i n_F, a fixed one with e_i - n_i n_F outside of F.
+    An entry that is free alone cannot move, nor can one whose level no free entry sets: inf.
     """
-    square = (weight.square() * free).sum(-1, keepdim=True)
-    rest = (square - weight.square()) / square
+    length = event_norm(weight * free, keepdim=True)
+    square = (weight / torch.where(length > 0, length, 1)).square()
+    rest = 1 - square
     rest = torch.where(rest > 8 * torch.finfo(gap.dtype).eps, rest, 0)
-    wall = gap / torch.where(free, rest, 1 + weight.square() / square).sqrt()
-    return torch.where(wall.isnan(), torch.inf, wall).amin(-1).where(square.squeeze(-1) > 0, torch.nan)
+    wall = gap / torch.where(free, rest, 1 + square).sqrt()
+    held = (length == 0) & (weight != 0)
+    return torch.where(wall.isnan() | held, torch.inf, wall).amin(-1)
 
 
 class CappedSimplex(BoxSection):
@@ -208,9 +233,9 @@ class CappedSimplex(BoxSection):
     Parameters
     ----------
     cap
-        Positive: a number or a tensor that broadcasts against the point.
+        Non-negative: a number or a tensor that broadcasts against the point.
     total
-        The sum: a number, or a tensor with one value per batch element.
+        The sum, non-negative: a number, or a tensor with one value per batch element.
 
     Examples
     --------
@@ -226,34 +251,40 @@ class CappedSimplex(BoxSection):
 
 
 class SectionFace(Face):
-    """H = diag(F) - w_F w_F'/|w_F|^2 on the free entries F."""
+    """H = diag(F) - w_F w_F'/|w_F|^2 on the free entries F; `size` is the factor taken from the weight."""
 
     is_projector = True
 
     def __init__(
-        self, section: Section, weight: Tensor, y: Tensor, level: Tensor, values: dict[str, float | Tensor]
+        self,
+        section: Section,
+        weight: Tensor,
+        y: Tensor,
+        level: Tensor,
+        size: Tensor,
+        values: dict[str, float | Tensor],
     ) -> None:
         self.support = free = section.free
         self._at_lower, self._at_upper = section.at_lower, ~(free | section.at_lower)
-        self._y, self._level, self._values, self._weight = y, level, values, weight
-        self._active = weight * free
-        square = self._active.square().sum(-1, keepdim=True)
-        self._per_square = self._active / torch.where(square > 0, square, 1)
-        self.dimension = free.sum(-1) - (square.squeeze(-1) > 0).to(torch.int64)
+        self._y, self._level, self._size, self._values = y, level, size, values
+        self._length = event_norm(weight * free, keepdim=True)
+        self._safe = torch.where(self._length > 0, self._length, 1)
+        self._normal, self._weight = weight * free / self._safe, weight
+        self.dimension = free.sum(-1) - (self._length.squeeze(-1) > 0).to(torch.int64)
 
     def apply(self, v: Tensor) -> Tensor:
-        return v * self.support - (v * self._per_square).sum(-1, keepdim=True) * self._active
+        return v * self.support - (v * self._normal).sum(-1, keepdim=True) * self._normal
 
     def parameter_vjp(self, u: Tensor) -> dict[str, Tensor]:
         """With q = w_F.u_F/|w_F|^2: total q; a bound u - q w where it holds; weight -level (H u) - q y."""
-        q = (u * self._per_square).sum(-1, keepdim=True)
+        q = (u * self._normal).sum(-1, keepdim=True) / self._safe
         held = u - q * self._weight
         rates = {
-            "total": q.squeeze(-1),
+            "total": (q / self._size).squeeze(-1),
             "lower": held * self._at_lower,
             "upper": held * self._at_upper,
             "cap": held * self._at_upper,
-            "weight": -self._level * self.apply(u) - q * self._y,
+            "weight": (-self._level * self.apply(u) - q * self._y) / self._size,
         }
         return {
             name: rates[name].sum_to_size(value.shape)

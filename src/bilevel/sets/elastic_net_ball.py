@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .base import HALF, ConvexSet, Face, can_look_at_values, parameter, per_point, show
+from ..errors import InvalidInput
+from .base import ConvexSet, Face, can_look_at_values, event_norm, largest, parameter, per_point, show
 
 
 class ElasticNetBall(ConvexSet):
@@ -15,6 +16,9 @@ class ElasticNetBall(ConvexSet):
     e = |z_S|_1 + (gamma/2) |z_S|^2 - radius:  t = (e/m) / (1 + sqrt(1 + gamma e/m)). Inside the ball (and on its
     boundary) H = I; outside H = (diag(S) - a a'/(a.a)) / (1 + gamma t) with a = s + gamma y, the gradient of
     the constraint, s = sign(z) on S. Entries at the threshold count as outside S.
+
+    All of this is done in float64 on z/c, with gamma c and radius/c for a number c of the size of z and the set, so
+    that squares neither overflow nor vanish.
 
     Parameters
     ----------
@@ -35,46 +39,60 @@ class ElasticNetBall(ConvexSet):
         self.gamma = parameter("gamma", gamma, low=0.0)
         self.radius = parameter("radius", radius, low=0.0)
 
-    def _value(self, y: Tensor) -> Tensor:
-        return y.abs().sum(-1, keepdim=True) + per_point(self.gamma, y) / 2 * y.square().sum(-1, keepdim=True)
-
-    def _outside(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The projection as if z were outside (differentiable), its support, and the threshold t."""
-        gamma, radius = per_point(self.gamma, z), per_point(self.radius, z)
-        magnitude = z.abs()
-        support, first = _find_support(magnitude.detach(), gamma.detach(), radius.detach())
-        # P(z) = P(a) with a = (|z| - t0)/(1 + gamma t0), for any t0 up to t: near the root all numbers are of the
-        # size of the answer, and the rounding of a far z does not enter.
-        a = torch.where(support, magnitude - first, 0) / (1 + gamma * first)
-        step = _root(a, support, gamma, radius)
-        y = torch.where(support, a - step, 0).clamp_min(0) / (1 + gamma * step)
-        return y, support, (first + step * (1 + gamma * first)).detach()
-
-    def _is_inside(self, z: Tensor) -> Tensor:
-        return self._value(z.detach()).detach() <= per_point(self.radius, z).detach()
+    def _scaled(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """z/c, gamma c, radius/c and c, in float64: y/c lies in the ball of these exactly when y lies in ours."""
+        z = z.double()
+        gamma, radius = per_point(self.gamma, z, name="gamma"), per_point(self.radius, z, name="radius")
+        c = torch.maximum(z.detach().abs().amax(-1, keepdim=True), radius.detach())
+        c = torch.where(c > 0, c, 1)
+        if can_look_at_values() and not bool((gamma.detach() * c <= largest(z.dtype) ** 0.5 / z.shape[-1]).all()):
+            raise InvalidInput(
+                f"ElasticNetBall: gamma = {show(self.gamma)} is too large for a point or a radius of size "
+                f"{float(c.max()):.3g}: measure both in a larger unit"
+            )
+        return z / c, gamma * c, radius / c, c
 
     def project(self, z: Tensor) -> Tensor:
         z = self.checked(z)
-        if z.dtype in HALF:
-            return self.project(z.float()).to(z.dtype)
-        return torch.where(self._is_inside(z), z, z.sign() * self._outside(z)[0])
+        u, gamma, radius, c = self._scaled(z)
+        outside = c * z.sign() * _outside(u.abs(), gamma, radius)[0]
+        return torch.where(_is_inside(u, gamma, radius), z, outside.to(z.dtype))
 
     def jacobian(self, z: Tensor) -> Face:
-        z = self.checked(z.detach())
-        y, support, t = (part.detach() for part in self._outside(z))
-        return ElasticFace(self, z.sign() * support, y, t, self._is_inside(z))
+        z = self.checked(z).detach()
+        u, gamma, radius, c = (part.detach() for part in self._scaled(z))
+        y, support, t = _outside(u.abs(), gamma, radius)
+        return ElasticFace(self, u.sign() * support, y, t, gamma, _is_inside(u, gamma, radius), c)
 
     def excess(self, y: Tensor) -> tuple[Tensor, Tensor, str]:
-        radius = per_point(self.radius, y)
-        amount = (self._value(y) - radius).clamp_min(0).squeeze(-1)
-        return (
-            amount,
-            radius.detach().squeeze(-1) if radius.ndim else radius.detach(),
-            (f"|y|_1 + (gamma/2) |y|^2 exceeds the radius {show(self.radius)}"),
-        )
+        u, gamma, radius, c = self._scaled(y)
+        amount = (c * (_value(u, gamma) - radius)).clamp_min(0).squeeze(-1)
+        what = f"|y|_1 + (gamma/2) |y|^2 exceeds the radius {show(self.radius)}"
+        return amount, (c * radius).expand(*amount.shape, 1).squeeze(-1), what
 
     def __repr__(self) -> str:
         return f"ElasticNetBall(gamma={show(self.gamma)}, radius={show(self.radius)})"
+
+
+def _value(y: Tensor, gamma: Tensor) -> Tensor:
+    return y.abs().sum(-1, keepdim=True) + gamma / 2 * y.square().sum(-1, keepdim=True)
+
+
+def _is_inside(z: Tensor, gamma: Tensor, radius: Tensor) -> Tensor:
+    """Whether H = I at z; a ball of radius 0 has no such point."""
+    radius = radius.detach()
+    return (_value(z.detach(), gamma.detach()) <= radius) & (radius > 0)
+
+
+def _outside(magnitude: Tensor, gamma: Tensor, radius: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The projection of |z| as if z were outside (differentiable), its support, and the threshold t."""
+    support, first = _find_support(magnitude.detach(), gamma.detach(), radius.detach())
+    # P(z) = P(a) with a = (|z| - t0)/(1 + gamma t0), for any t0 up to t: near the root all numbers are of the
+    # size of the answer, and the rounding of a far z does not enter.
+    a = torch.where(support, magnitude - first, 0) / (1 + gamma * first)
+    step = _root(a, support, gamma, radius)
+    y = torch.where(support, a - step, 0).clamp_min(0) / (1 + gamma * step)
+    return y, support, (first + step * (1 + gamma * first)).detach()
 
 
 def _root(a: Tensor, support: Tensor, gamma: Tensor, radius: Tensor) -> Tensor:
@@ -108,27 +126,42 @@ def _find_support(magnitude: Tensor, gamma: Tensor, radius: Tensor) -> tuple[Ten
 
 
 class ElasticFace(Face):
-    """H = (diag(S) - a a'/(a.a)) / (1 + gamma t) with a = s + gamma y on S; I where inside the ball."""
+    """H = (diag(S) - n n') / (1 + gamma t), n the unit vector along s + gamma y on S; I where inside the ball.
 
-    def __init__(self, owner: ElasticNetBall, signs: Tensor, y: Tensor, t: Tensor, inside: Tensor) -> None:
-        self._owner, self._inside, self._t = owner, inside, t
-        gamma = per_point(owner.gamma, y).detach()
+    All arguments but the last belong to the problem divided by `unit`.
+    """
+
+    def __init__(
+        self,
+        owner: ElasticNetBall,
+        signs: Tensor,
+        y: Tensor,
+        t: Tensor,
+        gamma: Tensor,
+        inside: Tensor,
+        unit: Tensor,
+    ) -> None:
+        self._owner, self._inside, self._t, self._unit = owner, inside, t, unit
         self._shrink = 1 / (1 + gamma * t)
-        self._y, self._normal = y * signs, signs * (1 + gamma * y)
-        self._square = self._normal.square().sum(-1, keepdim=True).clamp_min(torch.finfo(y.dtype).tiny)
-        self.support = (signs != 0) | inside
+        self._y = y * signs
+        normal = signs * (1 + gamma * y)
+        self._length = event_norm(normal, keepdim=True)
+        self._length = torch.where(self._length > 0, self._length, 1)
+        self._normal = normal / self._length
+        # With radius 0 the answer is one point, and no direction is left.
+        self.support = ((signs != 0) & (y > 0).any(-1, keepdim=True)) | inside
         self.is_projector = can_look_at_values() and bool((inside | (gamma == 0)).all())
-        self.dimension = self.support.sum(-1) - (~inside).squeeze(-1).to(torch.int64)
+        self.dimension = (self.support.sum(-1) - (~inside).squeeze(-1).to(torch.int64)).clamp_min(0)
 
     def apply(self, v: Tensor) -> Tensor:
-        n = self._normal
-        moved = self._shrink * (v * (n != 0) - (v * n).sum(-1, keepdim=True) / self._square * n)
-        return torch.where(self._inside, v, moved)
+        along = (v * self._normal).sum(-1, keepdim=True)
+        moved = self._shrink * self.support * (v - along * self._normal)
+        return torch.where(self._inside, v, moved.to(v.dtype))
 
     def parameter_vjp(self, u: Tensor) -> dict[str, Tensor]:
-        """With q = a.u/(a.a): radius q; gamma -t (H u).y - q |y|^2/2 (zero inside)."""
-        q = (u * self._normal).sum(-1, keepdim=True) / self._square * ~self._inside
+        """With a = s + gamma y and q = a.u/(a.a): radius q; gamma -t (H u).y - q |y|^2/2 (zero inside)."""
+        q = (u * self._normal).sum(-1, keepdim=True) / self._length * ~self._inside
         turn = (self.apply(u) * self._y).sum(-1, keepdim=True) * self._t * ~self._inside
-        gamma = -turn - q * self._y.square().sum(-1, keepdim=True) / 2
-        rates = {"radius": q.squeeze(-1), "gamma": gamma.squeeze(-1)}
+        gamma = (-turn - q * self._y.square().sum(-1, keepdim=True) / 2) * self._unit.square()
+        rates = {"radius": q.squeeze(-1).to(u.dtype), "gamma": gamma.squeeze(-1).to(u.dtype)}
         return {name: rates[name].sum_to_size(value.shape) for name, value in self._owner.tensor_parameters().items()}

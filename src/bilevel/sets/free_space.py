@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..spaces import leaves
-from .base import ConvexSet, Face
+from ..spaces import tree_map
+from .base import ConvexSet, Face, check_finite, tensor_of_points
 
 
 class FreeSpace(ConvexSet):
-    """R^n, of tensors or of dictionaries of tensors: P(z) = z, H = I.
+    """R^n, of tensors (single numbers included) or of dictionaries of tensors: P(z) = z, H = I.
 
     Examples
     --------
@@ -22,23 +22,45 @@ class FreeSpace(ConvexSet):
     """
 
     separable = True
+    polyhedral = True
 
-    def project(self, z: Any) -> Any:
+    def of_kind(self, z: Any) -> Any:
         if isinstance(z, Mapping):
-            return {name: self.project(entry) for name, entry in z.items()}
-        self.checked(z.reshape(1) if isinstance(z, Tensor) and z.ndim == 0 else z)
+            return {name: self.of_kind(entry) for name, entry in z.items()}
+        return tensor_of_points("FreeSpace", z, min(1, getattr(z, "ndim", 1)))
+
+    def checked(self, z: Any) -> Any:
+        z = self.of_kind(z)
+        tree_map(lambda u: check_finite("FreeSpace", u, min(1, u.ndim)), z)
         return z
 
+    def project(self, z: Any) -> Any:
+        """A copy of z: what is done to the answer in place is not done to z."""
+        return tree_map(torch.clone, self.checked(z))
+
     def jacobian(self, z: Any) -> Face:
-        self.project(z)
-        return Identity(None if isinstance(z, Mapping) else z)
+        z = self.checked(z)
+        return Identity(None if isinstance(z, dict) else z)
 
     def excess(self, y: Any) -> tuple[Tensor, float, str]:
-        finite = all(bool(torch.isfinite(u).all()) for u in leaves(y))
-        return leaves(y)[0].new_tensor(0.0 if finite else float("nan")), 1.0, "a point is not finite"
+        """Nothing is outside."""
+        return torch.zeros(()), 1.0, "a point is not finite"
 
-    def margin(self, z: Any) -> Tensor:
-        return torch.full_like(leaves(z)[0][..., 0].detach(), torch.inf)
+    def distance(self, y: Any) -> Any:
+        """0; for dictionaries, that of each entry by name."""
+        return tree_map(lambda u: torch.zeros_like(_one_per_point(u)), self.checked(y))
+
+    def random_point(
+        self, generator: torch.Generator, *shape: Any, scale: float = 1.0, dtype: torch.dtype | None = None
+    ) -> Any:
+        """As `ConvexSet.random_point`; for dictionaries `shape` is one dictionary of shapes."""
+        if len(shape) == 1 and isinstance(shape[0], Mapping):
+            return {name: self.random_point(generator, *s, scale=scale, dtype=dtype) for name, s in shape[0].items()}
+        return super().random_point(generator, *shape, scale=scale, dtype=dtype)
+
+    def margin(self, z: Any) -> Any:
+        """Infinite; for dictionaries, that of each entry by name."""
+        return tree_map(lambda u: torch.full_like(_one_per_point(u), torch.inf), self.checked(z))
 
     def __repr__(self) -> str:
         return "FreeSpace()"
@@ -55,3 +77,8 @@ class Identity(Face):
 
     def apply(self, v: Any) -> Any:
         return v
+
+
+def _one_per_point(z: Tensor) -> Tensor:
+    """A tensor of the shape of the batch."""
+    return z.detach()[..., 0] if z.ndim else z.detach()

@@ -183,7 +183,7 @@ class ConicSet(ConvexSet):
         return torch.stack(answers).reshape(z.shape).to(z) if answers else z.clone()
 
     def jacobian(self, z: Tensor) -> Face:
-        points = self.checked(z.detach()).double().reshape(-1, *self.shape)
+        points = self.checked(z).detach().double().reshape(-1, *self.shape)
         inverses = torch.stack([self._solve(point)[2] for point in points])
         H = inverses[:, self._place][:, :, self._place]
         H = H.reshape(*z.shape[: z.ndim - len(self.shape)], *H.shape[-2:])

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..errors import InvalidType
-from .base import ConvexSet, Face, event_norm
+from ..errors import InvalidInput, InvalidType
+from .base import ConvexSet, Face, can_look_at_values, event_norm
 
 
 def from_projection(function: Callable[[Tensor], Tensor], *, event_ndim: int = 1, name: str | None = None) -> ConvexSet:
@@ -18,7 +18,10 @@ def from_projection(function: Callable[[Tensor], Tensor], *, event_ndim: int = 1
     ----------
     function
         From points (..., event) to their nearest points of a convex set, each batch element on its own;
-        differentiable by autograd (custom backward functions included).
+        differentiable by autograd (custom backward functions included). The first time it moves a point it is
+        applied to the answer as well, which a projection leaves where it is; that the answer is the nearest
+        point is for its author to know. It has no parameters that solvers see: for a set that moves with x use
+        a set of the catalogue, or write your own.
     event_ndim
         1 for vectors, 2 for matrices.
     name
@@ -40,13 +43,31 @@ class ProjectionSet(ConvexSet):
     def __init__(self, function: Callable[[Tensor], Tensor], event_ndim: int, name: str) -> None:
         self.function, self.name = function, name
         self.event_ndim = event_ndim  # type: ignore[misc]
+        self._seen_to_project = False
 
     def project(self, z: Tensor) -> Tensor:
         y = self.function(self.checked(z))
         if not isinstance(y, Tensor) or y.shape != z.shape:
             got = tuple(y.shape) if isinstance(y, Tensor) else type(y).__name__
             raise InvalidType(f"{self}: points of shape {tuple(z.shape)} must give as many, got {got}")
-        return y
+        if not self._seen_to_project and can_look_at_values():
+            self._check_once(z.detach(), y.detach())
+        return y.clone() if y is z else y
+
+    @torch.no_grad()
+    def _check_once(self, z: Tensor, y: Tensor) -> None:
+        """P(P(z)) = P(z): asked at the first point that moves."""
+        if bool((y == z).all()):
+            return
+        ndim = int(self.event_ndim)  # type: ignore[arg-type]
+        moved = event_norm(self.function(y) - y, ndim)
+        size = torch.maximum(event_norm(z, ndim), event_norm(y, ndim))
+        if not bool((moved <= torch.finfo(z.dtype).eps ** 0.5 * size).all()):
+            raise InvalidInput(
+                f"{self}: {self.name} is no projection: applied to its own answer it moves the point by "
+                f"{float(moved.max()):.3g}; it must return the nearest point of one fixed convex set"
+            )
+        self._seen_to_project = True
 
     def jacobian(self, z: Tensor) -> Face:
         with torch.enable_grad():
@@ -68,7 +89,7 @@ class AutogradFace(Face):
         self._z, self._y = z, y
 
     def apply(self, v: Tensor) -> Tensor:
-        if not self._y.requires_grad:  # a constant function: one point
+        if not self._y.requires_grad or not self._z.numel():  # a constant function: one point; an empty batch
             return torch.zeros_like(v)
         flat = v.reshape(-1, *self._z.shape)
         products = [torch.autograd.grad(self._y, self._z, w, retain_graph=True, allow_unused=True)[0] for w in flat]

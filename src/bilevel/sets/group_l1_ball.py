@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from ..errors import InvalidInput, InvalidType
-from .base import HALF, ConvexSet, Face, can_look_at_values, parameter, per_point, show
-from .simplex import L1Ball, onto_simplex
+from .base import ConvexSet, Face, can_look_at_values, in_float32, parameter, per_point, show
+from .simplex import L1Ball, onto_simplex, within
 
 
 class GroupL1Ball(ConvexSet):
@@ -57,31 +57,30 @@ class GroupL1Ball(ConvexSet):
         square = self._layout.sum((z / scale).square())
         return torch.where(square > 0, torch.where(square > 0, square, 1).sqrt(), 0) * scale
 
+    @in_float32
     def project(self, z: Tensor) -> Tensor:
         z = self.checked(z)
-        if z.dtype in HALF:
-            return self.project(z.float()).to(z.dtype)
-        radius = per_point(self.radius, z)
+        radius = per_point(self.radius, z, name="radius")
         norms = self._norms(z)
-        inside = norms.detach().sum(-1, keepdim=True) <= radius.detach()
         factor = onto_simplex(norms, radius) / torch.where(norms > 0, norms, 1)
-        return torch.where(inside, z, z * self._layout.spread(factor))
+        return torch.where(within(norms, radius), z, z * self._layout.spread(factor))
 
+    @in_float32
     def jacobian(self, z: Tensor) -> Face:
-        z = self.checked(z.detach())
-        radius = per_point(self.radius, z).detach()
+        z = self.checked(z).detach()
+        radius = per_point(self.radius, z, name="radius").detach()
         norms = self._norms(z)
-        inside = norms.sum(-1, keepdim=True) <= radius
-        return GroupFace(self, self._layout, z, norms, onto_simplex(norms, radius), inside)
+        return GroupFace(self, self._layout, z, norms, onto_simplex(norms, radius), within(norms, radius))
 
     def excess(self, y: Tensor) -> tuple[Tensor, Tensor, str]:
-        radius = per_point(self.radius, y, 0)
+        radius = per_point(self.radius, y, name="radius", keepdim=False)
         amount = (self._norms(y).sum(-1) - radius).clamp_min(0)
         return amount, radius.detach(), f"the sum of the group norms exceeds the radius {show(self.radius)}"
 
+    @in_float32
     def margin(self, z: Tensor) -> Tensor:
         """That of the norms on the l1 ball: a norm changes no faster than z, and as fast along its group."""
-        return L1Ball(self.radius).margin(self._norms(z))
+        return L1Ball(self.radius).margin(self._norms(self.checked(z).detach()))
 
     def __repr__(self) -> str:
         groups = self.groups if isinstance(self.groups, int) else f"{self._layout.count} groups"

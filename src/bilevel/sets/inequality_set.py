@@ -68,11 +68,14 @@ class InequalitySet(ConvexSet):
         )
 
     def excess(self, y: Any) -> tuple[Tensor, Tensor | float, str]:
-        member = self.within.contains(y)
+        """The largest h(y), or the distance from Y in units of its scale when that is larger."""
         amount = self.function(y).detach().max().clamp_min(0)
-        if not member:
-            return amount.clamp_min(member.violation), 1.0, member.reason
-        return amount, 1.0, "h(y) <= 0 fails"
+        out, scale, what = self.within.excess(y)
+        relative = torch.where(out > 0, out / torch.as_tensor(scale).to(out), out).max().to(amount)
+        return (relative, 1.0, what) if bool(relative > amount) else (amount, 1.0, "h(y) <= 0 fails")
+
+    def of_kind(self, z: Any) -> Any:
+        return self.within.of_kind(z)
 
     def distance(self, y: Any) -> Tensor:
         return Space().norm(Space().add(y, self.project(y), -1.0))

@@ -60,6 +60,7 @@ class Intersection(ConvexSet):
         self.sets, self.tol, self.max_rounds = sets, tol, max_rounds
         self.event_ndim = sets[0].event_ndim  # type: ignore[misc]
         self.separable = all(part.separable for part in sets)  # type: ignore[misc]
+        self.polyhedral = all(part.polyhedral for part in sets)  # type: ignore[misc]
 
     def tensor_parameters(self) -> dict[str, Tensor]:
         parts = enumerate(part.tensor_parameters() for part in self.sets)
@@ -85,7 +86,7 @@ class Intersection(ConvexSet):
         return y.to(z)
 
     def jacobian(self, z: Tensor) -> Face:
-        wide = self.checked(z.detach()).double()
+        wide = self.checked(z).detach().double()
         with torch.no_grad():
             y, normals, weight = self._solve(wide)
             return KKTFace(self._linearised(y, normals, weight))

@@ -5,14 +5,25 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .base import ConvexSet, Face, can_look_at_values, event_norm, parameter, per_point, show
-from .box import as_point
+from .base import (
+    ConvexSet,
+    Face,
+    as_point,
+    can_look_at_values,
+    event_norm,
+    in_float32,
+    parameter,
+    per_point,
+    rounding_scale,
+    show,
+)
 
 
 class L2Ball(ConvexSet):
     """{y : |y - center|_2 <= radius}; P(z) = center + radius d/|d| with d = z - center, outside.
 
-    Inside the ball (and on its boundary) H = I; outside H = radius/|d| (I - d d'/|d|^2), not a projector.
+    Inside the ball (and on its boundary) H = I; outside H = radius/|d| (I - d d'/|d|^2), not a projector. With radius 0
+    the projection is constant and H = 0.
 
     Parameters
     ----------
@@ -33,30 +44,39 @@ class L2Ball(ConvexSet):
         self.radius = parameter("radius", radius, low=0.0)
         self.center = parameter("center", center)
 
-    def _offset(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """z - center, its norm (1 in place of 0), and whether z is outside."""
-        offset = z - as_point(self.center, z)
-        norm = event_norm(offset, keepdim=True)
-        return offset, torch.where(norm > 0, norm, torch.ones_like(norm)), norm > per_point(self.radius, z)
+    def _parts(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The center, the radius, z - center, and |z - center|."""
+        center, radius = as_point(self.center, z, name="center"), per_point(self.radius, z, name="radius")
+        return center, radius, z - center, event_norm(z - center, keepdim=True)
 
+    @in_float32
     def project(self, z: Tensor) -> Tensor:
         z = self.checked(z)
-        offset, norm, outside = self._offset(z)
-        return torch.where(outside, as_point(self.center, z) + per_point(self.radius, z) * (offset / norm), z)
+        center, radius, offset, norm = self._parts(z)
+        outside = (norm > radius) | (radius == 0)
+        return torch.where(outside, center + radius * (offset / torch.where(norm > 0, norm, 1)), z)
 
+    @in_float32
     def jacobian(self, z: Tensor) -> Face:
-        z = self.checked(z.detach())
-        offset, norm, outside = (part.detach() for part in self._offset(z))
-        shrink = torch.where(outside, per_point(self.radius, z).detach() / norm, torch.ones_like(norm))
+        z = self.checked(z).detach()
+        _, radius, offset, norm = (part.detach() for part in self._parts(z))
+        outside = (norm > radius) | (radius == 0)
+        norm = torch.where(norm > 0, norm, 1)
+        shrink = torch.where(outside, radius / norm, 1)
         return SphereFace(torch.where(outside, offset / norm, 0.0), shrink, outside, self.radius, self.center)
 
     def excess(self, y: Tensor) -> tuple[Tensor, Tensor, str]:
-        amount = event_norm(y - as_point(self.center, y)) - per_point(self.radius, y, 0)
-        scale = per_point(self.radius, y, 0).detach() + y.detach().abs().amax(-1)
-        return amount.clamp_min(0), scale, f"the norm exceeds the radius {show(self.radius)}"
+        center, radius, _, norm = self._parts(y)
+        # Near a far center the rounding of y itself is all that is forgiven besides the tolerance of the radius.
+        scale = radius + rounding_scale(event_norm(y.abs() + center.abs(), keepdim=True))
+        amount = (norm - radius).clamp_min(0)
+        return amount.squeeze(-1), scale.squeeze(-1), f"the norm exceeds the radius {show(self.radius)}"
 
+    @in_float32
     def margin(self, z: Tensor) -> Tensor:
-        return (event_norm(z - as_point(self.center, z)) - per_point(self.radius, z, 0)).abs()
+        z = self.checked(z).detach()
+        _, radius, _, norm = (part.detach() for part in self._parts(z))
+        return torch.where(radius > 0, (norm - radius).abs(), torch.inf).squeeze(-1)
 
     def __repr__(self) -> str:
         return f"L2Ball(radius={show(self.radius)}, center={show(self.center)})"

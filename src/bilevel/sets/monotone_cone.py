@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..errors import MissingExtra
-from .base import ConvexSet, Face
+from .base import ConvexSet, Face, in_float32
 
 
 class MonotoneCone(ConvexSet):
@@ -26,6 +26,7 @@ class MonotoneCone(ConvexSet):
     tensor([1.0000, 2.5000, 2.5000])
     """
 
+    polyhedral = True
     parameters = ("increasing",)
 
     def __init__(self, increasing: bool = True) -> None:
@@ -34,14 +35,16 @@ class MonotoneCone(ConvexSet):
     def _blocks(self, z: Tensor) -> Tensor:
         return isotonic_blocks(z if self.increasing else -z)
 
+    @in_float32
     def project(self, z: Tensor) -> Tensor:
         z = self.checked(z)
         blocks = self._blocks(z.detach())
         center = block_mean(z.detach(), blocks)  # only small differences are added up in the second pass
         return center + block_mean(z - center, blocks)
 
+    @in_float32
     def jacobian(self, z: Tensor) -> Face:
-        return BlockFace(self._blocks(self.checked(z.detach())), z.dtype)
+        return BlockFace(self._blocks(self.checked(z).detach()), z.dtype)
 
     def excess(self, y: Tensor) -> tuple[Tensor, Tensor, str]:
         step = y.diff(dim=-1) if self.increasing else -y.diff(dim=-1)
@@ -49,8 +52,9 @@ class MonotoneCone(ConvexSet):
         word = "smaller" if self.increasing else "larger"
         return amount, y.detach().abs().amax(-1), f"an entry is {word} than the one before it"
 
+    @in_float32
     def margin(self, z: Tensor) -> Tensor:
-        z = self.checked(z.detach())
+        z = self.checked(z).detach()
         return block_margin(z if self.increasing else -z, self._blocks(z))
 
     def __repr__(self) -> str:

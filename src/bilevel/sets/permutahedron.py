@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InvalidInput
-from .base import ConvexSet, Face, parameter
+from .base import ConvexSet, Face, in_float32, parameter
 from .monotone_cone import block_margin, block_mean, isotonic_blocks
 
 
@@ -27,6 +27,7 @@ class Permutahedron(ConvexSet):
     tensor([1.6000, 3.0000, 1.4000])
     """
 
+    polyhedral = True
     parameters = ("vertex",)
 
     def __init__(self, vertex: Tensor) -> None:
@@ -47,14 +48,16 @@ class Permutahedron(ConvexSet):
         blocks = isotonic_blocks((vertex - (z - z[..., :1])).detach())
         return z, vertex, order, ranking, blocks
 
+    @in_float32
     def project(self, z: Tensor) -> Tensor:
         z, vertex, order, _, blocks = self._sorted(z)
         center, level = block_mean(z.detach(), blocks), block_mean(vertex.detach(), blocks)
         y = (z - center) - block_mean(z - center, blocks) + (level + block_mean(vertex - level, blocks))
         return y.gather(-1, order.argsort(-1))
 
+    @in_float32
     def jacobian(self, z: Tensor) -> Face:
-        _, _, order, ranking, blocks = self._sorted(z.detach())
+        _, _, order, ranking, blocks = self._sorted(self.checked(z).detach())
         return RankFace(order, ranking, blocks, self.vertex.shape)  # type: ignore[union-attr]
 
     def excess(self, y: Tensor) -> tuple[Tensor, Tensor, str]:
@@ -65,8 +68,9 @@ class Permutahedron(ConvexSet):
         what = "the largest entries add up to more than those of the vertex, or all to another sum"
         return amount, vertex.abs().sum(-1), what
 
+    @in_float32
     def margin(self, z: Tensor) -> Tensor:
-        z, vertex, _, _, blocks = self._sorted(z.detach())
+        z, vertex, _, _, blocks = self._sorted(self.checked(z).detach())
         return block_margin((vertex - (z - z[..., :1])).detach(), blocks)
 
     def __repr__(self) -> str:

@@ -34,6 +34,7 @@ class Polyhedron(ConvexSet):
     tensor([0., 1.])
     """
 
+    polyhedral = True
     parameters = ("G", "h", "A", "b")
 
     def __init__(
@@ -101,7 +102,7 @@ class Polyhedron(ConvexSet):
         return y.to(z)
 
     def jacobian(self, z: Tensor) -> Face:
-        z = self.checked(z.detach())
+        z = self.checked(z).detach()
         held, rows, side = self._held(z)
         return PolyhedronFace(self, held, z.double(), rows.detach(), side.detach())
 
@@ -113,7 +114,7 @@ class Polyhedron(ConvexSet):
         return amount.to(y), scale, "Ay = b or Gy <= h fails, rows scaled to length 1"
 
     def margin(self, z: Tensor) -> Tensor:
-        z = self.checked(z.detach())
+        z = self.checked(z).detach()
         held, rows, side = self._held(z)
         return PolyhedronFace(self, held, z.double(), rows.detach(), side.detach()).margin().to(z)
 

@@ -47,6 +47,7 @@ class ProductSet(ConvexSet):
                 raise InvalidType(f"sets[{name!r}] must be a convex set, got {part!r}")
         self.sets, self.sizes = dict(sets), None if sizes is None else list(sizes)
         self.separable = all(part.separable for part in self.sets.values())  # type: ignore[misc]
+        self.polyhedral = all(part.polyhedral for part in self.sets.values())  # type: ignore[misc]
         if self.sizes is None:
             self.event_ndim = {name: part.event_ndim for name, part in self.sets.items()}  # type: ignore[misc]
             return
@@ -58,34 +59,53 @@ class ProductSet(ConvexSet):
                     f"slices are vectors, but sets[{name!r}] = {part} has points of {part.event_ndim} dimensions"
                 )
 
-    def _split(self, z: Any) -> Mapping[str, Tensor]:
-        """The parts of a point, by name."""
-        if self.sizes is not None:
-            z = self.checked(z)
-            if z.shape[-1] != sum(self.sizes):
-                raise InvalidInput(
-                    f"ProductSet takes {sum(self.sizes)} entries (sizes {self.sizes}), got {z.shape[-1]}"
-                )
-            return dict(zip(self.sets, z.split(self.sizes, -1), strict=True))
-        if not isinstance(z, Mapping) or set(z) != set(self.sets):
-            got = f"a dictionary with {sorted(z)}" if isinstance(z, Mapping) else type(z).__name__
-            raise InvalidInput(f"ProductSet takes a dictionary with entries {sorted(self.sets)}, got {got}")
+    def of_kind(self, z: Any) -> Any:
+        if self.sizes is None:
+            return self._each("of_kind", z)
+        z = super().of_kind(z)
+        if z.shape[-1] != sum(self.sizes):
+            raise InvalidInput(f"ProductSet takes {sum(self.sizes)} entries (sizes {self.sizes}), got {z.shape[-1]}")
         return z
+
+    def checked(self, z: Any) -> Any:
+        return self._each("checked", z) if self.sizes is None else super().checked(z)
+
+    def _each(self, check: str, z: Any) -> dict[str, Any]:
+        """A dictionary of points, each checked by its own set."""
+        if not isinstance(z, Mapping):
+            raise InvalidType(f"ProductSet takes a dictionary with entries {sorted(self.sets)}, got {type(z).__name__}")
+        if set(z) != set(self.sets):
+            raise InvalidInput(
+                f"ProductSet takes a dictionary with entries {sorted(self.sets)}, got one with {sorted(map(str, z))}"
+            )
+        points = {}
+        for name, entry in z.items():
+            try:
+                points[name] = getattr(self.sets[name], check)(entry)
+            except (InvalidInput, InvalidType) as error:
+                raise type(error)(f"ProductSet, entry {name!r}: {error}") from None
+        return points
+
+    def _split(self, z: Any) -> dict[str, Any]:
+        """The parts of a point, by name."""
+        return z if self.sizes is None else dict(zip(self.sets, z.split(self.sizes, -1), strict=True))
 
     def _join(self, parts: Mapping[str, Any]) -> Any:
         return dict(parts) if self.sizes is None else _cat([parts[name] for name in self.sets])
 
     def project(self, z: Any) -> Any:
-        return self._join({name: self.sets[name].project(entry) for name, entry in self._split(z).items()})
+        parts = self._split(self.checked(z))
+        return self._join({name: self.sets[name].project(entry) for name, entry in parts.items()})
 
     def jacobian(self, z: Any) -> Face:
+        z = self.checked(z)
         faces = {name: self.sets[name].jacobian(entry) for name, entry in self._split(z).items()}
         return ProductFace(faces, self.sizes, z)
 
     def excess(self, y: Any) -> tuple[Tensor, Tensor, str]:
         """The part that is furthest outside, in units of its own set's scale."""
         judged = []
-        for name, entry in self._split_unchecked(y).items():
+        for name, entry in self._split(y).items():
             amount, scale, what = self.sets[name].excess(entry)
             scale = torch.as_tensor(scale, dtype=amount.dtype, device=amount.device)
             relative = torch.where(amount > 0, amount / scale, amount).amax()  # NaN stays, 0/0 is inside
@@ -93,17 +113,11 @@ class ProductSet(ConvexSet):
         _, worst, message = max(judged, key=lambda entry: entry[0])
         return worst, torch.ones_like(worst), message
 
-    def _split_unchecked(self, y: Any) -> Mapping[str, Tensor]:
-        """Like `_split`, but points with NaN are let through: `contains` reports them."""
-        if self.sizes is not None and isinstance(y, Tensor) and y.shape[-1:] == (sum(self.sizes),):
-            return dict(zip(self.sets, y.split(self.sizes, -1), strict=True))
-        return self._split(y)
-
     def distance(self, y: Any) -> Any:
         """The distance of a sliced point; for dictionaries, that of each entry by name."""
         if self.sizes is not None:
             return super().distance(y)
-        return {name: self.sets[name].distance(entry) for name, entry in self._split(y).items()}
+        return {name: self.sets[name].distance(entry) for name, entry in self.checked(y).items()}
 
     def random_point(
         self, generator: torch.Generator, *shape: Any, scale: float = 1.0, dtype: torch.dtype | None = None
@@ -124,7 +138,7 @@ class ProductSet(ConvexSet):
 
     def margin(self, z: Any) -> Any:
         """The smallest of the parts' margins (per name for dictionaries); None where a part has no formula."""
-        margins = {name: self.sets[name].margin(entry) for name, entry in self._split(z).items()}
+        margins = {name: self.sets[name].margin(entry) for name, entry in self._split(self.checked(z)).items()}
         if self.sizes is None:
             return margins
         if any(margin is None for margin in margins.values()):

@@ -14,8 +14,19 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from .. import tolerances
 from ..errors import InvalidInput, InvalidType
-from .base import ConvexSet, Face, parameter, per_point, show
+from .base import (
+    ConvexSet,
+    Face,
+    as_point,
+    check_finite,
+    parameter,
+    per_point,
+    show,
+    tensor_of_points,
+    widened,
+)
 
 Step = float | Tensor
 
@@ -39,11 +50,14 @@ class Proximal(ABC):
     def value(self, y: Tensor) -> Tensor:
         """The penalty of each batch element."""
 
-    def _checked(self, z: Tensor, step: Step) -> Tensor:
-        parameter("step", step, low=0.0)
-        if not isinstance(z, Tensor) or not z.is_floating_point():
-            raise InvalidType(f"{type(self).__name__} takes floating-point tensors, got {getattr(z, 'dtype', z)}")
+    def _checked(self, z: Tensor) -> Tensor:
+        z = tensor_of_points(type(self).__name__, z, self.event_ndim)
+        check_finite(type(self).__name__, z, self.event_ndim)
         return z
+
+    def _step(self, step: Step, z: Tensor) -> Tensor:
+        """The step, non-negative, one for all or one per batch element, broadcasting against z."""
+        return per_point(parameter("step", step, low=0.0), z, self.event_ndim, name="step")
 
 
 class ElasticNetPenalty(Proximal):
@@ -67,17 +81,24 @@ class ElasticNetPenalty(Proximal):
     def __init__(self, l1: float | Tensor = 1.0, l2: float | Tensor = 0.0) -> None:
         self.l1, self.l2 = parameter("l1", l1, low=0.0), parameter("l2", l2, low=0.0)
 
+    def _weights(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        return as_point(self.l1, z, name="l1"), as_point(self.l2, z, name="l2")
+
     def prox(self, z: Tensor, step: Step = 1.0) -> Tensor:
-        step = per_point(step, self._checked(z, step))
-        kept = z.detach().abs() > (step * self.l1)
-        return torch.where(kept, z - z.detach().sign() * (step * self.l1), torch.zeros_like(z)) / (1 + step * self.l2)
+        wide = widened(self._checked(z))
+        step, (l1, l2) = self._step(step, wide), self._weights(wide)
+        kept = wide.detach().abs() > step * l1
+        shrunk = torch.where(kept, wide - wide.detach().sign() * (step * l1), torch.zeros_like(wide))
+        return (shrunk / (1 + step * l2)).to(z.dtype)
 
     def jacobian(self, z: Tensor, step: Step = 1.0) -> Face:
-        step = per_point(step, self._checked(z, step)).detach()
-        return ShrinkageFace(z.detach(), step, self)
+        wide = widened(self._checked(z).detach())
+        return ShrinkageFace(wide, self._step(step, wide).detach(), self)
 
     def value(self, y: Tensor) -> Tensor:
-        return (self.l1 * y.abs() + self.l2 * y.square() / 2).sum(-1)
+        wide = widened(self._checked(y))
+        l1, l2 = self._weights(wide)
+        return (l1 * wide.abs() + l2 * wide.square() / 2).sum(-1).to(y.dtype)
 
     def __repr__(self) -> str:
         return f"ElasticNetPenalty(l1={show(self.l1)}, l2={show(self.l2)})"
@@ -105,15 +126,15 @@ class ShrinkageFace(Face):
     """H = diag(kept)/(1 + step l2)."""
 
     def __init__(self, z: Tensor, step: Tensor, penalty: ElasticNetPenalty) -> None:
-        l1, l2 = (v.detach() if isinstance(v, Tensor) else v for v in (penalty.l1, penalty.l2))
+        l1, l2 = (weight.detach() for weight in penalty._weights(z))
         self.support = z.abs() > step * l1
         self.dimension = self.support.sum(-1)
         self._gain = self.support / (1 + step * l2)
-        self.is_projector = not isinstance(l2, Tensor) and l2 == 0
+        self.is_projector = not isinstance(penalty.l2, Tensor) and penalty.l2 == 0
         self._sign, self._shrunk, self._step, self._penalty = z.sign(), z - z.sign() * (step * l1), step, penalty
 
     def apply(self, v: Tensor) -> Tensor:
-        return v * self._gain
+        return (v * self._gain).to(v.dtype)
 
     def parameter_vjp(self, u: Tensor) -> dict[str, Tensor]:
         """d prox/dl1 = -step sign(z) H, d prox/dl2 = -step prox/(1 + step l2)."""
@@ -123,7 +144,7 @@ class ShrinkageFace(Face):
         }
         values = {name: getattr(self._penalty, name) for name in self._penalty.parameters}
         return {
-            name: (u * changes[name]).sum_to_size(value.shape)
+            name: (u * changes[name]).sum_to_size(value.shape).to(u.dtype)
             for name, value in values.items()
             if isinstance(value, Tensor)
         }
@@ -161,28 +182,31 @@ class GroupL1Penalty(Proximal):
     def norms(self, z: Tensor) -> Tensor:
         """|z_g| for each group, (..., count), with derivative 0 at 0."""
         if z.shape[-1] != len(self.groups):
-            raise InvalidInput(f"points have {z.shape[-1]} entries, groups has {len(self.groups)}")
+            raise InvalidInput(
+                f"GroupL1Penalty: points have {z.shape[-1]} entries, groups has {len(self.groups)}: give as many"
+            )
         scale = z.detach().abs().amax(-1, keepdim=True)
         unit = torch.where(scale > 0, scale, torch.ones_like(scale))
-        square = z.new_zeros(*z.shape[:-1], self.count).index_add(-1, self.groups, (z / unit).square())
+        square = z.new_zeros(*z.shape[:-1], self.count).index_add(-1, self.groups.to(z.device), (z / unit).square())
         return torch.where(square > 0, square, torch.ones_like(square)).sqrt() * unit * (square > 0)
 
     def _ratio(self, z: Tensor, step: Step) -> tuple[Tensor, Tensor]:
         """step weight/|z_g| for each group, 1 where it is at least 1, and whether it is less."""
-        step = per_point(step, self._checked(z, step))
-        norms, level = self.norms(z), step * torch.as_tensor(self.weight).to(z)
+        norms, level = self.norms(z), self._step(step, z) * torch.as_tensor(self.weight).to(z)
         kept = norms.detach() > level.detach()
         return torch.where(kept, level / torch.where(kept, norms, 1.0), torch.ones_like(norms)), kept
 
     def prox(self, z: Tensor, step: Step = 1.0) -> Tensor:
-        ratio, _ = self._ratio(z, step)
-        return z * (1 - ratio)[..., self.groups]
+        wide = widened(self._checked(z))
+        ratio, _ = self._ratio(wide, step)
+        return (wide * (1 - ratio)[..., self.groups.to(z.device)]).to(z.dtype)
 
     def jacobian(self, z: Tensor, step: Step = 1.0) -> Face:
-        return GroupFace(z.detach(), step, self)
+        return GroupFace(widened(self._checked(z).detach()), step, self)
 
     def value(self, y: Tensor) -> Tensor:
-        return (self.norms(y) * torch.as_tensor(self.weight).to(y)).sum(-1)
+        wide = widened(self._checked(y))
+        return (self.norms(wide) * torch.as_tensor(self.weight).to(wide)).sum(-1).to(y.dtype)
 
     def __repr__(self) -> str:
         return f"GroupL1Penalty({self.count} groups, weight={show(self.weight)})"
@@ -194,10 +218,11 @@ class GroupFace(Face):
     def __init__(self, z: Tensor, step: Step, penalty: GroupL1Penalty) -> None:
         ratio, kept = (v.detach() for v in penalty._ratio(z, step))
         norms = penalty.norms(z)
-        self._penalty, self._step = penalty, step
-        self._groups, self._ratio = penalty.groups, ratio[..., penalty.groups]
-        self.support = kept[..., penalty.groups]
-        self._normal = z / torch.where(kept, norms, torch.ones_like(norms))[..., penalty.groups] * self.support
+        groups = penalty.groups.to(z.device)
+        self._penalty, self._step = penalty, penalty._step(step, z).detach()
+        self._groups, self._ratio = groups, ratio[..., groups]
+        self.support = kept[..., groups]
+        self._normal = z / torch.where(kept, norms, torch.ones_like(norms))[..., groups] * self.support
         self.dimension = self.support.sum(-1)
 
     def _group_sums(self, v: Tensor) -> Tensor:
@@ -205,15 +230,15 @@ class GroupFace(Face):
 
     def apply(self, v: Tensor) -> Tensor:
         along = self._group_sums(self._normal * v)[..., self._groups]
-        return (1 - self._ratio) * v + self._ratio * along * self._normal
+        return ((1 - self._ratio) * v + self._ratio * along * self._normal).to(v.dtype)
 
     def parameter_vjp(self, u: Tensor) -> dict[str, Tensor]:
         """d prox_g/dweight_g = -step n."""
         weight = self._penalty.weight
         if not isinstance(weight, Tensor):
             return {}
-        change = -self._group_sums(self._normal * u) * per_point(self._step, u)
-        return {"weight": change.sum_to_size(weight.shape)}
+        change = -self._group_sums(self._normal * u) * self._step
+        return {"weight": change.sum_to_size(weight.shape).to(u.dtype)}
 
 
 class Indicator(Proximal):
@@ -235,14 +260,16 @@ class Indicator(Proximal):
         self.event_ndim = constraint.event_ndim  # type: ignore[misc, assignment]
 
     def prox(self, z: Tensor, step: Step = 1.0) -> Tensor:
-        return self.constraint.project(self._checked(z, step))
+        parameter("step", step, low=0.0)
+        return self.constraint.project(z)
 
     def jacobian(self, z: Tensor, step: Step = 1.0) -> Face:
-        return self.constraint.jacobian(self._checked(z, step))
+        parameter("step", step, low=0.0)
+        return self.constraint.jacobian(z)
 
     def value(self, y: Tensor) -> Tensor:
-        amount, scale, _ = self.constraint.excess(y)
-        inside = amount <= torch.finfo(y.dtype).eps ** 0.75 * torch.as_tensor(scale).to(amount)
+        amount, scale, _ = self.constraint.excess(widened(self.constraint.checked(y)))
+        inside = amount <= tolerances.feasibility(y.dtype) * torch.as_tensor(scale).to(amount)
         return torch.where(inside, 0.0, torch.inf).to(y)
 
     def __repr__(self) -> str:

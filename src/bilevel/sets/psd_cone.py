@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InvalidInput
-from .base import ConvexSet, Face, can_look_at_values, event_norm, tracked, widened
+from .base import ConvexSet, Face, can_look_at_values, event_norm, in_float32, tracked, widened
 from .spectral import divided_differences, positive_part, symmetric, without_rounding
 
 
@@ -26,15 +26,17 @@ class PSDCone(ConvexSet):
 
     event_ndim = 2
 
+    @in_float32
     def project(self, z: Tensor) -> Tensor:
         z = self._square(z)
-        work = symmetric(widened(z))
+        work = symmetric(z)
         values, vectors = _eigen(work.detach())
         change = vectors.mT @ (work - work.detach()) @ vectors if tracked(z) else None
-        return symmetric(vectors @ positive_part(values, change) @ vectors.mT).to(z)
+        return symmetric(vectors @ positive_part(values, change) @ vectors.mT)
 
+    @in_float32
     def jacobian(self, z: Tensor) -> Face:
-        return EigenFace(*_eigen(symmetric(widened(self._square(z.detach())))))
+        return EigenFace(*_eigen(symmetric(self._square(z).detach())))
 
     def excess(self, y: Tensor) -> tuple[Tensor, Tensor, str]:
         y, dtype = widened(self._square(y).detach()), y.dtype
@@ -42,8 +44,9 @@ class PSDCone(ConvexSet):
         amount = torch.maximum(-lowest, (y - y.mT).abs().amax((-2, -1))).clamp_min(0)
         return amount.to(dtype), event_norm(y, 2), "the matrix is not symmetric with eigenvalues >= 0"
 
+    @in_float32
     def margin(self, z: Tensor) -> Tensor:
-        return torch.linalg.eigvalsh(symmetric(widened(self._square(z.detach())))).abs().amin(-1)
+        return torch.linalg.eigvalsh(symmetric(self._square(z).detach())).abs().amin(-1)
 
     def _square(self, z: Tensor) -> Tensor:
         z = self.checked(z)

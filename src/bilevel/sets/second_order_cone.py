@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .base import ConvexSet, Face, can_look_at_values, event_norm
+from .base import ConvexSet, Face, can_look_at_values, event_norm, in_float32
 
 
 class SecondOrderCone(ConvexSet):
@@ -21,6 +21,7 @@ class SecondOrderCone(ConvexSet):
     tensor([2.5000, 1.5000, 2.0000])
     """
 
+    @in_float32
     def project(self, z: Tensor) -> Tensor:
         z = self.checked(z)
         inside, polar, norm = _regions(z)
@@ -31,16 +32,18 @@ class SecondOrderCone(ConvexSet):
         edge = torch.cat([half, half * (tail / safe)], -1)
         return torch.where(inside, z, torch.where(between, edge, torch.zeros_like(z)))
 
+    @in_float32
     def jacobian(self, z: Tensor) -> Face:
-        return ConeFace(self.checked(z.detach()))
+        return ConeFace(self.checked(z).detach())
 
     def excess(self, y: Tensor) -> tuple[Tensor, Tensor, str]:
         amount = _regions(y)[2].squeeze(-1) - y[..., 0]
         return amount.clamp_min(0), event_norm(y), "|x| exceeds t, the first entry"
 
+    @in_float32
     def margin(self, z: Tensor) -> Tensor:
         """The distance to the boundary of the cone or of its polar, | |t| - |x| |/sqrt 2."""
-        z = self.checked(z.detach())
+        z = self.checked(z).detach()
         gap = (z[..., 0].abs() - _regions(z)[2].squeeze(-1)).abs()
         return gap / 2**0.5 if z.shape[-1] > 1 else gap
 

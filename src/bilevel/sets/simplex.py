@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from .base import HALF, ConvexSet, Face, can_look_at_values, parameter, per_point, show, tracked, widened
+from .base import ConvexSet, Face, can_look_at_values, in_float32, largest, parameter, per_point, show, tracked
 from .box_section import wall_distance
 from .threshold import above_level_of_short, cut_level, cut_level_of_one, is_short
 
@@ -54,20 +53,21 @@ def _one_radius(z: Tensor, radius: float | Tensor) -> float | None:
     """The radius as a number, when z is one vector, in float32 or float64, of which no derivative is asked."""
     if z.ndim != 1 or z.numel() == 0 or z.dtype not in (torch.float32, torch.float64) or tracked(z):
         return None
-    if isinstance(radius, Tensor):
-        return float(radius) if radius.ndim == 0 and not tracked(radius) else None
-    return radius
+    if isinstance(radius, Tensor) and (radius.ndim or tracked(radius)):
+        return None
+    return number if (number := float(radius)) <= largest(z.dtype) else None
 
 
 class Simplex(ConvexSet):
     """{y : y >= 0, sum y = radius}; P(z) = max(z - theta, 0).
 
-    On the support S of P(z), H = I - 1 1'/|S|; entries at the threshold count as outside S.
+    On the support S of P(z), H = I - 1 1'/|S|; entries at the threshold count as outside S. With radius 0 the set is
+    the origin alone.
 
     Parameters
     ----------
     radius
-        The sum, positive: a number, or a tensor with one value per batch element.
+        The sum, non-negative: a number, or a tensor with one value per batch element.
 
     Examples
     --------
@@ -75,32 +75,35 @@ class Simplex(ConvexSet):
     tensor([0.7500, 0.2500, 0.0000])
     """
 
+    polyhedral = True
     parameters = ("radius",)
 
     def __init__(self, radius: float | Tensor = 1.0) -> None:
-        self.radius = parameter("radius", radius, low=0.0, strict=True)
+        self.radius = parameter("radius", radius, low=0.0)
 
+    @in_float32
     def project(self, z: Tensor) -> Tensor:
         z = self.checked(z)
         radius = _one_radius(z, self.radius)
         if radius is not None:
             return above_level_of_one(z, radius)
-        if z.dtype in HALF:
-            return self.project(z.float()).to(z.dtype)
-        return onto_simplex(z, per_point(self.radius, z))
+        return onto_simplex(z, per_point(self.radius, z, name="radius"))
 
+    @in_float32
     def jacobian(self, z: Tensor) -> Face:
-        z = widened(self.checked(z.detach()))
-        mask = support_mask(z, per_point(self.radius, z), _one_radius(z, _fixed(self.radius)))
+        z = self.checked(z).detach()
+        mask = support_mask(z, per_point(self.radius, z, name="radius"), _one_radius(z, _fixed(self.radius)))
         return SignedFace(mask, mask.sum(-1, keepdim=True), None, self.radius)
 
     def excess(self, y: Tensor) -> tuple[Tensor, Tensor, str]:
-        radius = per_point(self.radius, y, 0)
+        radius = per_point(self.radius, y, name="radius", keepdim=False)
         amount = torch.maximum((y.sum(-1) - radius).abs(), -y.amin(-1))
         return amount, radius.detach(), f"entries must be >= 0 and add up to {show(self.radius)}"
 
+    @in_float32
     def margin(self, z: Tensor) -> Tensor:
-        b, support, theta = _cell(z, per_point(self.radius, z))
+        z = self.checked(z).detach()
+        b, support, theta = _cell(z, per_point(self.radius, z, name="radius").detach())
         return wall_distance((b - theta).abs(), support, torch.ones_like(b))
 
     def __repr__(self) -> str:
@@ -111,7 +114,8 @@ class L1Ball(ConvexSet):
     """{y : |y|_1 <= radius}; P(z) = sign(z) max(|z| - theta, 0).
 
     Inside the ball (and on its boundary) H = I. Outside, with S the support of P(z) and s = sign(z) on S,
-    H = diag(S) - s s'/|S|; entries at the threshold count as outside S.
+    H = diag(S) - s s'/|S|; entries at the threshold count as outside S. With radius 0 the projection is constant and
+    H = 0, as for every ball.
 
     Parameters
     ----------
@@ -124,30 +128,30 @@ class L1Ball(ConvexSet):
     tensor([ 0.7500, -0.2500,  0.0000])
     """
 
+    polyhedral = True
     parameters = ("radius",)
 
     def __init__(self, radius: float | Tensor = 1.0) -> None:
         self.radius = parameter("radius", radius, low=0.0)
 
+    @in_float32
     def project(self, z: Tensor) -> Tensor:
         radius = _one_radius(z, self.radius) if isinstance(z, Tensor) else None
         if radius is not None:
             magnitude = z.abs()
             total = float(magnitude.sum())
-            if not math.isfinite(total):
+            if not total <= largest(z.dtype):
                 self.checked(z)
             return z.clone() if total <= radius else above_level_of_one(magnitude, radius).copysign_(z)
         z = self.checked(z)
-        if z.dtype in HALF:
-            return self.project(z.float()).to(z.dtype)
-        magnitude, radius = z.abs(), per_point(self.radius, z)
-        inside = magnitude.detach().sum(-1, keepdim=True) <= radius.detach()
-        return torch.where(inside, z, z.sign() * onto_simplex(magnitude, radius))
+        magnitude, radius = z.abs(), per_point(self.radius, z, name="radius")
+        return torch.where(within(magnitude, radius), z, z.sign() * onto_simplex(magnitude, radius))
 
+    @in_float32
     def jacobian(self, z: Tensor) -> Face:
-        z = widened(self.checked(z.detach()))
-        magnitude, radius = z.abs(), per_point(self.radius, z).detach()
-        inside = magnitude.sum(-1, keepdim=True) <= radius
+        z = self.checked(z).detach()
+        magnitude, radius = z.abs(), per_point(self.radius, z, name="radius").detach()
+        inside = within(magnitude, radius)
         mask = support_mask(magnitude, radius, _one_radius(z, _fixed(self.radius)))
         count = mask.sum(-1, keepdim=True)
         if can_look_at_values() and not bool(inside.any()):
@@ -155,22 +159,30 @@ class L1Ball(ConvexSet):
         return SignedFace(z.sign() * mask * ~inside, count * ~inside, inside, self.radius)
 
     def excess(self, y: Tensor) -> tuple[Tensor, Tensor, str]:
-        radius = per_point(self.radius, y, 0)
+        radius = per_point(self.radius, y, name="radius", keepdim=False)
         amount = (y.abs().sum(-1) - radius).clamp_min(0)
         return amount, radius.detach(), f"the l1 norm exceeds the radius {show(self.radius)}"
 
+    @in_float32
     def margin(self, z: Tensor) -> Tensor:
         """Outside, the nearest wall of the cell of z (a support entry vanishes, another appears, theta = 0)."""
-        radius = per_point(self.radius, z)
-        top = z.abs().amax(-1)
+        z = self.checked(z).detach()
+        radius, top = per_point(self.radius, z, name="radius").detach(), z.abs().amax(-1)
         b, support, theta = _cell(z.abs(), radius)
         walls = wall_distance((b - theta).abs(), support, torch.ones_like(b))
         to_ball = (theta.squeeze(-1) + top) * support.sum(-1).to(z.dtype).sqrt()
-        room = (radius.squeeze(-1) if radius.ndim else radius) - z.abs().sum(-1)
-        return torch.where(room < 0, torch.minimum(walls, to_ball), room / z.shape[-1] ** 0.5)
+        room = (radius - z.abs().sum(-1, keepdim=True)).squeeze(-1)
+        margin = torch.where(room < 0, torch.minimum(walls, to_ball), room / z.shape[-1] ** 0.5)
+        return torch.where(per_point(self.radius, z, keepdim=False).detach() > 0, margin, torch.inf)
 
     def __repr__(self) -> str:
         return f"L1Ball(radius={show(self.radius)})"
+
+
+def within(magnitude: Tensor, radius: Tensor) -> Tensor:
+    """Whether a ball holds the point, so that H = I there: a ball of radius 0 has no such point."""
+    radius = radius.detach()
+    return (magnitude.detach().sum(-1, keepdim=True) <= radius) & (radius > 0)
 
 
 def _cell(z: Tensor, radius: Tensor) -> tuple[Tensor, Tensor, Tensor]:

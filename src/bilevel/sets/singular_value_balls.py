@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .base import ConvexSet, Face, parameter, per_point, show, tracked, widened
+from .base import ConvexSet, Face, in_float32, parameter, per_point, show, tracked, widened
 from .spectral import Dilation, ShrinkFace, without_rounding
 
 
@@ -34,18 +34,19 @@ class SpectralNormBall(ConvexSet):
     def __init__(self, radius: float | Tensor = 1.0) -> None:
         self.radius = parameter("radius", radius, low=0.0)
 
+    @in_float32
     def project(self, z: Tensor) -> Tensor:
         z = self.checked(z)
-        work = widened(z)
-        radius = per_point(self.radius, work, 2)
+        radius = per_point(self.radius, z, 2)
         if tracked(z, radius):
-            return (work - Dilation(work).shrink(radius.detach(), radius)).to(z)
-        left, values, right = torch.linalg.svd(work, full_matrices=False)
+            return z - Dilation(z).shrink(radius.detach(), radius)
+        left, values, right = torch.linalg.svd(z, full_matrices=False)
         clipped = (left * torch.minimum(values, radius.squeeze(-1)).unsqueeze(-2)) @ right
-        return torch.where(values[..., :1, None] > radius, clipped, work).to(z)
+        return torch.where(values[..., :1, None] > radius, clipped, z)
 
+    @in_float32
     def jacobian(self, z: Tensor) -> Face:
-        z = widened(self.checked(z.detach()))
+        z = self.checked(z).detach()
         left, values, right = torch.linalg.svd(z, full_matrices=False)
         shrunk = values - per_point(self.radius, z, 2).detach().squeeze(-1)
         return ClipFace(ShrinkFace(left, values, right, without_rounding(shrunk, values)), self.radius)
@@ -54,9 +55,10 @@ class SpectralNormBall(ConvexSet):
         amount = torch.linalg.matrix_norm(widened(y.detach()), 2).to(y.dtype) - self.radius
         return amount.clamp_min(0), self.radius, f"the spectral norm exceeds the radius {show(self.radius)}"
 
+    @in_float32
     def margin(self, z: Tensor) -> Tensor:
-        z = widened(self.checked(z.detach()))
-        return (torch.linalg.svdvals(z) - per_point(self.radius, z).detach()).abs().amin(-1)
+        z = self.checked(z).detach()
+        return (torch.linalg.svdvals(z) - per_point(self.radius, z[..., 0]).detach()).abs().amin(-1)
 
     def __repr__(self) -> str:
         return f"SpectralNormBall(radius={show(self.radius)})"
@@ -88,25 +90,26 @@ class NuclearNormBall(ConvexSet):
     def __init__(self, radius: float | Tensor = 1.0) -> None:
         self.radius = parameter("radius", radius, low=0.0)
 
+    @in_float32
     def project(self, z: Tensor) -> Tensor:
         z = self.checked(z)
-        work = widened(z)
-        radius = per_point(self.radius, work, 2)
+        radius = per_point(self.radius, z, 2)
         if not tracked(z, radius):
-            left, values, right = torch.linalg.svd(work, full_matrices=False)
+            left, values, right = torch.linalg.svd(z, full_matrices=False)
             shrunk, outside = _threshold(values, radius.squeeze(-1))
             inner = (left * shrunk.clamp_min(0).unsqueeze(-2)) @ right
-            return torch.where(outside.unsqueeze(-1), inner, work).to(z)
-        dilation = Dilation(work)
+            return torch.where(outside.unsqueeze(-1), inner, z)
+        dilation = Dilation(z)
         shrunk, outside = _threshold(dilation.values, radius.detach().squeeze(-1))
         level = (dilation.values - shrunk)[..., :1, None]
         # The singular values above the level must add up to radius + k * level: this moves the level with Z.
         count = (shrunk > 0).sum(-1)[..., None, None].clamp_min(1)
         moved = level + (dilation.surplus(level) - radius) / count
-        return torch.where(outside.unsqueeze(-1), dilation.shrink(level, moved), work).to(z)
+        return torch.where(outside.unsqueeze(-1), dilation.shrink(level, moved), z)
 
+    @in_float32
     def jacobian(self, z: Tensor) -> Face:
-        z = widened(self.checked(z.detach()))
+        z = self.checked(z).detach()
         left, values, right = torch.linalg.svd(z, full_matrices=False)
         shrunk, outside = _threshold(values, per_point(self.radius, z, 2).detach().squeeze(-1))
         return NuclearFace(ShrinkFace(left, values, right, shrunk), outside, self.radius)
@@ -115,11 +118,12 @@ class NuclearNormBall(ConvexSet):
         amount = torch.linalg.svdvals(widened(y.detach())).sum(-1).to(y.dtype) - self.radius
         return amount.clamp_min(0), self.radius, f"the nuclear norm exceeds the radius {show(self.radius)}"
 
+    @in_float32
     def margin(self, z: Tensor) -> Tensor:
         """The distance to s_i = theta, with theta moving along, or to the sphere."""
-        z = widened(self.checked(z.detach()))
+        z = self.checked(z).detach()
         values = torch.linalg.svdvals(z)
-        radius = per_point(self.radius, z).detach()
+        radius = per_point(self.radius, z[..., 0]).detach()
         shrunk, outside = _threshold(values, radius)
         count = (shrunk > 0).sum(-1, keepdim=True).clamp_min(1)
         slope = (1 - (shrunk > 0) / count + (shrunk <= 0) / count).clamp_min(torch.finfo(z.dtype).tiny).sqrt()

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .base import can_look_at_values
+from .base import HALF, can_look_at_values
 
 SHORT = 4_000
 """Below this many entries, sorting one vector is faster than Newton's method."""
@@ -29,6 +29,8 @@ ROUNDS = 40
 def cut_level(b: Tensor, radius: Tensor) -> Tensor:
     """The level of each row, shape (..., 1), for b of shape (..., n) with maximum 0 and radius (..., 1)."""
     b, radius = b.detach(), radius.detach()
+    if b.dtype in HALF:  # a count of entries needs more digits
+        return cut_level(b.float(), radius.float()).to(b.dtype)
     if not can_look_at_values():
         return _by_sorting(b, radius)
     if b.numel() == b.shape[-1] and radius.numel() == 1:

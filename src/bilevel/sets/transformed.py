@@ -7,8 +7,18 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from ..errors import InvalidType
-from .base import ConvexSet, Face, parameter, per_point, show
+from ..errors import InvalidInput, InvalidType
+from .base import (
+    ConvexSet,
+    Face,
+    as_point,
+    can_look_at_values,
+    in_float32,
+    parameter,
+    per_point,
+    rounding_scale,
+    show,
+)
 
 
 class _OfBase(ConvexSet):
@@ -20,6 +30,7 @@ class _OfBase(ConvexSet):
         self.base = base
         self.event_ndim = base.event_ndim  # type: ignore[misc]
         self.separable = base.separable  # type: ignore[misc]
+        self.polyhedral = base.polyhedral  # type: ignore[misc]
 
     def tensor_parameters(self) -> dict[str, Tensor]:
         inner = {f"base.{name}": value for name, value in self.base.tensor_parameters().items()}
@@ -53,25 +64,34 @@ class Translated(_OfBase):
         super().__init__(base)
         self.shift = parameter("shift", shift)
 
+    def _shift(self, z: Tensor) -> Tensor:
+        return as_point(self.shift, z, int(self.event_ndim), name="shift")  # type: ignore[arg-type]
+
+    @in_float32
     def project(self, z: Tensor) -> Tensor:
-        shift = torch.as_tensor(self.shift).to(self.checked(z))
+        shift = self._shift(self.checked(z))
         return shift + self.base.project(z - shift)
 
+    @in_float32
     def jacobian(self, z: Tensor) -> Face:
-        z = self.checked(z.detach())
-        return TranslatedFace(self.base.jacobian(z - torch.as_tensor(self.shift).detach().to(z)), self.shift)
+        z = self.checked(z).detach()
+        return TranslatedFace(self.base.jacobian(z - self._shift(z).detach()), self.shift)
 
     def excess(self, y: Tensor) -> tuple[Tensor, Tensor | float, str]:
-        shift = torch.as_tensor(self.shift).detach().to(y)
+        shift = self._shift(y).detach()
         amount, scale, what = self.base.excess(y - shift)
+        # y - shift carries the rounding of both.
+        rounded = (y.abs() + shift.abs()).sum(tuple(range(-int(self.event_ndim), 0)))  # type: ignore[arg-type]
         return (
             amount,
-            torch.as_tensor(scale).to(y) + shift.abs().max(),
+            torch.as_tensor(scale).to(y) + rounding_scale(rounded),
             f"after taking the shift away, {what}",
         )
 
+    @in_float32
     def margin(self, z: Tensor) -> Tensor | None:
-        return self.base.margin(z - torch.as_tensor(self.shift).detach().to(z))
+        z = self.checked(z).detach()
+        return self.base.margin(z - self._shift(z).detach())
 
     def __repr__(self) -> str:
         return f"Translated({self.base}, shift={show(self.shift)})"
@@ -121,27 +141,42 @@ class Scaled(_OfBase):
         super().__init__(base)
         self.factor = parameter("factor", factor, low=0.0, strict=True)
 
-    def _factor(self, z: Tensor) -> Tensor:
-        return per_point(self.factor, z, int(self.event_ndim))  # type: ignore[arg-type]
+    def _factor(self, z: Tensor, *, keepdim: bool = True) -> Tensor:
+        return per_point(self.factor, z, int(self.event_ndim), name="factor", keepdim=keepdim)  # type: ignore[arg-type]
 
+    def _divided(self, z: Tensor, factor: Tensor) -> Tensor:
+        scaled = z / factor
+        if can_look_at_values() and not bool(torch.isfinite(scaled.detach()).all()):
+            raise InvalidInput(
+                f"Scaled: a point of size {float(z.detach().abs().max()):.3g} divided by the factor "
+                f"{show(self.factor)} overflows {z.dtype}: use z.double(), or a base of another size"
+            )
+        return scaled
+
+    @in_float32
     def project(self, z: Tensor) -> Tensor:
         factor = self._factor(self.checked(z))
-        return factor * self.base.project(z / factor)
+        return factor * self.base.project(self._divided(z, factor))
 
+    @in_float32
     def jacobian(self, z: Tensor) -> Face:
-        z = self.checked(z.detach())
+        z = self.checked(z).detach()
         factor = self._factor(z).detach()
-        scaled = z / factor
+        scaled = self._divided(z, factor)
         return ScaledFace(self.base.jacobian(scaled), scaled, self.base.project(scaled).detach(), factor, self)
 
     def excess(self, y: Tensor) -> tuple[Tensor, Tensor | float, str]:
-        amount, scale, what = self.base.excess(y / self._factor(y).detach())
-        factor = torch.as_tensor(self.factor).detach().to(y)
-        return amount * factor, scale * factor, f"divided by the factor, {what}"
+        factor = self._factor(y).detach()
+        amount, scale, what = self.base.excess(self._divided(y, factor))
+        per_batch = self._factor(y, keepdim=False).detach()
+        return amount * per_batch, scale * per_batch, f"divided by the factor, {what}"
 
+    @in_float32
     def margin(self, z: Tensor) -> Tensor | None:
-        margin = self.base.margin(z / self._factor(z).detach())
-        return None if margin is None else margin * torch.as_tensor(self.factor).detach().to(z)
+        z = self.checked(z).detach()
+        factor, per_batch = self._factor(z).detach(), self._factor(z, keepdim=False).detach()
+        margin = self.base.margin(self._divided(z, factor))
+        return None if margin is None else margin * per_batch
 
     def __repr__(self) -> str:
         return f"Scaled({self.base}, factor={show(self.factor)})"

@@ -34,6 +34,7 @@ class TransportPolytope(ConvexSet):
     """
 
     event_ndim = 2
+    polyhedral = True
     parameters = ("row_sums", "column_sums")
 
     def __init__(self, row_sums: Tensor, column_sums: Tensor) -> None:
@@ -73,7 +74,7 @@ class TransportPolytope(ConvexSet):
 
     def jacobian(self, z: Tensor) -> Face:
         rows, columns = self._sums()
-        return TransportFace(transport_potentials(self._wide(z.detach()), rows.detach(), columns.detach())[1], self)
+        return TransportFace(transport_potentials(self._wide(z).detach(), rows.detach(), columns.detach())[1], self)
 
     def excess(self, y: Tensor) -> tuple[Tensor, Tensor, str]:
         rows, columns = (value.detach().to(y) for value in self._sums())

@@ -5,10 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..errors import InvalidInput
-from .base import HALF, ConvexSet, Face, event_norm, parameter, per_point, show
-from .box import as_point
+from .base import ConvexSet, Face, as_point, event_norm, in_float32, parameter, per_point, show
 from .box_section import Section, find_section, on_section, wall_distance
+from .simplex import within
 
 
 class WeightedL1Ball(ConvexSet):
@@ -30,56 +29,68 @@ class WeightedL1Ball(ConvexSet):
     tensor([1.6000, 0.2000])
     """
 
+    polyhedral = True
     parameters = ("weight", "radius")
 
     def __init__(self, weight: float | Tensor, radius: float | Tensor = 1.0) -> None:
         self.weight = parameter("weight", weight, low=0.0, strict=True)
         self.radius = parameter("radius", radius, low=0.0)
 
-    def _parts(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor, Section, tuple[Tensor, ...]]:
-        """|z|, weight, whether inside, and |z| as a point of {y >= 0, weight.y = radius}."""
-        weight, radius = as_point(self.weight, z), per_point(self.radius, z)
-        if torch.broadcast_shapes(z.shape, weight.shape)[-1] != z.shape[-1]:
-            raise InvalidInput(f"WeightedL1Ball: {weight.shape[-1]} weights for a point of {z.shape[-1]} entries")
-        magnitude = z.abs()
-        inside = (weight * magnitude).detach().sum(-1, keepdim=True) <= radius.detach()
-        limits = (weight, torch.zeros_like(weight), torch.full_like(weight, torch.inf), radius)
-        return magnitude, weight, inside, find_section(magnitude, *limits), limits
+    def _parts(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """|z|, weight (its largest entry 1), radius, and the factor taken from weight and radius."""
+        weight, radius = as_point(self.weight, z, name="weight"), per_point(self.radius, z, name="radius")
+        weight = weight.expand(z.shape[-1:]) if weight.ndim == 0 else weight
+        size = weight.detach().amax(-1, keepdim=True)
+        return z.abs(), weight / size, radius / size, size
 
+    def _section(self, magnitude: Tensor, weight: Tensor, radius: Tensor) -> tuple[Section, Tensor, Tensor]:
+        """The face of {y >= 0, weight.y = radius} that holds the projection of |z|, that projection and its level."""
+        limits = (weight, torch.zeros_like(weight), torch.full_like(weight, torch.inf), radius)
+        section = find_section(magnitude, *limits)
+        return section, *on_section(magnitude, section, *limits)
+
+    @in_float32
     def project(self, z: Tensor) -> Tensor:
         z = self.checked(z)
-        if z.dtype in HALF:
-            return self.project(z.float()).to(z.dtype)
-        magnitude, _, inside, section, limits = self._parts(z)
-        return torch.where(inside, z, z.sign() * on_section(magnitude, section, *limits)[0])
+        magnitude, weight, radius, _ = self._parts(z)
+        inside = within(weight * magnitude, radius)
+        return torch.where(inside, z, z.sign() * self._section(magnitude, weight, radius)[1])
 
+    @in_float32
     def jacobian(self, z: Tensor) -> Face:
-        z = self.checked(z.detach())
-        magnitude, weight, inside, section, limits = self._parts(z)
-        y, level = on_section(magnitude, section, *(limit.detach() for limit in limits))
-        return WeightedFace(self, z.sign(), weight.detach(), section.free & ~inside, inside, y, level)
+        z = self.checked(z).detach()
+        magnitude, weight, radius, size = (part.detach() for part in self._parts(z))
+        inside = within(weight * magnitude, radius)
+        section, y, level = self._section(magnitude, weight, radius)
+        return WeightedFace(self, z.sign(), weight, section.free & ~inside, inside, y, level, size)
 
     def excess(self, y: Tensor) -> tuple[Tensor, Tensor, str]:
-        radius = per_point(self.radius, y, 0)
-        amount = ((as_point(self.weight, y) * y.abs()).sum(-1) - radius).clamp_min(0)
-        return amount, radius.detach(), f"the weighted l1 norm exceeds the radius {show(self.radius)}"
+        magnitude, weight, radius, size = self._parts(y)
+        amount = ((weight * magnitude).sum(-1, keepdim=True) - radius).clamp_min(0) * size
+        what = f"the weighted l1 norm exceeds the radius {show(self.radius)}"
+        return amount.squeeze(-1), (radius * size).expand_as(amount).squeeze(-1), what
 
+    @in_float32
     def margin(self, z: Tensor) -> Tensor:
         """As for the l1 ball: a support entry vanishes, another appears, or z meets the ball."""
-        magnitude, weight, inside, section, limits = self._parts(z)
-        level = on_section(magnitude, section, *limits)[1]
-        walls = wall_distance((magnitude - level * weight).abs(), section.free, weight.expand_as(z))
+        z = self.checked(z).detach()
+        magnitude, weight, radius, _ = (part.detach() for part in self._parts(z))
+        section, _, level = self._section(magnitude, weight, radius)
+        walls = wall_distance((magnitude - level * weight).abs(), section.free, weight)
         to_ball = level.squeeze(-1) * event_norm(weight * section.free)
-        room = (limits[-1] - (weight * magnitude).sum(-1, keepdim=True)).squeeze(-1)
-        walls = torch.where(walls.isnan(), to_ball, torch.minimum(walls, to_ball))
-        return torch.where(inside.squeeze(-1), room / event_norm(weight.expand_as(z)), walls)
+        room = (radius - (weight * magnitude).sum(-1, keepdim=True)).squeeze(-1)
+        margin = torch.where(room < 0, torch.minimum(walls, to_ball), room / event_norm(weight))
+        return torch.where((radius > 0).squeeze(-1), margin, torch.inf)
 
     def __repr__(self) -> str:
         return f"WeightedL1Ball(weight={show(self.weight)}, radius={show(self.radius)})"
 
 
 class WeightedFace(Face):
-    """H = diag(S) - s s'/|s|^2 with s = sign(z) weight on the support S; I where inside the ball."""
+    """H = diag(S) - s s'/|s|^2 with s = sign(z) weight on the support S; I where inside the ball.
+
+    `size` is the factor taken from the weight.
+    """
 
     is_projector = True
 
@@ -92,21 +103,22 @@ class WeightedFace(Face):
         inside: Tensor,
         y: Tensor,
         level: Tensor,
+        size: Tensor,
     ) -> None:
         self._owner, self._signs, self._y, self._level = owner, signs, y * free, level
-        self._inside = inside
-        self._active = signs * weight * free
-        square = self._active.square().sum(-1, keepdim=True)
-        self._per_square = self._active / torch.where(square > 0, square, 1)
+        self._inside, self._size = inside, size
+        length = event_norm(weight * free, keepdim=True)
+        self._safe = torch.where(length > 0, length, 1)
+        self._normal = signs * weight * free / self._safe
         self.support = free | inside
-        self.dimension = self.support.sum(-1) - (square.squeeze(-1) > 0).to(torch.int64)
+        self.dimension = self.support.sum(-1) - (length.squeeze(-1) > 0).to(torch.int64)
 
     def apply(self, v: Tensor) -> Tensor:
-        return v * self.support - (v * self._per_square).sum(-1, keepdim=True) * self._active
+        return v * self.support - (v * self._normal).sum(-1, keepdim=True) * self._normal
 
     def parameter_vjp(self, u: Tensor) -> dict[str, Tensor]:
         """With q = s.u/|s|^2: radius q; weight -theta sign(z) (H u) - q |y| (zero inside)."""
-        q = (u * self._per_square).sum(-1, keepdim=True)
+        q = (u * self._normal).sum(-1, keepdim=True) / self._safe
         weight = (-self._level * self._signs * self.apply(u) - q * self._y) * ~self._inside
-        rates = {"radius": q.squeeze(-1), "weight": weight}
+        rates = {"radius": (q / self._size).squeeze(-1), "weight": weight / self._size}
         return {name: rates[name].sum_to_size(value.shape) for name, value in self._owner.tensor_parameters().items()}

@@ -48,6 +48,8 @@ class SetCases:
     """Whether bfloat16 makes sense."""
     traceable: bool = True
     """Whether `project` runs under torch.func.vmap and torch.compile."""
+    takes_numbers: bool = False
+    """Whether a tensor without dimensions is a point."""
     margin_exact: bool = True
     """Whether `margin` is the distance itself and not only a lower bound."""
     points_per_set: int = 5

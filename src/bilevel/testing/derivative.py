@@ -69,6 +69,38 @@ class DerivativeTests(SetCases):
                     assert basis.shape[0] == z.numel()
                     assert basis.shape[1] == int((values > 1e-12).sum())
 
+    def test_polyhedral(self) -> None:
+        """Where every H is said to be a projector, it is one, and says so."""
+        for case in self.small_cases("polyhedral", 6):
+            if not case.Y.polyhedral:
+                continue
+            face = case.Y.jacobian(case.z)
+            assert face.is_projector
+            H = dense_batch(face, case.z)
+            torch.testing.assert_close(H @ H, H, rtol=0, atol=1e-9)
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+    def test_derivative_in_lower_precision(self, dtype: torch.dtype) -> None:
+        """Products and margins come in the dtype of the point, and are those of float64 up to rounding."""
+        self._need_half(dtype)
+        slack, seen = 8 * torch.finfo(dtype).eps, 0
+        for case in self.small_cases("half", 6):
+            generator = torch.Generator().manual_seed(case.seed)
+            for exact in self.smooth_points(case, 8).to(dtype).double():
+                if not self._is_smooth(case.Y, exact, generator):  # rounding may have moved the point to a kink
+                    continue
+                z, seen = exact.to(dtype), seen + 1
+                v = torch.randn(z.shape, generator=generator, dtype=torch.float64).to(dtype)
+                product, expected = case.Y.jacobian(z).apply(v), case.Y.jacobian(exact).apply(v.double())
+                assert product.dtype == dtype
+                torch.testing.assert_close(product.double(), expected, rtol=slack, atol=slack * float(v.abs().max()))
+                margin, expected = case.Y.margin(z), case.Y.margin(exact)
+                if margin is not None:
+                    assert margin.dtype == dtype
+                    atol = slack * max(float(exact.abs().max()), case.scale)
+                    torch.testing.assert_close(margin.double(), expected, rtol=slack, atol=atol)
+        assert seen >= 20, f"only {seen} points away from kinks"
+
     def test_jacobian_of_a_batch(self) -> None:
         """A batch of points, and more directions than points, act element by element."""
         for case in self.small_cases("jacobian-batch"):
@@ -180,6 +212,10 @@ class DerivativeTests(SetCases):
         z = case.z.clone().requires_grad_()
         (eager,) = torch.autograd.grad(case.Y.project(z).square().sum(), z)
         torch.testing.assert_close(grad, eager)
+
+    def _need_half(self, dtype: torch.dtype) -> None:
+        if dtype is torch.bfloat16 and not self.half:
+            pytest.skip("bfloat16 makes no sense for this set")
 
     def _need_tracing(self) -> None:
         if not self.traceable:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -11,6 +15,9 @@ from ..errors import InvalidInput, InvalidType
 from ..sets.base import event_norm
 from .cases import Case, SetCases
 from .oracle import Oracle
+
+log = logging.getLogger("bilevel.testing")
+"""How many cases the oracle could not judge; shown by `pytest -o log_cli=true --log-cli-level=INFO`."""
 
 AGREEMENT = 1e-7
 """Largest distance to the oracle's answer, relative to max(|z|, size of the set)."""
@@ -49,6 +56,7 @@ class ProjectionTests(SetCases):
                     )
                 else:
                     unusable += 1
+        log.info("%s: %d cases, %d judged without the oracle", type(self).__name__, count, unusable)
         assert unusable <= 0.02 * count, f"the oracle had no usable answer in {unusable} of {count} cases"
 
     def _check_truths(self, case: Case) -> Tensor:
@@ -118,6 +126,9 @@ class ProjectionTests(SetCases):
             looped = torch.stack([case.Y.project(z).detach() for z in case.z]).reshape(batched.shape)
             torch.testing.assert_close(batched, looped, rtol=0, atol=self.accuracy * float(case.size().max()))
             assert case.Y.project(case.z[:0]).shape == case.z[:0].shape
+            assert case.Y.jacobian(case.z[:0]).apply(case.z[:0]).shape == case.z[:0].shape
+            assert case.Y.distance(case.z[:0]).shape == (0,)
+            assert case.Y.contains(case.z[:0])
 
     def test_distance_and_random_point(self) -> None:
         """|y - Py| is zero on random points of the set, and is the distance elsewhere."""
@@ -130,21 +141,37 @@ class ProjectionTests(SetCases):
             gap = event_norm(case.z - case.Y.project(case.z), len(case.shape))
             torch.testing.assert_close(case.Y.distance(case.z), gap, rtol=1e-9, atol=self.accuracy)
 
+    def test_the_answer_has_memory_of_its_own(self) -> None:
+        """Changing the projection in place does not change z, not even for a point of the set."""
+        for case in self.small_cases("memory"):
+            inside = case.Y.project(case.z).detach()
+            before = inside.clone()
+            case.Y.project(inside).detach().add_(1)
+            assert torch.equal(inside, before)
+
     def test_bad_points_are_refused(self) -> None:
-        """NaN, infinite, integer and empty points: an error of ours that names the set."""
+        """NaN, infinite, integer, empty points and lists: an error of ours that names the set, whatever is asked."""
         case = next(iter(self.small_cases("bad")))
-        name = type(case.Y).__name__
+        Y, name = case.Y, type(case.Y).__name__
+        asked: tuple[Any, ...] = (Y.project, Y.jacobian, Y.distance)
+        if Y.margin(case.z[0]) is not None:
+            asked = (*asked, Y.margin)
         for bad in (float("nan"), float("inf"), -float("inf")):
             z = case.z[0].clone()
             z.view(-1)[0] = bad
-            for ask in (case.Y.project, case.Y.jacobian):
+            for ask in asked:
                 with pytest.raises(InvalidInput, match=f"{name}.* NaN or infinite"):
                     ask(z)
-            assert not case.Y.contains(z)
-        with pytest.raises(InvalidType, match=name):
-            case.Y.project(torch.zeros(case.shape, dtype=torch.int64))
-        with pytest.raises(InvalidType, match="takes a tensor"):
-            case.Y.project([0.0])
-        with pytest.raises(InvalidInput, match="has no entries"):
-            case.Y.project(torch.zeros(tuple(0 for _ in case.shape)))
-        assert name in repr(case.Y)
+            assert "1 NaN or infinite" in Y.contains(z).reason
+        for ask in (*asked, Y.contains):
+            with pytest.raises(InvalidType, match=f"{name} takes floating-point"):
+                ask(torch.zeros(case.shape, dtype=torch.int64))
+            for other in ([0.0], np.zeros(case.shape)):
+                with pytest.raises(InvalidType, match=f"{name} takes a tensor"):
+                    ask(other)
+            with pytest.raises(InvalidInput, match="has no entries"):
+                ask(torch.zeros(tuple(0 for _ in case.shape)))
+            if not self.takes_numbers:
+                with pytest.raises(InvalidInput, match=f"{name} takes points of"):
+                    ask(torch.zeros((), dtype=torch.float64))
+        assert name in repr(Y)
