@@ -117,12 +117,12 @@ class DenseDesign(Design):
 
     def matmul(self, V: Tensor) -> Tensor:
         if self.array.dtype == self.dtype:
-            return self.array @ V
+            return (V.T @ self.array.T).T
         return torch.cat([block.array.to(self.dtype) @ V for _, block in self.blocks()])  # type: ignore[attr-defined]
 
     def rmatmul(self, R: Tensor) -> Tensor:
         if self.array.dtype == self.dtype:
-            return self.array.T @ R
+            return (R.T @ self.array).T
         parts = (block.array.to(self.dtype).T @ R[rows] for rows, block in self.blocks())  # type: ignore[attr-defined]
         return sum(parts, start=R.new_zeros(self.shape[1], R.shape[1]))
 
