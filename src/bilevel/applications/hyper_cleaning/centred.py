@@ -38,11 +38,12 @@ class CentredDesign(Design):
     def rows(self, index: Tensor) -> Design:
         return CentredDesign(self.design.rows(index), self.means)
 
-    def _slice(self, rows: slice) -> Design:
-        return CentredDesign(self.design._slice(rows), self.means)
+    def _neighbours(self, rows: slice) -> Design:
+        return CentredDesign(self.design._neighbours(rows), self.means)
 
+    @property
     def _bytes(self) -> int:
-        return self.design._bytes()
+        return self.design._bytes
 
 
 def column_means(design: Design) -> Tensor:

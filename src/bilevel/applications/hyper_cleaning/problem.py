@@ -6,12 +6,14 @@ import math
 from functools import cached_property
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ...errors import InvalidInput, InvalidType
 from ...problem import Linearization, Problem
 from ...sets.base import ConvexSet
+from ...sets.flattened import Flattened
 from ...sets.free_space import FreeSpace
 from ...sets.product import ProductSet
 from ...sets.simplex import L1Ball
@@ -27,7 +29,7 @@ VECTORS = Space()
 class CleaningProblem(Problem):
     """Which labels to believe, so that the model trained on them does best on the trusted rows?
 
-        f(x, y) = mean over trusted rows of l_b(s)  +  evidence * mean over noisy rows of phi_i(x, s_i)
+        f(x, y) = mean over trusted rows of l_b(s)  +  evidence * mean over witness rows of phi_i(x, s_i)
         g(x, y) = mean over noisy rows of phi_i(x, s_i)  +  trusted_in_lower * mean over trusted rows of l_b(s)
                   + ridge |weight|^2 + intercept_ridge |bias|^2
 
@@ -49,9 +51,11 @@ class CleaningProblem(Problem):
     noise
         "rows", "class-pairs" or "transition", or a model such as `RowWeights()`.
     radius
-        Of the l1 ball that the weight of each class lies in; "auto" makes it part of x: x is then
-        {"noise": ..., "log_radius": ()}. There is one ball per class: each class keeps its own budget of features
-        whatever the number of classes, and none can use up that of another.
+        Of the l1 ball that the weight lies in; "auto" makes it part of x: x is then {"noise": ..., "log_radius": ()}.
+    ball
+        "class": one ball for each class, so that each keeps its own budget of features, none can use up that of
+        another and the radius means the same for any number of classes. "all": one ball for all classes together,
+        which then share one budget.
     constraint
         Another convex set for "weight", instead of the ball: a set of vectors holds for each class, one of matrices
         for all classes together.
@@ -64,7 +68,11 @@ class CleaningProblem(Problem):
     trusted_in_lower
         How much the mean loss of the trusted rows counts in the lower level: above zero they also train.
     evidence
-        How much the fit of the noisy rows counts in the upper level: without it x is judged by the trusted rows alone.
+        How much the fit of noisy rows counts in the upper level: without it x is judged by the trusted rows alone.
+        Only for a noise model with a likelihood (`Transition`) does that fit say which x is right.
+    witnesses
+        (design, labels): noisy rows for the evidence that take no part in training, so that f remains a validation
+        loss, by which a radius can be chosen too. Default: the noisy rows themselves.
     batch_size
         Noisy rows per step, drawn with replacement; None for all. The trusted rows are always all used.
 
@@ -88,6 +96,7 @@ class CleaningProblem(Problem):
         loss: str | Loss | None = None,
         noise: str | NoiseModel = "rows",
         radius: float | Literal["auto"] = 1.0,
+        ball: Literal["class", "all"] = "class",
         constraint: ConvexSet | None = None,
         ridge: float = 1e-3,
         intercept: bool = True,
@@ -95,9 +104,11 @@ class CleaningProblem(Problem):
         classes: int | None = None,
         trusted_in_lower: float = 0.0,
         evidence: float = 0.0,
+        witnesses: tuple[Any, Any] | None = None,
         batch_size: int | None = None,
     ) -> None:
-        self.design, self.trusted_design = Design.of(design), Design.of(trusted_design)
+        self.design = Design.of(design)
+        self.trusted_design = Design.of(trusted_design, dtype=self.design.dtype)
         self.labels = _labels("labels", labels, self.design)
         self.trusted_labels = _labels("trusted_labels", trusted_labels, self.trusted_design)
         self.classes = _class_count(classes, self.labels, self.trusted_labels)
@@ -115,8 +126,8 @@ class CleaningProblem(Problem):
                 raise InvalidInput(f"{name} must be a number of at least 0, got {value!r}")
         self.ridges = {"weight": float(ridge), "bias": float(intercept_ridge)}
         self.trusted_in_lower, self.evidence = float(trusted_in_lower), float(evidence)
+        self.witnesses = self._checked_witnesses(witnesses)
         self.batch_size = _batch_size(batch_size)
-        self._weight_set, self._radius = constraint, radius
         columns = self.loss.columns(self.classes)
         options: Any = {"dtype": self.design.dtype, "device": self.design.device}
         y0 = {"weight": torch.zeros(columns, self.design.shape[1], **options)}
@@ -125,7 +136,7 @@ class CleaningProblem(Problem):
         super().__init__(
             self._plain_upper,
             self._plain_lower,
-            _constraint(radius, constraint, intercept=intercept),
+            _constraint(radius, ball, constraint, intercept=intercept),
             y0=y0,  # type: ignore[arg-type]
             sampler=None if batch_size is None else self._draw,
         )
@@ -139,7 +150,7 @@ class CleaningProblem(Problem):
 
     def scores(self, y: Vector, rows: Any = None) -> Tensor:
         """The scores of the model y, shape (n, columns), for the noisy rows or for others (n, d)."""
-        return scores_of(self.design if rows is None else Design.of(rows), y)  # type: ignore[arg-type]
+        return scores_of(self.design if rows is None else Design.of(rows, dtype=self.design.dtype), y)  # type: ignore[arg-type]
 
     def linearize(self, x: Vector, y: Vector, batch: Any = None) -> Linearization:
         return CleaningLinearization(self, x, y, batch)
@@ -164,6 +175,21 @@ class CleaningProblem(Problem):
             noise = noise[batch] if self.noise.per_row else noise
         return RowMean(design, labels, self.loss, self.noise, noise, y)  # type: ignore[arg-type]
 
+    def evidence_mean(self, x: Vector, y: Vector, batch: Tensor | None = None) -> RowMean:
+        """The mean of phi over the rows that bear witness in the upper level."""
+        if self.witnesses is None:
+            return self.noisy_mean(x, y, batch)
+        return RowMean(*self.witnesses, self.loss, self.noise, self.noise_part(x), y)  # type: ignore[arg-type]
+
+    def _checked_witnesses(self, witnesses: Any) -> tuple[Design, Tensor] | None:
+        if witnesses is None:
+            return None
+        if self.noise.per_row:
+            raise InvalidInput(f"witnesses need a noise model that holds for all rows, got {self.noise!r}")
+        design = Design.of(witnesses[0])
+        _check_designs(self.design, design)
+        return design, _labels("witnesses", witnesses[1], design)
+
     def trusted_mean(self, y: Vector) -> RowMean:
         """The mean loss of the trusted rows at one model."""
         nothing = self.labels.new_zeros((), dtype=self.design.dtype)
@@ -172,7 +198,7 @@ class CleaningProblem(Problem):
     def _plain_upper(self, x: Vector, y: Vector, batch: Any = None) -> Tensor:
         """f as autograd can follow it."""
         value = self.trusted_mean(y).value()
-        return value + self.evidence * self.noisy_mean(x, y, batch).value() if self.evidence else value
+        return value + self.evidence * self.evidence_mean(x, y, batch).value() if self.evidence else value
 
     def _plain_lower(self, x: Vector, y: Any, batch: Any = None) -> Tensor:
         """g as autograd can follow it."""
@@ -195,18 +221,25 @@ class CleaningLinearization(Linearization):
     def _trusted(self) -> RowMean:
         return self.problem.trusted_mean(self.y)
 
+    @cached_property
+    def _evidence(self) -> RowMean:
+        """The noisy rows themselves, with what is already known of them, unless others bear witness."""
+        if self.problem.witnesses is None:
+            return self._noisy
+        return self.problem.evidence_mean(self.x, self.y)
+
     @torch.no_grad()
     def _upper_value(self) -> Tensor:
         evidence, value = self.problem.evidence, self._trusted.value()
-        return value + evidence * self._noisy.value() if evidence else value
+        return value + evidence * self._evidence.value() if evidence else value
 
     @torch.no_grad()
     def _upper_gradients(self) -> tuple[Vector, Vector]:
         evidence, in_y = self.problem.evidence, self._trusted.gradient_y()
         if not evidence:
             return VECTORS.zeros_like(self.x), in_y
-        in_x = self._placed(self._noisy.gradient_x())
-        return VECTORS.scaled(in_x, evidence), VECTORS.add(in_y, self._noisy.gradient_y(), evidence)
+        in_x = self._placed(self._evidence.gradient_x())
+        return VECTORS.scaled(in_x, evidence), VECTORS.add(in_y, self._evidence.gradient_y(), evidence)
 
     @torch.no_grad()
     def _lower_value(self) -> Tensor:
@@ -257,30 +290,35 @@ class CleaningLinearization(Linearization):
         )
 
 
-def _constraint(radius: Any, weight_set: ConvexSet | None, *, intercept: bool) -> Any:
+def _constraint(radius: Any, ball: Any, weight_set: ConvexSet | None, *, intercept: bool) -> Any:
     """The set of the model, or for radius="auto" a function of x that gives it."""
+    if ball not in ("class", "all"):
+        raise InvalidInput(f'ball must be "class" or "all", got {ball!r}')
 
     def of(part: ConvexSet) -> ProductSet:
         return ProductSet({"weight": part, **({"bias": FreeSpace()} if intercept else {})})
+
+    def of_radius(value: float | Tensor) -> ProductSet:
+        return of(L1Ball(value) if ball == "class" else Flattened(L1Ball(value)))
 
     if weight_set is not None:
         if not isinstance(weight_set, ConvexSet):
             raise InvalidType(f"constraint must be a convex set of bilevel.sets for the weight, got {weight_set!r}")
         return of(weight_set)
-    if isinstance(radius, str):
-        if radius != "auto":
-            raise InvalidInput(f'radius must be a positive number or "auto", got {radius!r}')
-        return lambda x: of(L1Ball(x["log_radius"].exp()))
+    if radius == "auto":
+        return lambda x: of_radius(x["log_radius"].exp())
     if isinstance(radius, bool) or not isinstance(radius, int | float) or not 0 < radius < math.inf:
         raise InvalidInput(f'radius must be a positive number or "auto", got {radius!r}')
-    return of(L1Ball(float(radius)))
+    return of_radius(float(radius))
 
 
 def _labels(name: str, labels: Any, design: Design) -> Tensor:
     """Labels as int64 on the device of their rows."""
-    labels = torch.as_tensor(labels)
-    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
+    labels = labels if isinstance(labels, Tensor) else np.asarray(labels)
+    whole = (not labels.is_floating_point()) if isinstance(labels, Tensor) else labels.dtype.kind in "iu"
+    if not whole or labels.dtype == torch.bool:
         raise InvalidType(f"{name} must be whole numbers 0, 1, ..., got dtype {labels.dtype}: encode the classes first")
+    labels = torch.as_tensor(labels)
     if labels.shape != (design.shape[0],):
         raise InvalidInput(f"{name} must have one entry per row, shape ({design.shape[0]},), got {tuple(labels.shape)}")
     if int(labels.min()) < 0:
