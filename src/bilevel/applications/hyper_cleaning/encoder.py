@@ -23,7 +23,7 @@ from ...errors import InvalidInput, MissingExtra
 from .tables import Table, category_column, check_columns, holds_numbers, listed, number_column, shortened
 
 WIDE, SPARSE_BELOW = 1000, 0.3
-"""More columns than the first number, of whose cells fewer than the second are not zero, are kept as a sparse matrix."""
+"""A matrix with more columns than the first number and a smaller share of non-zero cells than the second is sparse."""
 
 PIXEL = re.compile(r"(?:pixel|px)[ _-]?(\d+)", re.IGNORECASE)
 

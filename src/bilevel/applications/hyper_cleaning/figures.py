@@ -161,7 +161,7 @@ def transition_map(matrix: np.ndarray, classes: Sequence[Any]) -> Picture | None
         worst = ", ".join(f"{classes[j]} given as {classes[b]}: {share:.0%}" for share, j, b in sorted(off)[:-4:-1])
         return _picture(
             figure, "Which labels are mixed up",
-            f"Estimated share of each given label (column) among rows of each true label (row), in %. Largest: {worst}.",
+            f"Estimated share, in %, of each given label (column) among rows of a true label (row). Largest: {worst}.",
         )  # fmt: skip
 
 

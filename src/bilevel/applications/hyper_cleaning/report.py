@@ -1,6 +1,6 @@
 """The report: one HTML page that needs nothing else, for a colleague who asks what was found and how.
 
-Everything that came from the user is escaped by jinja2; the page forbids itself any network, and any script but its own.
+Everything that came from the user is escaped by jinja2; the page forbids itself any network and any foreign script.
 """
 
 from __future__ import annotations

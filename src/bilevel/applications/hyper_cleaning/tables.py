@@ -115,8 +115,8 @@ def read_table(path: Path, *, texts: Iterable[str] = ()) -> Table:
         raise InvalidInput(f"{path} cannot be read ({error.strerror or error})") from None
     if frame.shape[1] < 2:
         raise InvalidInput(
-            f"{path} has only the column {listed(frame.columns)}: a label column and at least one other are needed, and "
-            f"the first line must hold their names, separated by commas"
+            f"{path} has only the column {listed(frame.columns)}: a label column and at least one other are needed, "
+            "and the first line must hold their names, separated by commas"
         )
     if len(frame) == 0:
         raise InvalidInput(f"{path} has a header but no rows")
@@ -356,15 +356,16 @@ def holds_numbers(table: Table, column: str) -> bool:
         return False
     if pd.api.types.is_datetime64_any_dtype(values):
         raise InvalidInput(
-            f"{table.name}: column {column!r} holds dates: turn them into numbers, or leave it out with --ignore {column}"
+            f"{table.name}: column {column!r} holds dates: turn them into numbers, or leave them out with "
+            f"--ignore {column}"
         )
     if pd.api.types.is_bool_dtype(values) or pd.api.types.is_numeric_dtype(values):
         return True
     odd = next((value for value in values.dropna() if not isinstance(value, str | bool | int | float)), None)
     if odd is not None:
         raise InvalidInput(
-            f"{table.name}: column {column!r} holds values of type {type(odd).__name__}, neither numbers nor texts: leave "
-            f"it out with --ignore {column}"
+            f"{table.name}: column {column!r} holds values of type {type(odd).__name__}, neither numbers nor texts: "
+            f"leave it out with --ignore {column}"
         )
     texts = values.dropna().astype(str).str.strip().str.replace(",", ".")
     return len(texts) > 0 and bool(pd.to_numeric(texts, errors="coerce").notna().mean() >= 0.5)
