@@ -45,20 +45,23 @@ class FileMissing(InvalidInput, FileNotFoundError):
 def save_document(
     path: Path, document: Mapping[str, Any], tensors: dict[str, Tensor], *, too_long: str, overwrite: bool = False
 ) -> Path:
-    """Write JSON and tensors to one safetensors file, atomically.
+    """Write JSON and tensors to one safetensors file, atomically; the arguments are those of `document_writer`."""
+    return write_atomically(path, document_writer(document, tensors, too_long=too_long), overwrite=overwrite)
+
+
+def document_writer(
+    document: Mapping[str, Any], tensors: dict[str, Tensor], *, too_long: str
+) -> Callable[[Path], None]:
+    """What `write_atomically` and `write_together` call to write JSON and tensors to one safetensors file.
 
     Parameters
     ----------
-    path
-        The file to make.
     document
         What JSON can hold, without NaN and infinities; the version of bilevel is added to it.
     tensors
         Contiguous, on the CPU, no two of one memory.
     too_long
         What to say when the document does not fit into the header of a file.
-    overwrite
-        Replace an existing file; refused otherwise.
     """
     text = json.dumps({**document, "bilevel": __version__}, allow_nan=False, separators=(",", ":"))
     if len(text) > LARGEST_HEADER // 2:
@@ -69,7 +72,7 @@ def save_document(
         save_file(tensors, temporary, metadata=metadata)
         sign(temporary)
 
-    return write_atomically(path, write, overwrite=overwrite)
+    return write
 
 
 def load_document(

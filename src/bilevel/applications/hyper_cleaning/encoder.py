@@ -64,7 +64,8 @@ class Encoder:
         """
         transformer_class, scaler_class, _ = _scikit_learn()
         first = tables[0]
-        numbers = [name for name in first.columns if name not in categorical and holds_numbers(first, name)]
+        texts = category_names(first, categorical, pixels)
+        numbers = [name for name in first.columns if name not in texts]
         means, scales = np.zeros(len(numbers)), np.ones(len(numbers))
         if numbers:
             values = pd.concat([_number_frame(table, numbers) for table in tables])
@@ -77,7 +78,7 @@ class Encoder:
         if not np.isfinite(means).all() or not np.isfinite(scales).all():
             worst = numbers[int(np.flatnonzero(~np.isfinite(means + scales))[0])]
             raise InvalidInput(f"{first.name}: the numbers in column {worst!r} are too large to be standardised")
-        categories = {name: _categories(tables, name) for name in first.columns if name not in numbers}
+        categories = {name: _categories(tables, name) for name in texts}
         return cls(tuple(numbers), tuple(means.tolist()), tuple(scales.tolist()), categories)
 
     @property
@@ -168,6 +169,13 @@ class Encoder:
             scales=tuple(float(row[2]) for row in rows),
             categories=categories,
         )
+
+
+def category_names(table: Table, categorical: Collection[str] = (), pixels: Collection[str] = ()) -> list[str]:
+    """The columns that hold categories: those named so, and those of texts that are no pixels."""
+    return [
+        name for name in table.columns if name in categorical or (name not in pixels and not holds_numbers(table, name))
+    ]
 
 
 def _number_frame(table: Table, names: Sequence[str]) -> pd.DataFrame:
