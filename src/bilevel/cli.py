@@ -153,8 +153,8 @@ def clean(
 
     You have a table of training rows with doubtful labels, and a few rows whose labels you have checked (fifty are a
     good start, several per label). The command learns how far each label can be believed such that a model trained on
-    the rows does well on the checked ones. You see which labels are suspicious, and how accurate the model is before and
-    after. Tables are CSV files (UTF-8, with a header) or Parquet files; texts are taken as categories.
+    the rows does well on the checked ones. You see which labels are suspicious, and how accurate the model is before
+    and after. Tables are CSV files (UTF-8, with a header) or Parquet files; texts are taken as categories.
 
     Ctrl-C ends training early and keeps the best found so far. Exit codes: 0 done, 2 a mistake that the message names
     (nothing is written), 130 stopped by Ctrl-C.

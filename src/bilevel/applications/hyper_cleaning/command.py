@@ -208,7 +208,8 @@ def show(request: Request, result: CleaningResult) -> None:
         print_note(f"training did not end as planned: {result.status}")
     if request.json:
         outputs = {option.lstrip("-"): str(path) for option, path in request.outputs.items()}
-        print(json.dumps({**result.to_json(), "outputs": outputs}, indent=2, allow_nan=False, ensure_ascii=False))
+        document = {**result.to_json(), "outputs": outputs}
+        sys.stdout.write(json.dumps(document, indent=2, allow_nan=False) + "\n")
         return
     console = Console(highlight=False)
     console.print(summary(result))
@@ -221,7 +222,7 @@ def show(request: Request, result: CleaningResult) -> None:
 
 def print_note(text: str) -> None:
     """A line on standard error."""
-    print(f"bilevel: {text}", file=sys.stderr)
+    sys.stderr.write(f"bilevel: {text}\n")
 
 
 def summary(result: CleaningResult) -> Grid:

@@ -1,7 +1,8 @@
-"""From files to arrays: everything that could be wrong with the arguments and the tables is found here, before training."""
+"""From files to arrays: what could be wrong with the arguments and the tables is found here, before training."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -238,8 +239,8 @@ def _check_sizes(request: Request, labels: np.ndarray, trusted: np.ndarray, colu
     strange = sorted(set(trusted.tolist()) - set(columns.classes.tolist()))
     if strange:
         raise InvalidInput(
-            f"{request.table}: trusted rows have the label {listed(strange)}, which no other row has: the labels of the "
-            f"others are {listed(columns.classes)}"
+            f"{request.table}: trusted rows have the label {listed(strange)}, which no other row has: the others have "
+            f"{listed(columns.classes)}"
         )
     absent = [label for label in columns.classes if label not in trusted]
     if absent:
