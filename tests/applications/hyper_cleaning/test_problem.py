@@ -1,11 +1,14 @@
 """The problem of hyper-cleaning: every derivative three ways, every solver, moving radius, batches, refusals."""
 
+import functools
+
 import pytest
 import torch
 from torch.nn.functional import cross_entropy, softplus
 
 import bilevel
 from bilevel.applications.hyper_cleaning import ClassPairs, CleaningProblem, RowWeights, Transition
+from bilevel.solvers.base import unmet
 from bilevel.spaces import Space, leaves, tree_map
 
 N, TRUSTED, D = 23, 9, 5
@@ -28,6 +31,16 @@ def data(classes, *, dtype=torch.float64, n=N, trusted=TRUSTED, d=D, seed=0):
     labels = torch.randint(classes, (n + trusted,), generator=generator)
     labels[:classes] = torch.arange(classes)
     return rows[:n], labels[:n], rows[n:], labels[n:]
+
+
+def clouds():
+    """Two clouds far apart, 160 noisy rows (the first 40 with the label of the other cloud) and 40 trusted ones."""
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(200) % 2
+    rows = torch.randn(200, 4, generator=generator) + 2.0 * (2 * labels[:, None] - 1)
+    given = labels.clone()
+    given[:40] = 1 - given[:40]
+    return rows[:160], given[:160], rows[160:], labels[160:]
 
 
 def make(loss, classes, noise, *, dtype=torch.float64, convert=lambda rows: rows, **options):
@@ -219,3 +232,116 @@ def test_the_hypergradient_of_the_noise_is_that_of_the_upper_value(noise):
     u = VECTORS.random_like(x, torch.Generator().manual_seed(2))
     slope = directional(lambda x: bilevel.upper_value(problem, x, tol=1e-12), x, u)
     assert float((h * u).sum()) == pytest.approx(float(slope), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "solver", [bilevel.DMLCBO(), bilevel.Approx(), bilevel.Implicit()], ids=lambda s: type(s).__name__
+)
+def test_solvers_that_take_moving_sets_learn_the_radius(solver):
+    problem = CleaningProblem(*clouds(), radius="auto")
+    x0 = problem.start(radius=0.1)
+    start = float(bilevel.upper_value(problem, x0))
+    solution = bilevel.minimize(problem, x0, solver=solver, steps=30, evaluate_every=30)
+    assert solution.status.ok
+    assert float(solution.x["log_radius"]) > float(x0["log_radius"])  # so small a ball leaves no room to learn
+    assert float(bilevel.upper_value(problem, solution.x, solution.y)) < start
+    assert problem.constraint_at(solution.x).contains(solution.y)
+
+
+# --- solvers -------------------------------------------------------------------------------------------------------
+
+
+SHORTER = {"RMDPCD": {"steps": 10}}  # settings of solvers that take long through autograd
+
+
+def takers():
+    """Every solver of the library that does not refuse a product of a ball and free space."""
+    problem = make("logistic", 2, "rows")
+    constraint = problem.constraint_at(problem.start())
+    classes = [getattr(bilevel.solvers, name) for name in bilevel.solvers.__all__]
+    solvers = [cls for cls in classes if hasattr(cls, "init") and cls.__name__ != "Solver"]
+    return [cls for cls in solvers if not unmet(cls, problem, constraint, problem.y0)]
+
+
+def test_the_solvers_for_general_sets_are_among_them():
+    named = {cls.__name__ for cls in takers()}
+    assert named >= {"DMLCBO", "VPBGD", "Approx", "Implicit", "RMDPCD", "ProjectedSOBA", "MEHA", "SIGD"}
+
+
+@pytest.mark.parametrize(("loss", "classes", "noise"), [("logistic", 2, "rows"), ("softmax", 3, "class-pairs")])
+@pytest.mark.parametrize("cls", takers(), ids=lambda cls: cls.__name__)
+def test_every_solver_takes_the_same_steps_as_with_autograd(cls, loss, classes, noise):
+    problem = make(loss, classes, noise, ridge=0.05)
+    twin = bilevel.Problem(problem.upper, problem.lower, problem.constraint, y0=problem.y0)
+    x0 = problem.start()
+    solver = cls(**SHORTER.get(cls.__name__, {}))
+    ours, theirs = (bilevel.minimize(p, x0, solver=solver, steps=4, evaluate_every=2) for p in (problem, twin))
+    assert ours.status.ok
+    assert_close(ours.x, theirs.x, 1e-8)
+    assert_close(ours.y, theirs.y, 1e-8)
+    costs = [{**solution.stats, "seconds": 0.0} for solution in (ours, theirs)]
+    assert costs[0] == costs[1]
+    assert float((ours.x - x0).abs().max()) > 0
+
+
+@pytest.mark.parametrize("batch_size", [None, 7])
+@pytest.mark.parametrize("radius", [1.0, "auto"])
+def test_runs_are_reproducible_and_resume_with_the_same_bits(radius, batch_size, tmp_path):
+    problem = make("softmax", 3, "rows", radius=radius, batch_size=batch_size)
+    x0 = problem.start()
+    whole = bilevel.minimize(problem, x0, steps=12, evaluate_every=3, output="best")
+    half = bilevel.minimize(problem, x0, steps=6, evaluate_every=3, output="best")
+    half.save(tmp_path / "run.safetensors")
+    resumed = bilevel.minimize(
+        problem, resume=bilevel.Solution.load(tmp_path / "run.safetensors"), steps=6, evaluate_every=3, output="best"
+    )
+    for a, b in zip(
+        leaves(whole.state.x) + leaves(whole.state.y), leaves(resumed.state.x) + leaves(resumed.state.y), strict=True
+    ):
+        assert torch.equal(a, b)
+
+
+def test_learned_weights_tell_wrong_labels_from_right_ones():
+    problem = CleaningProblem(*clouds(), radius=3.0)
+    solution = bilevel.minimize(problem, problem.start(), steps=100)
+    weights = problem.noise.weights(solution.x)
+    assert float(weights[:40].max()) < float(weights[40:].min())
+
+
+# --- batches -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("noise", NOISE)
+def test_batches_agree_with_autograd_of_the_definition(noise):
+    problem = make("softmax", 3, noise, batch_size=6, **EXTRAS)
+    x, y = point(problem)
+    batch = torch.tensor([0, 3, 3, 11, 20, 22])  # drawn with replacement: a row may come twice
+    theirs = plain("softmax", 3, noise, **EXTRAS).linearize(x, y, batch)
+    assert_same_linearization(problem.linearize(x, y, batch), theirs, x, y)
+    assert_close(problem.lower_grad(x, y, batch), theirs.lower_grad_y)
+
+
+def test_batches_are_a_function_of_the_generator_and_cover_all_rows():
+    problem = make("logistic", 2, "rows", batch_size=8)
+    draw = [problem.sampler(torch.Generator().manual_seed(seed)) for seed in (5, 5, 6)]
+    assert torch.equal(draw[0], draw[1])
+    assert not torch.equal(draw[0], draw[2])
+    assert draw[0].shape == (8,)
+    seen = torch.cat([problem.sampler(torch.Generator().manual_seed(seed)) for seed in range(200)])
+    assert set(seen.tolist()) == set(range(N))
+
+
+def test_the_gradient_of_a_batch_is_right_on_average():
+    """With replacement every row has the same chance: the mean over all single-row batches is the full gradient."""
+    problem = make("logistic", 2, "rows", batch_size=1)
+    x, y = point(problem)
+    single = [problem.linearize(x, y, torch.tensor([i])) for i in range(N)]
+    v = VECTORS.random_like(y, torch.Generator().manual_seed(0))
+    full = problem.linearize(x, y)
+
+    def mean(vectors):
+        return VECTORS.scaled(functools.reduce(VECTORS.add, vectors), 1 / N)
+
+    assert_close(mean([lin.lower_grad_y for lin in single]), full.lower_grad_y)
+    assert_close(mean([lin.lower_hvp(v) for lin in single]), full.lower_hvp(v))
+    assert_close(mean([lin.lower_cross(v) for lin in single]), full.lower_cross(v))

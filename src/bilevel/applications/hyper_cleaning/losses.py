@@ -90,8 +90,7 @@ class Softmax(LogLikelihood):
     def curvature(self, s: Tensor, q: Tensor) -> LinearMap:
         """|q| (diag(p) - p p')."""
         p, total = s.softmax(-1), q.sum(-1, keepdim=True)
-        weighted = p * total
-        return lambda v: weighted * (v - (p * v).sum(-1, keepdim=True))
+        return lambda v: (v - (p * v).sum(-1, keepdim=True)).mul_(p).mul_(total)
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,14 @@ import math
 from functools import cached_property
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ...errors import InvalidInput, InvalidType
 from ...problem import Linearization, Problem
 from ...sets.base import ConvexSet
+from ...sets.flattened import Flattened
 from ...sets.free_space import FreeSpace
 from ...sets.product import ProductSet
 from ...sets.simplex import L1Ball
@@ -49,9 +51,11 @@ class CleaningProblem(Problem):
     noise
         "rows", "class-pairs" or "transition", or a model such as `RowWeights()`.
     radius
-        Of the l1 ball that the weight of each class lies in; "auto" makes it part of x: x is then
-        {"noise": ..., "log_radius": ()}. There is one ball per class: each class keeps its own budget of features
-        whatever the number of classes, and none can use up that of another.
+        Of the l1 ball that the weight lies in; "auto" makes it part of x: x is then {"noise": ..., "log_radius": ()}.
+    ball
+        "class": one ball for each class, so that each keeps its own budget of features, none can use up that of
+        another and the radius means the same for any number of classes. "all": one ball for all classes together,
+        which then share one budget.
     constraint
         Another convex set for "weight", instead of the ball: a set of vectors holds for each class, one of matrices
         for all classes together.
@@ -88,6 +92,7 @@ class CleaningProblem(Problem):
         loss: str | Loss | None = None,
         noise: str | NoiseModel = "rows",
         radius: float | Literal["auto"] = 1.0,
+        ball: Literal["class", "all"] = "class",
         constraint: ConvexSet | None = None,
         ridge: float = 1e-3,
         intercept: bool = True,
@@ -97,7 +102,8 @@ class CleaningProblem(Problem):
         evidence: float = 0.0,
         batch_size: int | None = None,
     ) -> None:
-        self.design, self.trusted_design = Design.of(design), Design.of(trusted_design)
+        self.design = Design.of(design)
+        self.trusted_design = Design.of(trusted_design, dtype=self.design.dtype)
         self.labels = _labels("labels", labels, self.design)
         self.trusted_labels = _labels("trusted_labels", trusted_labels, self.trusted_design)
         self.classes = _class_count(classes, self.labels, self.trusted_labels)
@@ -116,7 +122,6 @@ class CleaningProblem(Problem):
         self.ridges = {"weight": float(ridge), "bias": float(intercept_ridge)}
         self.trusted_in_lower, self.evidence = float(trusted_in_lower), float(evidence)
         self.batch_size = _batch_size(batch_size)
-        self._weight_set, self._radius = constraint, radius
         columns = self.loss.columns(self.classes)
         options: Any = {"dtype": self.design.dtype, "device": self.design.device}
         y0 = {"weight": torch.zeros(columns, self.design.shape[1], **options)}
@@ -125,7 +130,7 @@ class CleaningProblem(Problem):
         super().__init__(
             self._plain_upper,
             self._plain_lower,
-            _constraint(radius, constraint, intercept=intercept),
+            _constraint(radius, ball, constraint, intercept=intercept),
             y0=y0,  # type: ignore[arg-type]
             sampler=None if batch_size is None else self._draw,
         )
@@ -139,7 +144,7 @@ class CleaningProblem(Problem):
 
     def scores(self, y: Vector, rows: Any = None) -> Tensor:
         """The scores of the model y, shape (n, columns), for the noisy rows or for others (n, d)."""
-        return scores_of(self.design if rows is None else Design.of(rows), y)  # type: ignore[arg-type]
+        return scores_of(self.design if rows is None else Design.of(rows, dtype=self.design.dtype), y)  # type: ignore[arg-type]
 
     def linearize(self, x: Vector, y: Vector, batch: Any = None) -> Linearization:
         return CleaningLinearization(self, x, y, batch)
@@ -257,30 +262,35 @@ class CleaningLinearization(Linearization):
         )
 
 
-def _constraint(radius: Any, weight_set: ConvexSet | None, *, intercept: bool) -> Any:
+def _constraint(radius: Any, ball: Any, weight_set: ConvexSet | None, *, intercept: bool) -> Any:
     """The set of the model, or for radius="auto" a function of x that gives it."""
+    if ball not in ("class", "all"):
+        raise InvalidInput(f'ball must be "class" or "all", got {ball!r}')
 
     def of(part: ConvexSet) -> ProductSet:
         return ProductSet({"weight": part, **({"bias": FreeSpace()} if intercept else {})})
+
+    def of_radius(value: float | Tensor) -> ProductSet:
+        return of(L1Ball(value) if ball == "class" else Flattened(L1Ball(value)))
 
     if weight_set is not None:
         if not isinstance(weight_set, ConvexSet):
             raise InvalidType(f"constraint must be a convex set of bilevel.sets for the weight, got {weight_set!r}")
         return of(weight_set)
-    if isinstance(radius, str):
-        if radius != "auto":
-            raise InvalidInput(f'radius must be a positive number or "auto", got {radius!r}')
-        return lambda x: of(L1Ball(x["log_radius"].exp()))
+    if radius == "auto":
+        return lambda x: of_radius(x["log_radius"].exp())
     if isinstance(radius, bool) or not isinstance(radius, int | float) or not 0 < radius < math.inf:
         raise InvalidInput(f'radius must be a positive number or "auto", got {radius!r}')
-    return of(L1Ball(float(radius)))
+    return of_radius(float(radius))
 
 
 def _labels(name: str, labels: Any, design: Design) -> Tensor:
     """Labels as int64 on the device of their rows."""
-    labels = torch.as_tensor(labels)
-    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
+    labels = labels if isinstance(labels, Tensor) else np.asarray(labels)
+    whole = (not labels.is_floating_point()) if isinstance(labels, Tensor) else labels.dtype.kind in "iu"
+    if not whole or labels.dtype == torch.bool:
         raise InvalidType(f"{name} must be whole numbers 0, 1, ..., got dtype {labels.dtype}: encode the classes first")
+    labels = torch.as_tensor(labels)
     if labels.shape != (design.shape[0],):
         raise InvalidInput(f"{name} must have one entry per row, shape ({design.shape[0]},), got {tuple(labels.shape)}")
     if int(labels.min()) < 0:
