@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,6 +32,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("bilevel: stopped by Ctrl-C", file=sys.stderr)
         return INTERRUPTED
+    except BrokenPipeError:  # the reader of our output has seen enough, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return SUCCESS
 
 
 def _run(arguments: Sequence[str] | None) -> int:

@@ -15,7 +15,7 @@ import shlex
 import sys
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -154,7 +154,7 @@ def collect(request: Request, data: Data, fitted: Fitted) -> CleaningResult:
         table=request.table.name,
         rows=rows_frame(cleaner, data),
         trusted=data.marked,
-        trusted_rows=len(data.trusted),
+        trusted_rows=data.trusted_rows,
         trusted_from=request.trusted_from,
         classes=list(cleaner.classes_),
         measurement=measurement,
@@ -192,7 +192,17 @@ def write_outputs(request: Request, data: Data, fitted: Fitted, result: Cleaning
     if request.report is not None:
         page = render_report(result)
         writers[request.report] = lambda temporary: temporary.write_text(page, encoding="utf-8")
-    write_together(writers, overwrite=request.force)
+    write_files(writers, force=request.force)
+
+
+def write_files(writers: Mapping[Path, Callable[[Path], Any]], *, force: bool) -> None:
+    """All of them or none; a full disk is a message, not a traceback."""
+    try:
+        write_together(writers, overwrite=force)
+    except InvalidInput:
+        raise
+    except OSError as error:
+        raise InvalidInput(f"nothing was written, since writing failed ({error.strerror or error})") from None
 
 
 # --- the screen -------------------------------------------------------------------------------------------------------
@@ -250,13 +260,10 @@ def summary(result: CleaningResult) -> Grid:
 def suspicious_rows(result: CleaningResult) -> Grid:
     """The first few rows a person should look at, a rich table."""
     grid = Grid(box=box.SIMPLE_HEAD, title=Text("Most suspicious rows", "bold"), title_justify="left")
-    for heading, justify in (
-        ("row", "right"),
-        ("given label", "left"),
-        ("the model sees", "left"),
-        ("quality", "right"),
-    ):
-        grid.add_column(heading, justify=justify, overflow="fold")  # type: ignore[arg-type]
+    grid.add_column("row", justify="right")
+    grid.add_column("given label", overflow="fold")
+    grid.add_column("the model sees", overflow="fold")
+    grid.add_column("quality", justify="right")
     for row in result.suspects(SHOWN).itertuples():
         labels = (printable(str(row.given_label)), printable(str(row.predicted_label)))
         grid.add_row(f"{row.row}", *labels, f"{row.label_quality:.4f}")
@@ -293,7 +300,7 @@ def predict(
     if out is None:
         table_writer(frame, Path("-.csv"))(sys.stdout)  # type: ignore[arg-type]
         return FINISHED
-    write_together({out: table_writer(frame, out)}, overwrite=force)
+    write_files({out: table_writer(frame, out)}, force=force)
     print_note(f"{len(frame):,} predictions are in {out}")
     return FINISHED
 

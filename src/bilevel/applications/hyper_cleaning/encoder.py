@@ -48,9 +48,7 @@ class Encoder:
     categories: dict[str, tuple[str, ...]]
 
     @classmethod
-    def fit(
-        cls, tables: Sequence[Table], *, categorical: Collection[str] = (), pixels: Collection[str] = ()
-    ) -> Encoder:
+    def fit(cls, tables: Sequence[Table], categorical: Collection[str] = (), pixels: Collection[str] = ()) -> Encoder:
         """Learn the columns of the first table from the rows of all of them.
 
         Parameters

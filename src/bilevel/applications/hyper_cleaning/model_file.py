@@ -99,7 +99,7 @@ def cleaner_writer(cleaner: HyperCleaner, encoder: Encoder | None, label: str | 
         "packages": {name: importlib.metadata.version(name) for name in ("torch", "numpy", "scikit-learn")},
     }
     arrays = {name: getattr(cleaner, name, None) for name in ARRAYS}
-    tensors = {name: torch.tensor(np.asarray(array)) for name, array in arrays.items() if array is not None}
+    tensors = {name: torch.tensor(np.ascontiguousarray(array)) for name, array in arrays.items() if array is not None}
     too_long = f"the names and categories of {cleaner.n_features_in_} features are too long for one file"
     return document_writer(document, tensors, too_long=too_long)
 

@@ -91,6 +91,8 @@ class Data:
         The rows of the table that are not trusted.
     trusted
         The trusted rows that train.
+    trusted_rows
+        How many trusted rows there are, with those kept aside.
     measured
         Rows that do not train, to measure on: those of --test, or trusted rows kept aside; None when there are none.
     where
@@ -106,6 +108,7 @@ class Data:
     pixels: tuple[list[str], tuple[int, ...]] | None
     noisy: Rows
     trusted: Rows
+    trusted_rows: int
     measured: Rows | None
     where: str
     notes: tuple[str, ...]
@@ -124,9 +127,13 @@ def check_request(request: Request) -> None:
     if request.trusted is not None and request.trusted_column is not None:
         raise InvalidInput("--trusted and --trusted-column both name the trusted rows: give one of them")
     if not 0 <= request.holdout < 1:
-        raise InvalidInput(
-            f"--holdout {request.holdout:g}: the share of trusted rows kept aside is at least 0, below 1"
-        )
+        raise InvalidInput(f"--holdout {request.holdout:g}: the share of trusted rows kept aside is 0 or more, below 1")
+    if request.steps is not None and request.steps < 1:
+        raise InvalidInput(f"--steps {request.steps}: at least one step is needed")
+    if not 0 <= request.seed < 2**32:
+        raise InvalidInput(f"--seed {request.seed}: a seed is a whole number from 0 to {2**32 - 1}")
+    if isinstance(request.radius, float) and not 0 < request.radius < math.inf:
+        raise InvalidInput(f"--radius {request.radius:g}: a radius is a positive number, or auto")
     inputs = {path.resolve() for path in (request.table, request.trusted, request.test) if path is not None}
     for option, path in request.outputs.items():
         if path.resolve() in inputs:
@@ -185,6 +192,7 @@ def prepare(request: Request) -> Data:
         pixels=pixels,
         noisy=Rows(encoder.transform(table.rows(~marked), of=table.name), given[~marked]),
         trusted=trusted,
+        trusted_rows=len(trusted_labels),
         measured=measured,
         where=where,
         notes=tuple(columns.notes),

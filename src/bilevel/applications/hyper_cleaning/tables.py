@@ -5,6 +5,7 @@ Rows are counted from 1, the first row below the header, in messages and in resu
 
 from __future__ import annotations
 
+import codecs
 import csv
 import io
 import math
@@ -29,6 +30,8 @@ except ImportError:
 
 TEXT_FILES, PARQUET_FILES = (".csv", ".tsv", ".txt"), (".parquet", ".pq")
 SEPARATORS = ",;\t|"
+MOSTLY = 0.8
+"""A column with at least this share of numbers is meant to hold numbers."""
 TRUE_WORDS, FALSE_WORDS = {"true", "yes", "y", "1", "1.0", "t"}, {"false", "no", "n", "0", "0.0", "f"}
 
 Label = str | int | float | bool
@@ -131,7 +134,7 @@ def check_ending(path: Path) -> None:
 
 def _read_text(path: Path, texts: set[str]) -> pd.DataFrame:
     content = path.read_bytes()
-    if not content.strip():
+    if not content.removeprefix(codecs.BOM_UTF8).strip():
         raise InvalidInput(f"{path} is empty")
     if content[:2] == b"PK":
         raise InvalidInput(f"{path} is not text but a spreadsheet or an archive: export it as CSV (UTF-8) first")
@@ -200,17 +203,17 @@ def _wrong_encoding(path: Path, content: bytes) -> InvalidInput:
 
 
 def _check_names(path: Path, names: Sequence[str]) -> None:
-    nameless = [place + 1 for place, name in enumerate(names) if not name]
-    if nameless and len(names) > 1:
-        raise InvalidInput(f"{path}: column {nameless[0]} has no name in the header")
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise InvalidInput(f"{path} has more than one column named {listed(twice)}: names must differ")
     if len(names) > 1 and all(_is_number(name) for name in names):
         raise InvalidInput(
             f"{path} has no header: its first line holds numbers ({listed(names, 4)}), but must hold the names of the "
             "columns"
         )
+    nameless = [place + 1 for place, name in enumerate(names) if not name]
+    if nameless:
+        raise InvalidInput(f"{path}: column {nameless[0]} has no name in the header")
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise InvalidInput(f"{path} has more than one column named {listed(twice)}: names must differ")
 
 
 def _read_parquet(path: Path) -> pd.DataFrame:
@@ -345,12 +348,15 @@ def number_column(table: Table, column: str) -> np.ndarray:
         hint = ""
         if _is_number(text.replace(",", ".")):
             hint = f" (write {text.replace(',', '.')})"
-        raise InvalidInput(f"{table.cell(row, column)}: {shortened(text)} is not a number{hint}{others}")
+        raise InvalidInput(
+            f"{table.cell(row, column)}: {shortened(text)} is not a number{hint}{others}. Correct it, or say that the "
+            f"column holds names with --categorical {column}"
+        )
     return numbers
 
 
 def holds_numbers(table: Table, column: str) -> bool:
-    """Whether a column is meant to hold numbers: at least half of its cells are."""
+    """Whether a column is meant to hold numbers: at least four fifths of its cells are."""
     values = table.frame[column]
     if isinstance(values.dtype, pd.CategoricalDtype):
         return False
@@ -368,7 +374,7 @@ def holds_numbers(table: Table, column: str) -> bool:
             f"leave it out with --ignore {column}"
         )
     texts = values.dropna().astype(str).str.strip().str.replace(",", ".")
-    return len(texts) > 0 and bool(pd.to_numeric(texts, errors="coerce").notna().mean() >= 0.5)
+    return len(texts) > 0 and bool(pd.to_numeric(texts, errors="coerce").notna().mean() >= MOSTLY)
 
 
 def category_column(table: Table, column: str) -> np.ndarray:
