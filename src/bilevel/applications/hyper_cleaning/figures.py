@@ -82,9 +82,8 @@ def accuracy_bars(models: Sequence[Accuracy]) -> Picture:
         colours = [MUTED] * (len(models) - 1) + [ACCENT]
         places = range(len(models))
         axes.barh(places, shares, color=colours, height=0.58)
-        axes.errorbar(
-            shares, places, xerr=[100 * entry.standard_error for entry in models], fmt="none", ecolor=INK, capsize=3
-        )
+        errors = [100 * entry.standard_error for entry in models]
+        axes.errorbar(shares, places, xerr=errors, fmt="none", color=INK, ecolor=INK, capsize=3)
         for place, entry in zip(places, models, strict=True):
             axes.text(1.5, place, f"{100 * entry.share:.1f} %", va="center", color=CARD, fontweight="bold")
         axes.set_yticks(places, [entry.model for entry in models], color=INK, parse_math=False)
