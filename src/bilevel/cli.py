@@ -143,7 +143,7 @@ def clean(
     test: Path | None = None,
     noise: Literal["auto", "rows", "class-pairs", "transition"] = "auto",
     radius: float | Literal["auto"] = "auto",
-    solver: str = "dmlcbo",
+    solver: str = "auto",
     steps: int | None = None,
     seed: int = 0,
     holdout: float = 0.2,
@@ -188,9 +188,9 @@ def clean(
     radius
         Size of the l1 ball that holds the model: smaller is sparser. auto chooses it on the trusted rows.
     solver
-        The method of bilevel optimisation.
+        The method of bilevel optimisation: dmlcbo, approx, implicit, vpbgd, rmd-pcd, projected-soba, or auto.
     steps
-        Steps of the solver.
+        Steps of the solver for each model of noise. More is not always better: early steps learn what many rows share.
     seed
         For everything drawn at random; the same seed gives the same result.
     holdout

@@ -114,7 +114,11 @@ def make_result():
             "selection": {"rows": 0.51, "transition": 0.4},
             "radius": 12.5,
             "transition": 0.7 * np.eye(count) + 0.3 * np.roll(np.eye(count), 1, axis=1),
-            "history": [{"step": 10 * k, "upper": 1 / (k + 1), "lower_residual": 0.1**k} for k in range(8)],
+            "history": [
+                {"noise": name, "step": k, "seconds": 0.1, "held_out_loss": 1 / k}
+                for name in ("rows", "transition")
+                for k in range(1, 9)
+            ],
             "status": "finished",
             "seconds": 12.3,
             "features": features,

@@ -97,9 +97,9 @@ def test_every_picture_says_what_it_shows(make_result):
     labels = [attributes["aria-label"] for tag, attributes in page.elements if tag == "svg"]
     assert len(labels) == 5
     assert any("all rows as they are: 60.0%" in label for label in labels)
-    assert any("ash given as fir: 30%" in label for label in labels)
+    assert any("true label ash, given label fir: 30%" in label for label in labels)
     assert any("Histogram of 300 rows" in label for label in labels)
-    assert any("went from 1 to 0.125 in 70 steps" in label for label in labels)
+    assert any("transition: from 1 to 0.125 in 8 steps" in label for label in labels)
 
 
 def test_names_inside_pictures_are_unique_and_found(make_result):
@@ -120,7 +120,7 @@ def test_colours_follow_the_page(make_result):
 
 
 def test_labels_that_look_like_colours_or_formulas_stay_as_they_are():
-    picture = figures.transition_map(np.eye(3), ["#000001", 'id="', "$x^2$"])
+    picture = figures.pair_map(np.eye(3), ["#000001", 'id="', "$x^2$"], lines="true", columns="given")
     assert picture is not None
     assert "#000001" in picture.content
     assert ">id=" in picture.content
@@ -152,6 +152,12 @@ def test_no_transition_no_history_no_suspicion(make_result):
     assert "Convergence" not in page.text
     assert "Most frequent suspicions" not in page.text
     assert "Label noise was modelled by one weight for each row." in page.text
+
+
+def test_class_pairs_are_read_the_other_way_round(make_result):
+    page = Page(render_report(make_result(noise="class-pairs")))
+    assert "of 100 rows that were given the label of the line" in page.text
+    assert any("given label ash, true label fir: 30%" in (a.get("aria-label") or "") for _, a in page.elements)
 
 
 def test_many_classes_have_no_heat_map(make_result):

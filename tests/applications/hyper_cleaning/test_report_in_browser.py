@@ -78,7 +78,8 @@ def test_the_table_sorts(open_page, make_result):
     row, given, quality, height = 1, 2, 4, 6
 
     def numbers(place: int) -> list[float]:
-        return [float(text) for text in column(page, place)]
+        cells = page.locator(f"#rows tbody tr td:nth-child({place})")
+        return [float(number) for number in cells.evaluate_all("all => all.map(cell => cell.dataset.number)")]
 
     def click(name: str) -> None:
         page.get_by_role("button", name=name, exact=True).click()

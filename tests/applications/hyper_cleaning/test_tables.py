@@ -67,7 +67,8 @@ def test_csv_and_parquet_say_the_same(tmp_path):
     [
         (["2", "10", "2"], [2, 10, 2]),
         (["-1", "1", "1"], [-1, 1, 1]),
-        (["0.5", "1.0", "0.5"], [0.5, 1.0, 0.5]),
+        (["2.0", "1.0", "2.0"], [2.0, 1.0, 2.0]),
+        (["0.5", "1.0", "0.5"], ["0.5", "1.0", "0.5"]),
         (["True", "false", "true"], [True, False, True]),
         (["01", "1", "1"], ["01", "1", "1"]),
         (["1", "x", "1"], ["1", "x", "1"]),
@@ -98,13 +99,19 @@ def test_labels_of_a_parquet_file(tmp_path, values):
     assert found.tolist() == values.tolist()
 
 
+def test_fractions_of_a_parquet_file_are_names(tmp_path):
+    pd.DataFrame({"label": [0.5, 1.0, 0.5], "x": 0.0}).to_parquet(tmp_path / "t.parquet")
+    assert labels_of(read_table(tmp_path / "t.parquet"), "label").tolist() == ["0.5", "1.0", "0.5"]
+
+
 @pytest.mark.parametrize(
     ("classes", "cells", "matched"),
     [
         (np.array([1, 2]), ["1", "2.0"], [1, 2]),
         (np.array(["1", "x"]), [1, 1], ["1", "1"]),
         (np.array([False, True]), ["TRUE", "0"], [True, False]),
-        (np.array([0.5, 1.0]), ["1", ".5"], [1.0, 0.5]),
+        (np.array([2.0, 1.0]), ["1", "2."], [1.0, 2.0]),
+        (np.array(["0.5", "1.0"]), [1.0, 0.5], ["1.0", "0.5"]),
         (np.array(["oak", "Oak"]), ["Oak", "oak"], ["Oak", "oak"]),
         (np.array(["fir", "oak"]), ["FIR", " oak "], ["fir", "oak"]),
     ],

@@ -30,7 +30,7 @@ from .estimator import HyperCleaner
 from .model_file import SavedCleaner, cleaner_writer, load_cleaner
 from .preparation import Data, Request, Rows, check_output, check_request, prepare
 from .report import render_report
-from .result import ROW_COLUMNS, Accuracy, CleaningResult, Measurement
+from .result import ROW_COLUMNS, Accuracy, CleaningResult, Measurement, quality_text
 from .tables import Table, check_columns, listed, number_column, read_table, table_writer
 
 try:
@@ -38,6 +38,7 @@ try:
     from rich.console import Console
     from rich.table import Table as Grid
     from rich.text import Text
+    from sklearn.base import clone
     from sklearn.linear_model import LogisticRegression
 except ImportError:
     raise MissingExtra("bilevel clean", "apps") from None
@@ -93,22 +94,24 @@ def train(request: Request, data: Data) -> Fitted:
 
 
 def measure(cleaner: Any, data: Data) -> Measurement | None:
-    """The cleaned model next to plain logistic regression, on rows that trained none of them."""
+    """The cleaned model next to logistic regression on various rows, on rows that trained none of them."""
     if data.measured is None:
         return None
 
     def accuracy(name: str, model: Any, rows: Rows) -> Accuracy:
         return Accuracy(name, int((model.predict(rows.features) == rows.labels).sum()), len(rows))
 
-    plain = {"all rows as they are": joined(data.noisy, data.trusted), "trusted rows only": data.trusted}
+    plain, everything = LogisticRegression(C=0.1, max_iter=200), joined(data.noisy, data.trusted)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # 200 iterations are plenty for a comparison
         models = {
-            name: LogisticRegression(C=0.1, max_iter=200).fit(rows.features, rows.labels)
-            for name, rows in plain.items()
+            "all rows as they are": clone(plain).fit(everything.features, everything.labels),
+            "trusted rows only": clone(plain).fit(data.trusted.features, data.trusted.labels),
+            "rows that are kept": cleaner.refit(plain),
+            "cleaned": cleaner,
         }
-    before, trusted_only = (accuracy(name, model, data.measured) for name, model in models.items())
-    return Measurement(data.where, before, (trusted_only,), accuracy("cleaned", cleaner, data.measured))
+    before, *others, after = (accuracy(name, model, data.measured) for name, model in models.items())
+    return Measurement(data.where, before, tuple(others), after)
 
 
 def joined(first: Rows, second: Rows) -> Rows:
@@ -266,7 +269,7 @@ def suspicious_rows(result: CleaningResult) -> Grid:
     grid.add_column("quality", justify="right")
     for row in result.suspects(SHOWN).itertuples():
         labels = (printable(str(row.given_label)), printable(str(row.predicted_label)))
-        grid.add_row(f"{row.row}", *labels, f"{row.label_quality:.4f}")
+        grid.add_row(f"{row.row}", *labels, quality_text(row.label_quality))  # type: ignore[arg-type]
     return grid
 
 

@@ -157,10 +157,9 @@ class Encoder:
             if not (isinstance(name, str) and np.isfinite(mean) and np.isfinite(scale) and scale > 0):
                 raise InvalidInput(f"the scaling of column {name!r} is damaged")
         categories = {name: tuple(values) for name, values in content["categories"]}
-        if not all(
-            values and all(isinstance(text, str) for text in (name, *values)) for name, values in categories.items()
-        ):
-            raise InvalidInput("the categories are damaged")
+        for name, values in categories.items():
+            if not values or not all(isinstance(text, str) for text in (name, *values)):
+                raise InvalidInput(f"the categories of column {name!r} are damaged")
         return cls(
             numbers=tuple(row[0] for row in rows),
             means=tuple(float(row[1]) for row in rows),

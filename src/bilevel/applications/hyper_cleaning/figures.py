@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import base64
 import io
-import math
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -127,8 +127,18 @@ def _histogram(values: np.ndarray, suspected: np.ndarray, title: str, label: str
         return _picture(figure, title, description)
 
 
-def transition_map(matrix: np.ndarray, classes: Sequence[Any]) -> Picture | None:
-    """T_jb, how often a row whose true label is j (row) was given the label b (column); None for too many labels."""
+def pair_map(matrix: np.ndarray, classes: Sequence[Any], *, lines: str, columns: str) -> Picture | None:
+    """A matrix of shares of pairs of labels, each line of which sums to 1; None for too many labels.
+
+    Parameters
+    ----------
+    matrix
+        Shape (classes, classes).
+    classes
+        The labels.
+    lines, columns
+        What the lines and the columns of the matrix are: "true label", "given label".
+    """
     size = len(classes)
     if size > LARGEST_HEAT_MAP:
         return None
@@ -152,45 +162,41 @@ def transition_map(matrix: np.ndarray, classes: Sequence[Any]) -> Picture | None
         rotation = 45 if max(map(len, names)) > 3 else 0
         axes.set_xticks(range(size), names, parse_math=False, rotation=rotation, ha="right" if rotation else "center")
         axes.set_yticks(range(size), names, parse_math=False)
-        axes.set(xlim=(-0.5, size - 0.5), ylim=(size - 0.5, -0.5), xlabel="given label", ylabel="true label")
+        axes.set(xlim=(-0.5, size - 0.5), ylim=(size - 0.5, -0.5), xlabel=columns, ylabel=lines)
         axes.tick_params(length=0)
         axes.grid(visible=False)
         axes.spines[:].set_visible(False)
         off = [(float(matrix[j, b]), j, b) for j in range(size) for b in range(size) if j != b]
-        worst = ", ".join(f"{classes[j]} given as {classes[b]}: {share:.0%}" for share, j, b in sorted(off)[:-4:-1])
+        worst = ", ".join(
+            f"{lines} {classes[j]}, {columns} {classes[b]}: {share:.0%}" for share, j, b in sorted(off)[:-4:-1]
+        )
         return _picture(
             figure, "Which labels are mixed up",
-            f"Estimated share, in %, of each given label (column) among rows of a true label (row). Largest: {worst}.",
+            f"Estimated share, in %, of each {columns} (column) for each {lines} (line). Largest: {worst}.",
         )  # fmt: skip
 
 
 def convergence(history: Sequence[Mapping[str, Any]]) -> Picture | None:
-    """Upper value and lower residual against steps; None when there is nothing to draw."""
-    steps = [entry["step"] for entry in history]
-    upper = [float(entry["upper"]) for entry in history]
-    residual = [float(entry.get("lower_residual", math.nan)) for entry in history]
-    if len(steps) < 2 or not any(map(math.isfinite, upper)):
+    """The loss on trusted rows held out against steps, a line per noise model; None when there is nothing to draw."""
+    runs: dict[str, list[tuple[int, float]]] = {}
+    for entry in history:
+        runs.setdefault(str(entry["noise"]), []).append((int(entry["step"]), float(entry["held_out_loss"])))
+    runs = {name: points for name, points in runs.items() if len(points) > 1}
+    if not runs:
         return None
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(WIDTH, 3.6), layout="constrained")
-        above, below = figure.subplots(2, 1, sharex=True)
-        above.plot(steps, upper, color=ACCENT, linewidth=1.8)
-        above.set_ylabel("upper value f")
-        if any(value > 0 for value in residual):
-            below.semilogy(steps, residual, color=WARN, linewidth=1.8)
-            below.minorticks_off()
-        below.set(xlabel="step", ylabel="lower residual", xlim=(min(steps), max(steps)))
-        _plain_powers(below)
-        return _picture(
-            figure, "Convergence",
-            f"The loss on trusted rows went from {upper[0]:.4g} to {upper[-1]:.4g} in {steps[-1]} steps; "
-            f"the residual of the lower level ended at {residual[-1]:.1e}.",
-        )  # fmt: skip
-
-
-def _plain_powers(axes: Any) -> None:
-    """1e-3 instead of mathematical typesetting, which would not follow the fonts of the page."""
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0e}")
+        figure = Figure(figsize=(WIDTH, 2.9), layout="constrained")
+        axes = figure.subplots()
+        for (name, points), colour in zip(runs.items(), itertools.cycle((ACCENT, WARN, MUTED)), strict=False):
+            axes.plot(*zip(*points, strict=True), color=colour, linewidth=1.8, label=name)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.set(xlabel="step", ylabel="loss on trusted rows held out", xlim=(0, None))
+        figure.legend(loc="outside upper left", ncols=3, handlelength=1.2)
+        words = "; ".join(
+            f"{name}: from {points[0][1]:.4g} to {points[-1][1]:.4g} in {points[-1][0]} steps"
+            for name, points in runs.items()
+        )
+        return _picture(figure, "Convergence", f"Loss on trusted rows held out, by noise model. {words}.")
 
 
 def _short(label: Any, limit: int = 12) -> str:

@@ -22,6 +22,7 @@ from ...errors import InvalidInput
 from ...files import document_writer, load_document, write_atomically
 from .encoder import Encoder
 from .estimator import HyperCleaner
+from .losses import BY_NAME, Loss
 
 FORMAT, VERSION = "bilevel.HyperCleaner", 1
 
@@ -29,6 +30,8 @@ ARRAYS = ("coef_", "intercept_", "sample_weight_", "trusted_", "transition_")
 """Stored as tensors; those that are None or missing are left out."""
 FACTS = ("n_iter_", "noise_", "radius_", "selection_", "status_")
 """Stored as JSON, to describe the fit."""
+ISSUES = ("is_label_issue", "label_quality", "given_label", "predicted_label")
+"""Stored as tensors, labels as numbers of classes."""
 LABEL_TYPES = {"int": int, "float": float, "bool": bool, "str": str}
 
 
@@ -38,7 +41,7 @@ class SavedCleaner(NamedTuple):
     Parameters
     ----------
     cleaner
-        The fitted `HyperCleaner`: it predicts, and knows the weights of its training rows, but not the rows.
+        The fitted `HyperCleaner`: it predicts, and knows which labels it suspected, but holds no rows.
     encoder
         How the columns of a table become its features; None when it was fitted to numbers.
     label
@@ -89,7 +92,7 @@ def cleaner_writer(cleaner: HyperCleaner, encoder: Encoder | None, label: str | 
     document = {
         "format": FORMAT,
         "version": VERSION,
-        "settings": {name: value for name, value in cleaner.get_params(deep=False).items() if _fits_json(value)},
+        "settings": _encode_settings(cleaner),
         "classes": _encode_labels(cleaner.classes_),
         "feature_names": None if names is None else [str(name) for name in names],
         "facts": {name: _plain(getattr(cleaner, name)) for name in FACTS},
@@ -98,10 +101,28 @@ def cleaner_writer(cleaner: HyperCleaner, encoder: Encoder | None, label: str | 
         "python": platform.python_version(),
         "packages": {name: importlib.metadata.version(name) for name in ("torch", "numpy", "scikit-learn")},
     }
-    arrays = {name: getattr(cleaner, name, None) for name in ARRAYS}
+    arrays = {name: getattr(cleaner, name) for name in ARRAYS} | _encode_issues(cleaner)
     tensors = {name: torch.tensor(np.ascontiguousarray(array)) for name, array in arrays.items() if array is not None}
     too_long = f"the names and categories of {cleaner.n_features_in_} features are too long for one file"
     return document_writer(document, tensors, too_long=too_long)
+
+
+def _encode_settings(cleaner: HyperCleaner) -> dict[str, Any]:
+    """The settings that JSON can hold. The loss, which turns scores into probabilities, must be one with a name."""
+    settings = cleaner.get_params(deep=False)
+    if isinstance(settings["loss"], Loss):
+        names = {kind: name for name, kind in BY_NAME.items()}
+        if type(settings["loss"]) not in names:
+            raise InvalidInput(f"files hold cleaners with a loss of {sorted(BY_NAME)}, not {settings['loss']!r}")
+        settings["loss"] = names[type(settings["loss"])]
+    return {name: value for name, value in settings.items() if _fits_json(value)}
+
+
+def _encode_issues(cleaner: HyperCleaner) -> dict[str, np.ndarray]:
+    """What `label_issues` says, with labels as numbers of classes."""
+    issues = cleaner.label_issues()
+    labels = {name: np.searchsorted(cleaner.classes_, issues[name]) for name in ("given_label", "predicted_label")}
+    return {**labels, **{name: issues[name].to_numpy() for name in ("label_quality", "is_label_issue")}}
 
 
 def _encode_labels(classes: np.ndarray) -> dict[str, Any]:
@@ -144,11 +165,22 @@ def _decode(document: dict[str, Any], tensors: dict[str, Tensor]) -> SavedCleane
         setattr(cleaner, name, tensors[name].numpy() if name in tensors else None)
     for name in FACTS:
         setattr(cleaner, name, document["facts"][name])
+    cleaner._issues = _decode_issues(cleaner, tensors)
+    cleaner._index = None
     saved = SavedCleaner(cleaner, None if encoder is None else Encoder.from_json(encoder), document["label"])
     widths = {len(part) for part in (names, saved.encoder and saved.encoder.feature_names) if part is not None}
     if widths - {cleaner.n_features_in_}:
         raise InvalidInput(f"{cleaner.n_features_in_} coefficients do not go with {widths.pop()} features")
     return saved
+
+
+def _decode_issues(cleaner: HyperCleaner, tensors: dict[str, Tensor]) -> dict[str, np.ndarray]:
+    size = len(cleaner.sample_weight_)
+    issues = {name: tensors[name].numpy() for name in ISSUES}
+    if any(column.shape != (size,) for column in issues.values()):
+        raise InvalidInput(f"what it says about its {size} training rows is damaged")
+    labels = {name: cleaner.classes_[issues[name]] for name in ("given_label", "predicted_label")}
+    return issues | labels
 
 
 def _fits_json(value: Any) -> bool:

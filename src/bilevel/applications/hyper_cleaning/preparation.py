@@ -33,7 +33,7 @@ class Request:
     report: Path | None = None
     noise: str = "auto"
     radius: float | str = "auto"
-    solver: str = "dmlcbo"
+    solver: str = "auto"
     steps: int | None = None
     seed: int = 0
     holdout: float = 0.2

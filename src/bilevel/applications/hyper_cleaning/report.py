@@ -16,12 +16,12 @@ from .figures import (
     Picture,
     accuracy_bars,
     convergence,
+    pair_map,
     quality_histogram,
     row_picture,
-    transition_map,
     weight_histogram,
 )
-from .result import CleaningResult, plain
+from .result import CleaningResult, plain, quality_text
 
 SUSPECTS, COLUMNS, CORRECTIONS, GALLERY = 100, 8, 10, 24
 """How many suspicious rows, how many columns of each, how many pairs of labels and how many pictures the page shows."""
@@ -31,6 +31,20 @@ NOISE = {
     "class-pairs": "one probability for each pair of given and true label",
     "transition": "a matrix of probabilities of each given label for each true one",
 }
+
+PAIRS = {
+    "transition": (
+        "true label",
+        "given label",
+        "Estimated: of 100 rows whose true label is that of the line, how many were given the label of the column.",
+    ),
+    "class-pairs": (
+        "given label",
+        "true label",
+        "Estimated: of 100 rows that were given the label of the line, how many truly are of the label of the column.",
+    ),
+}
+"""What lines and columns of the matrix are, and how to read it."""
 
 
 def render_report(result: CleaningResult) -> str:
@@ -43,6 +57,7 @@ def render_report(result: CleaningResult) -> str:
     script = _resource("report.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
+    environment.filters["quality"] = quality_text
     environment.filters["percent"] = lambda share: f"{100 * share:.1f} %"
     environment.filters["count"] = lambda number: f"{number:,}".replace(",", "\u202f")
     return environment.from_string(_resource("report.html.j2")).render(
@@ -52,6 +67,7 @@ def render_report(result: CleaningResult) -> str:
         script_digest=digest,
         pictures=_pictures(result),
         markup=Markup,
+        pairs_caption=PAIRS.get(result.noise, PAIRS["transition"])[2],
         noise=NOISE.get(result.noise, result.noise),
         table=_suspicious_rows(result),
         corrections=result.corrections(CORRECTIONS),
@@ -65,11 +81,14 @@ def _resource(name: str) -> str:
 
 def _pictures(result: CleaningResult) -> dict[str, Picture | None]:
     suspected = result.rows["is_label_issue"].to_numpy(bool)
+    lines, columns, _ = PAIRS.get(result.noise, PAIRS["transition"])
     return {
         "accuracy": accuracy_bars(result.measurement.models) if result.measurement else None,
         "weights": weight_histogram(result.rows["weight"].to_numpy(float), suspected),
         "quality": quality_histogram(result.rows["label_quality"].to_numpy(float), suspected),
-        "transition": None if result.transition is None else transition_map(result.transition, result.classes),
+        "pairs": None
+        if result.transition is None
+        else pair_map(result.transition, result.classes, lines=lines, columns=columns),
         "convergence": convergence(result.history),
     }
 

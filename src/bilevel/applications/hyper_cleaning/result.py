@@ -102,9 +102,10 @@ class CleaningResult:
     radius
         Of the l1 ball, or None.
     transition
-        Probability of a given label (column) for each true one (row), shape (classes, classes), or None.
+        Shares of pairs of labels, shape (classes, classes), or None. For noise "transition" lines are true labels and
+        columns given ones, for "class-pairs" the other way round; lines sum to 1.
     history
-        One record per evaluation: step, upper, lower_residual, ...
+        One record per step: noise, step, held_out_loss, ...
     status
         "finished", "interrupted", or what went wrong.
     seconds
@@ -193,6 +194,15 @@ class CleaningResult:
 def plain(value: Any) -> Any:
     """NumPy's scalars as Python's."""
     return value.item() if isinstance(value, np.generic) else value
+
+
+def quality_text(quality: float) -> str:
+    """Examples
+    --------
+    >>> quality_text(0.25), quality_text(3e-9)
+    ('0.2500', '<0.0001')
+    """
+    return f"{quality:.4f}" if quality >= 1e-4 else "<0.0001"
 
 
 def finite(value: float) -> float | None:

@@ -241,8 +241,13 @@ def _is_number(text: str) -> bool:
 
 
 def labels_of(table: Table, column: str) -> np.ndarray:
-    """The labels of the rows, shape (n,): whole numbers, numbers, truth values or texts, whichever fits all of them."""
+    """The labels of the rows, shape (n,): whole numbers, truth values or texts, whichever fits all of them.
+
+    Numbers with a fractional part are texts: scikit-learn takes them for measurements.
+    """
     values = _filled(table, column)
+    if pd.api.types.is_float_dtype(values) and (values % 1 != 0).any():
+        values = values.astype(str)
     kinds = {value: value for value in values.unique()}
     if all(isinstance(value, str) for value in kinds):
         kinds = _typed([value.strip() for value in kinds], kinds)
@@ -267,7 +272,7 @@ def _typed(texts: list[str], keys: Iterable[str]) -> dict[str, Label]:
         typed: list[Label] = [int(text) for text in texts]
     elif all(text.lower() in ("true", "false") for text in texts):
         typed = [text.lower() == "true" for text in texts]
-    elif all(re.fullmatch(r"-?(0|[1-9]\d*)\.\d+", text) for text in texts):
+    elif all(re.fullmatch(r"-?(0|[1-9]\d{0,14})\.0", text) for text in texts):
         typed = [float(text) for text in texts]
     else:
         typed = list(texts)
