@@ -34,6 +34,9 @@ class Forest:
             path.write_bytes(content.encode() if isinstance(content, str) else content)
         return path
 
+    def read(self, name: str) -> str:
+        return (self.folder / name).read_text(encoding="utf-8")
+
     def clean(self, *arguments: str, table: str = "train.csv", label: str = "species") -> int:
         trusted = [] if any(word.startswith("--trusted") for word in arguments) else ["--trusted", "trusted.csv"]
         return cli.main(["clean", table, "--label", label, *trusted, *arguments])

@@ -316,14 +316,15 @@ def features_of(saved: SavedCleaner, rows: Table, model: str, *, allow_unknown: 
         if extra:
             print_note(f"{rows.name} has columns that {model} does not use, which are ignored: {listed(extra)}")
         return saved.encoder.transform(rows, of=model, allow_unknown=allow_unknown)
-    names = getattr(saved.cleaner, "feature_names_in_", None)
-    if names is None:
-        size = saved.cleaner.n_features_in_
-        if len(rows.columns) != size:
-            raise InvalidInput(f"{model} takes {size} columns of numbers, and {rows.name} has {len(rows.columns)}")
-        names = rows.columns
-    check_columns(rows, list(names), model)
-    return pd.DataFrame({name: number_column(rows, name) for name in names})
+    cleaner = saved.cleaner
+    named = hasattr(cleaner, "feature_names_in_")
+    names = list(cleaner.feature_names_in_) if named else rows.columns
+    size = cleaner.n_features_in_
+    if len(names) != size:
+        raise InvalidInput(f"{model} takes {size} columns of numbers, and {rows.name} has {len(names)}")
+    check_columns(rows, names, model)
+    frame = pd.DataFrame({name: number_column(rows, name) for name in names})
+    return frame if named else frame.to_numpy()
 
 
 def predictions(cleaner: Any, features: Any) -> pd.DataFrame:
