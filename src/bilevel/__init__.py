@@ -55,6 +55,7 @@ _HOME = {
     "Solution": "solution",
     "Status": "solution",
     "Record": "solution",
+    "HyperCleaner": "applications.hyper_cleaning",
     "BilevelError": "errors",
     "InvalidInput": "errors",
     "InvalidType": "errors",
@@ -64,7 +65,7 @@ _HOME = {
     "NotConverged": "errors",
     "NotFinite": "errors",
 }
-_MODULES = ("sets", "solvers", "smoothing", "hypergradients", "errors", "storage", "testing")
+_MODULES = ("applications", "sets", "solvers", "smoothing", "hypergradients", "errors", "storage", "testing")
 
 __all__ = ["__version__", *_HOME, *_MODULES]
 
@@ -85,7 +86,8 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
-    from . import errors, hypergradients, sets, smoothing, solvers
+    from . import applications, errors, hypergradients, sets, smoothing, solvers
+    from .applications.hyper_cleaning import HyperCleaner
     from .comparison import Budget, Comparison, compare
     from .errors import BilevelError, EmptySet, Incompatible, InvalidInput, InvalidType, MissingExtra
     from .hypergradients import LinearSolve, Neumann, Unrolled

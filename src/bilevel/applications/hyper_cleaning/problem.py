@@ -29,7 +29,7 @@ VECTORS = Space()
 class CleaningProblem(Problem):
     """Which labels to believe, so that the model trained on them does best on the trusted rows?
 
-        f(x, y) = mean over trusted rows of l_b(s)  +  evidence * mean over noisy rows of phi_i(x, s_i)
+        f(x, y) = mean over trusted rows of l_b(s)  +  evidence * mean over witness rows of phi_i(x, s_i)
         g(x, y) = mean over noisy rows of phi_i(x, s_i)  +  trusted_in_lower * mean over trusted rows of l_b(s)
                   + ridge |weight|^2 + intercept_ridge |bias|^2
 
@@ -68,7 +68,11 @@ class CleaningProblem(Problem):
     trusted_in_lower
         How much the mean loss of the trusted rows counts in the lower level: above zero they also train.
     evidence
-        How much the fit of the noisy rows counts in the upper level: without it x is judged by the trusted rows alone.
+        How much the fit of noisy rows counts in the upper level: without it x is judged by the trusted rows alone.
+        Only for a noise model with a likelihood (`Transition`) does that fit say which x is right.
+    witnesses
+        (design, labels): noisy rows for the evidence that take no part in training, so that f remains a validation
+        loss, by which a radius can be chosen too. Default: the noisy rows themselves.
     batch_size
         Noisy rows per step, drawn with replacement; None for all. The trusted rows are always all used.
 
@@ -100,6 +104,7 @@ class CleaningProblem(Problem):
         classes: int | None = None,
         trusted_in_lower: float = 0.0,
         evidence: float = 0.0,
+        witnesses: tuple[Any, Any] | None = None,
         batch_size: int | None = None,
     ) -> None:
         self.design = Design.of(design)
@@ -121,6 +126,7 @@ class CleaningProblem(Problem):
                 raise InvalidInput(f"{name} must be a number of at least 0, got {value!r}")
         self.ridges = {"weight": float(ridge), "bias": float(intercept_ridge)}
         self.trusted_in_lower, self.evidence = float(trusted_in_lower), float(evidence)
+        self.witnesses = self._checked_witnesses(witnesses)
         self.batch_size = _batch_size(batch_size)
         columns = self.loss.columns(self.classes)
         options: Any = {"dtype": self.design.dtype, "device": self.design.device}
@@ -169,6 +175,21 @@ class CleaningProblem(Problem):
             noise = noise[batch] if self.noise.per_row else noise
         return RowMean(design, labels, self.loss, self.noise, noise, y)  # type: ignore[arg-type]
 
+    def evidence_mean(self, x: Vector, y: Vector, batch: Tensor | None = None) -> RowMean:
+        """The mean of phi over the rows that bear witness in the upper level."""
+        if self.witnesses is None:
+            return self.noisy_mean(x, y, batch)
+        return RowMean(*self.witnesses, self.loss, self.noise, self.noise_part(x), y)  # type: ignore[arg-type]
+
+    def _checked_witnesses(self, witnesses: Any) -> tuple[Design, Tensor] | None:
+        if witnesses is None:
+            return None
+        if self.noise.per_row:
+            raise InvalidInput(f"witnesses need a noise model that holds for all rows, got {self.noise!r}")
+        design = Design.of(witnesses[0])
+        _check_designs(self.design, design)
+        return design, _labels("witnesses", witnesses[1], design)
+
     def trusted_mean(self, y: Vector) -> RowMean:
         """The mean loss of the trusted rows at one model."""
         nothing = self.labels.new_zeros((), dtype=self.design.dtype)
@@ -177,7 +198,7 @@ class CleaningProblem(Problem):
     def _plain_upper(self, x: Vector, y: Vector, batch: Any = None) -> Tensor:
         """f as autograd can follow it."""
         value = self.trusted_mean(y).value()
-        return value + self.evidence * self.noisy_mean(x, y, batch).value() if self.evidence else value
+        return value + self.evidence * self.evidence_mean(x, y, batch).value() if self.evidence else value
 
     def _plain_lower(self, x: Vector, y: Any, batch: Any = None) -> Tensor:
         """g as autograd can follow it."""
@@ -200,18 +221,25 @@ class CleaningLinearization(Linearization):
     def _trusted(self) -> RowMean:
         return self.problem.trusted_mean(self.y)
 
+    @cached_property
+    def _evidence(self) -> RowMean:
+        """The noisy rows themselves, with what is already known of them, unless others bear witness."""
+        if self.problem.witnesses is None:
+            return self._noisy
+        return self.problem.evidence_mean(self.x, self.y)
+
     @torch.no_grad()
     def _upper_value(self) -> Tensor:
         evidence, value = self.problem.evidence, self._trusted.value()
-        return value + evidence * self._noisy.value() if evidence else value
+        return value + evidence * self._evidence.value() if evidence else value
 
     @torch.no_grad()
     def _upper_gradients(self) -> tuple[Vector, Vector]:
         evidence, in_y = self.problem.evidence, self._trusted.gradient_y()
         if not evidence:
             return VECTORS.zeros_like(self.x), in_y
-        in_x = self._placed(self._noisy.gradient_x())
-        return VECTORS.scaled(in_x, evidence), VECTORS.add(in_y, self._noisy.gradient_y(), evidence)
+        in_x = self._placed(self._evidence.gradient_x())
+        return VECTORS.scaled(in_x, evidence), VECTORS.add(in_y, self._evidence.gradient_y(), evidence)
 
     @torch.no_grad()
     def _lower_value(self) -> Tensor:
