@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
+from ...progress import ProgressBar
 from .training import Moment
 
 Show = Callable[[Moment], None]
@@ -18,19 +20,15 @@ def shown(verbose: bool, callback: Show | None = None) -> Iterator[Show]:
     if not verbose:
         yield tell
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    bar = Progress(
-        TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(), TimeRemainingColumn(),
-        TextColumn("{task.fields[loss]}"), console=Console(stderr=True),
-    )  # fmt: skip
-    with bar:
-        task = bar.add_task("cleaning", total=None, loss="")
+    began = time.monotonic()
+    bars: list[ProgressBar] = []
+    with ExitStack() as stack:
 
         def show(moment: Moment) -> None:
-            loss = "" if math.isnan(moment.loss) else f"held-out loss {moment.loss:.3f}"
-            bar.update(task, description=moment.stage, completed=moment.done, total=moment.total, loss=loss)
+            if not bars:  # the first moment says how much there is to do
+                bars.append(stack.enter_context(ProgressBar(moment.total, began=began)))
+            loss = "" if math.isnan(moment.loss) else f", held-out loss {moment.loss:.4g}"
+            bars[0].show(moment.done, moment.stage + loss)
             tell(moment)
 
         yield show
