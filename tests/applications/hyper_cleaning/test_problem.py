@@ -453,6 +453,13 @@ def test_refusals_name_argument_value_and_remedy(change, error, message):
         CleaningProblem(**{**arguments, **change})
 
 
+def test_a_radius_starts_positive():
+    problem = make("logistic", 2, "rows", radius="auto")
+    assert float(problem.start(radius=3.0)["log_radius"].exp()) == pytest.approx(3.0)
+    with pytest.raises(bilevel.InvalidInput, match="radius must be a positive number to start from, got 0"):
+        problem.start(radius=0)
+
+
 # --- what it costs -------------------------------------------------------------------------------------------------
 
 

@@ -140,6 +140,8 @@ class CleaningProblem(Problem):
         noise = self.noise.start(self.labels, self.classes, self.design.dtype)
         if not self.moving:
             return noise
+        if not 0 < radius < math.inf:
+            raise InvalidInput(f"radius must be a positive number to start from, got {radius!r}")
         return {"noise": noise, "log_radius": noise.new_tensor(radius).log()}
 
     def scores(self, y: Any, rows: Any = None) -> Tensor:

@@ -112,12 +112,13 @@ class RowMean:
 
     def _pulled_back(self, parts: Iterator[tuple[Design, Tensor]]) -> Model:
         """From one vector per row in the space of scores to the space of models, divided by n."""
-        total = {name: torch.zeros_like(entry) for name, entry in self._y.items()}
+        total: Model = {}
         for design, residual in parts:
-            total["weight"] += design.rmatmul(residual).T
-            if "bias" in total:
-                total["bias"] += residual.sum(0)
-        return {name: entry / self._count for name, entry in total.items()}
+            pulled = {"weight": design.rmatmul(residual).T}
+            if "bias" in self._y:
+                pulled["bias"] = residual.sum(0)
+            total = {name: total[name].add_(entry) for name, entry in pulled.items()} if total else pulled
+        return {name: entry.div_(self._count) for name, entry in total.items()}
 
     def _collected(self, parts: Iterator[Tensor]) -> Tensor:
         """Derivatives in x from blocks of rows: put side by side, or added up."""
