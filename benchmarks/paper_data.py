@@ -64,7 +64,7 @@ def paper_task(data: Path, name: str, seed: int) -> Task:
 def _two_classes(data: Path, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     if name in PAIRS:
         X, y, test_X, test_y = images(data, name)
-        first, second = PAIRS[name]
+        _, second = PAIRS[name]
         kept, test_kept = np.isin(y, PAIRS[name]), np.isin(test_y, PAIRS[name])
         return (
             X[kept].astype(float), (y[kept] == second).astype(int),
