@@ -44,7 +44,7 @@ STEPS = {"rows": 30, "class-pairs": 20, "transition": 20}
 WIDE = 1e4
 """The radius of a ball that holds nobody back."""
 POLISHING, POLISHED, STRIDE = 100, 1e-3, 25
-"""The last training takes at most so many steps, to this residual per root of the number of classes, so many at a time."""
+"""The last training: steps at most, the residual to reach per root of the number of classes, steps at a time."""
 
 
 @dataclass(frozen=True)
@@ -339,8 +339,9 @@ class _Training:
         )  # fmt: skip
         return problem, result.problem.noise_part(result.x)
 
-    def _radius(self, result: Learned) -> float:
-        return float(result.x["log_radius"].exp() if isinstance(result.x, dict) else self.settings.radius)
+    def _radius(self, result: Learned) -> Any:
+        """As it was learned, or else as it was given."""
+        return float(result.x["log_radius"].exp()) if isinstance(result.x, dict) else self.settings.radius
 
     def weights(self, winner: Learned, y: Model) -> Tensor:
         """How far each noisy row is believed: its weight, or the probability that its label is right."""
