@@ -36,7 +36,7 @@ VARIABLES = {
     CARD: "--card",
     SOFT: "--soft",
 }
-STYLE = {
+STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",  # texts stay texts
     "font.size": 10.5,
     "text.color": INK,
