@@ -2,12 +2,15 @@
 
 import functools
 
+import numpy as np
 import pytest
 import torch
 from torch.nn.functional import cross_entropy, softplus
 
 import bilevel
-from bilevel.applications.hyper_cleaning import ClassPairs, CleaningProblem, RowWeights, Transition
+from bilevel import sets
+from bilevel.applications.hyper_cleaning import ClassPairs, CleaningProblem, Design, RowWeights, Transition, row_mean
+from bilevel.applications.hyper_cleaning.design import DenseDesign
 from bilevel.solvers.base import unmet
 from bilevel.spaces import Space, leaves, tree_map
 
@@ -345,3 +348,173 @@ def test_the_gradient_of_a_batch_is_right_on_average():
     assert_close(mean([lin.lower_grad_y for lin in single]), full.lower_grad_y)
     assert_close(mean([lin.lower_hvp(v) for lin in single]), full.lower_hvp(v))
     assert_close(mean([lin.lower_cross(v) for lin in single]), full.lower_cross(v))
+
+
+# --- sets and settings ---------------------------------------------------------------------------------------------
+
+
+def test_one_ball_per_class_or_one_for_all():
+    far = {"weight": torch.full((3, D), 9.0).double(), "bias": torch.full((3,), 9.0).double()}
+    for ball, norms in (("class", [2.0, 2.0, 2.0]), ("all", [2 / 3, 2 / 3, 2 / 3])):
+        problem = make("softmax", 3, "rows", radius=2.0, ball=ball)
+        near = problem.constraint_at(problem.start()).project(far)
+        assert near["weight"].abs().sum(1).tolist() == pytest.approx(norms)
+        assert torch.equal(near["bias"], far["bias"])  # the intercept lies outside of the ball
+
+
+def test_a_radius_for_all_classes_can_be_learned_too():
+    problem = make("softmax", 3, "class-pairs", radius="auto", ball="all", ridge=0.05, intercept_ridge=1e-2)
+    x = problem.start(radius=0.5)
+    h = bilevel.hypergradient(problem, x)
+
+    def value(t):
+        return float(bilevel.upper_value(problem, {**x, "log_radius": x["log_radius"] + t}, tol=1e-12))
+
+    assert float(h["log_radius"]) == pytest.approx((value(1e-5) - value(-1e-5)) / 2e-5, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    "constraint",
+    [sets.L2Ball(0.5), sets.Box(-0.1, 0.1), sets.Simplex(1.0), sets.NuclearNormBall(0.5), sets.FreeSpace()],
+)
+def test_any_set_of_the_catalogue_can_hold_the_weight(constraint):
+    problem = make("softmax", 3, "rows", constraint=constraint)
+    x0 = problem.start()
+    y0 = problem.constraint_at(x0).project(problem.y0)
+    solution = bilevel.minimize(problem, x0, y0, steps=5)
+    assert solution.status.ok
+    assert constraint.contains(solution.y["weight"])
+    assert float(solution.y["weight"].abs().max()) > 0
+
+
+def test_the_lower_level_is_solved_as_scikit_learn_does():
+    """All weights 1 (in the limit), no constraint: ridge logistic regression."""
+    from sklearn.linear_model import LogisticRegression
+
+    rows, labels, trusted, trusted_labels = data(3)
+    problem = CleaningProblem(rows, labels, trusted, trusted_labels, constraint=sets.FreeSpace(), intercept_ridge=0.0)
+    y = bilevel.solve_lower(problem, torch.full((N,), 40.0).double()).y
+    # Its objective: C * sum of losses + |weight|^2 / 2.
+    reference = LogisticRegression(C=1 / (2 * N * 1e-3), tol=1e-10, max_iter=10_000).fit(rows.numpy(), labels.numpy())
+    assert torch.allclose(y["weight"], torch.from_numpy(reference.coef_), atol=1e-5)
+    assert torch.allclose(y["bias"] - y["bias"].mean(), torch.from_numpy(reference.intercept_), atol=1e-4)
+
+
+@pytest.mark.parametrize(("loss", "classes", "noise"), COMBINATIONS)
+def test_single_precision_runs(loss, classes, noise):
+    problem = make(loss, classes, noise, dtype=torch.float32, radius="auto")
+    solution = bilevel.minimize(problem, problem.start(), steps=5)
+    assert solution.status.ok
+    assert {u.dtype for u in leaves(solution.x) + leaves(solution.y)} == {torch.float32}
+    double = make(loss, classes, noise)
+    x, y = point(double)
+    ours, exact = (
+        p.linearize(*(tree_map(lambda u, t=p.design.dtype: u.to(t), vector) for vector in (x, y)))
+        for p in (make(loss, classes, noise, dtype=torch.float32), double)
+    )
+    for name in ("upper_grad_y", "lower_grad_x", "lower_grad_y"):
+        assert_close(tree_map(torch.Tensor.double, getattr(ours, name)), getattr(exact, name), 1e-5)
+
+
+def test_trusted_rows_are_converted_to_the_dtype_of_the_noisy_ones():
+    rows, labels, trusted, trusted_labels = data(2)
+    problem = CleaningProblem(rows.float(), labels, trusted, trusted_labels)
+    assert problem.trusted_design.dtype == torch.float32
+    assert problem.scores(problem.y0, trusted).shape == (TRUSTED, 1)
+    assert problem.scores(problem.y0).shape == (N, 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"labels": torch.zeros(N)}, bilevel.InvalidType, "labels must be whole numbers .* got dtype torch.float32"),
+        ({"labels": np.array(["a"] * N)}, bilevel.InvalidType, "whole numbers .* encode the classes first"),
+        ({"labels": [True] * N}, bilevel.InvalidType, "labels must be whole numbers .* got dtype bool"),
+        ({"labels": [0, 1]}, bilevel.InvalidInput, r"one entry per row, shape \(23,\), got \(2,\)"),
+        ({"labels": [-1] * N}, bilevel.InvalidInput, "labels must be numbered from 0, got -1"),
+        ({"labels": [0] * N, "trusted_labels": [0] * TRUSTED}, bilevel.InvalidInput, "at least 2 classes, got 1"),
+        ({"classes": 2, "trusted_labels": [2] * TRUSTED}, bilevel.InvalidInput, "must be below classes=2, got 2"),
+        ({"trusted_design": torch.zeros(TRUSTED, 3)}, bilevel.InvalidInput, "the same columns, got 5 and 3"),
+        ({"trusted_design": Design.of(torch.zeros(TRUSTED, D).float())}, bilevel.InvalidType, "same dtype and device"),
+        ({"radius": -1.0}, bilevel.InvalidInput, 'radius must be a positive number or "auto", got -1.0'),
+        ({"radius": "large"}, bilevel.InvalidInput, "radius must be a positive number .* got 'large'"),
+        ({"ball": "each"}, bilevel.InvalidInput, 'ball must be "class" or "all", got \'each\''),
+        ({"constraint": 3.0}, bilevel.InvalidType, "constraint must be a convex set of bilevel.sets for the weight"),
+        ({"ridge": -1.0}, bilevel.InvalidInput, "ridge must be a number of at least 0, got -1.0"),
+        ({"evidence": float("nan")}, bilevel.InvalidInput, "evidence must be a number of at least 0, got nan"),
+        ({"batch_size": 0}, bilevel.InvalidInput, "batch_size must be an integer of at least 1, or None .* got 0"),
+        ({"noise": "transition", "loss": "squared"}, bilevel.Incompatible, "Transition needs class probabilities"),
+    ],
+)  # fmt: skip
+def test_refusals_name_argument_value_and_remedy(change, error, message):
+    rows, labels, trusted, trusted_labels = data(2)
+    arguments = {"design": rows, "labels": labels, "trusted_design": trusted, "trusted_labels": trusted_labels}
+    with pytest.raises(error, match=message):
+        CleaningProblem(**{**arguments, **change})
+
+
+def test_a_radius_starts_positive():
+    problem = make("logistic", 2, "rows", radius="auto")
+    assert float(problem.start(radius=3.0)["log_radius"].exp()) == pytest.approx(3.0)
+    with pytest.raises(bilevel.InvalidInput, match="radius must be a positive number to start from, got 0"):
+        problem.start(radius=0)
+
+
+# --- what it costs -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def passes(monkeypatch):
+    """Products with the noisy rows, counted in passes over them."""
+    counts = {"A V": 0, "A' R": 0}
+
+    def counted(name, product):
+        def call(self, argument):
+            counts[name] += self.shape[0] == N
+            return product(self, argument)
+
+        return call
+
+    monkeypatch.setattr(DenseDesign, "matmul", counted("A V", DenseDesign.matmul))
+    monkeypatch.setattr(DenseDesign, "rmatmul", counted("A' R", DenseDesign.rmatmul))
+    return counts
+
+
+@pytest.mark.parametrize("noise", NOISE)
+def test_every_derivative_takes_at_most_two_passes_over_the_data(passes, noise):
+    problem = make("softmax", 3, noise)
+    x, y = point(problem)
+    problem.lower_grad(x, y)
+    assert passes == {"A V": 1, "A' R": 1}
+    lin = problem.linearize(x, y)
+    lin.lower_value, lin.lower_grad_x, lin.lower_grad_y  # the scores once, then one product
+    assert passes == {"A V": 2, "A' R": 2}
+    lin.lower_hvp(y)
+    assert passes == {"A V": 3, "A' R": 3}
+    lin.lower_cross(y)
+    assert passes == {"A V": 4, "A' R": 3}
+    lin.upper_value, lin.upper_grad_y  # of the trusted rows alone
+    assert passes == {"A V": 4, "A' R": 3}
+
+
+@pytest.mark.parametrize("noise", NOISE)
+def test_nothing_changes_when_scores_are_too_many_to_be_kept(noise, monkeypatch):
+    problem = make("softmax", 3, noise, **EXTRAS)
+    x, y = point(problem)
+    kept = problem.linearize(x, y)
+    kept.lower_value
+    monkeypatch.setattr(row_mean, "KEPT_BYTES", 0)
+    made_again = problem.linearize(x, y)
+    for _ in range(2):
+        assert_same_linearization(made_again, kept, x, y, 1e-13)
+    assert made_again._noisy._scores is None
+    assert kept._noisy._scores.shape == (N, 3)
+
+
+def test_no_graph_is_kept_when_x_and_y_carry_gradients():
+    problem = make("softmax", 3, "class-pairs", **EXTRAS)
+    x, y = (tree_map(lambda u: u.requires_grad_(), vector) for vector in point(problem))
+    lin = problem.linearize(x, y)
+    answers = [lin.upper_value, lin.lower_value, lin.upper_grad_x, lin.upper_grad_y, lin.lower_grad_x, lin.lower_grad_y]
+    answers += [lin.lower_hvp(y), lin.lower_cross(y), problem.lower_grad(x, y)]
+    assert not any(u.requires_grad for answer in answers for u in leaves(answer))

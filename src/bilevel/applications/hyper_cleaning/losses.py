@@ -20,6 +20,8 @@ from torch.nn.functional import logsigmoid, softplus
 
 from ...errors import Incompatible, InvalidInput, InvalidType
 
+__all__ = ["Logistic", "Softmax", "SmoothedHinge", "Squared"]
+
 LinearMap = Callable[[Tensor], Tensor]
 
 

@@ -210,13 +210,10 @@ class Transition(NoiseModel):
     def curvature(self, loss: Loss, x: Tensor, s: Tensor, labels: Tensor) -> LinearMap:
         log_p, joint = _log_joint(loss, x, s, labels)
         p, r = log_p.exp(), joint.softmax(-1)
-
-        def product(v: Tensor) -> Tensor:
-            v = _per_class(v)
-            bent = p * (v - (p * v).sum(-1, keepdim=True)) - r * (v - (r * v).sum(-1, keepdim=True))
-            return bent[:, -s.shape[-1] :]
-
-        return product
+        if s.shape[-1] == 1:
+            second = p.prod(-1, keepdim=True) - r.prod(-1, keepdim=True)
+            return lambda v: second * v
+        return lambda v: p * (v - (p * v).sum(-1, keepdim=True)) - r * (v - (r * v).sum(-1, keepdim=True))
 
     def gradient_x(self, loss: Loss, x: Tensor, s: Tensor, labels: Tensor) -> Tensor:
         """d phi_i / d log T_jb = -r_ij where b = b_i."""

@@ -21,7 +21,7 @@ from ...spaces import Space, Vector
 from .design import Design
 from .losses import Loss, loss_of
 from .noise import Certain, NoiseModel, noise_of
-from .row_mean import Model, RowMean, scores_of
+from .row_mean import RowMean, scores_of
 
 VECTORS = Space()
 
@@ -146,17 +146,19 @@ class CleaningProblem(Problem):
         noise = self.noise.start(self.labels, self.classes, self.design.dtype)
         if not self.moving:
             return noise
+        if not 0 < radius < math.inf:
+            raise InvalidInput(f"radius must be a positive number to start from, got {radius!r}")
         return {"noise": noise, "log_radius": noise.new_tensor(radius).log()}
 
-    def scores(self, y: Vector, rows: Any = None) -> Tensor:
+    def scores(self, y: Any, rows: Any = None) -> Tensor:
         """The scores of the model y, shape (n, columns), for the noisy rows or for others (n, d)."""
-        return scores_of(self.design if rows is None else Design.of(rows, dtype=self.design.dtype), y)  # type: ignore[arg-type]
+        return scores_of(self.design if rows is None else Design.of(rows, dtype=self.design.dtype), y)
 
     def linearize(self, x: Vector, y: Vector, batch: Any = None) -> Linearization:
         return CleaningLinearization(self, x, y, batch)
 
     def lower_grad(self, x: Vector, y: Vector, batch: Any = None) -> Vector:
-        return self.linearize(x, y, batch).lower_grad_y
+        return CleaningLinearization(self, x, y, batch, keep=False).lower_grad_y
 
     def _draw(self, generator: torch.Generator) -> Tensor:
         """Row numbers of one batch, in order: rows of a file are then read from its beginning to its end."""
@@ -167,19 +169,19 @@ class CleaningProblem(Problem):
         """What x says about the labels, without the radius."""
         return x["noise"] if isinstance(x, dict) else x
 
-    def noisy_mean(self, x: Vector, y: Vector, batch: Tensor | None = None) -> RowMean:
-        """The mean of phi over the noisy rows, or over the rows of a batch, at one point."""
+    def noisy_mean(self, x: Vector, y: Any, batch: Tensor | None = None, *, keep: bool = True) -> RowMean:
+        """The mean of phi over the noisy rows, or over the rows of a batch, at one point; `keep` as in `RowMean`."""
         design, labels, noise = self.design, self.labels, self.noise_part(x)
         if batch is not None:
             design, labels = design.rows(batch), labels[batch]
             noise = noise[batch] if self.noise.per_row else noise
-        return RowMean(design, labels, self.loss, self.noise, noise, y)  # type: ignore[arg-type]
+        return RowMean(design, labels, self.loss, self.noise, noise, y, keep=keep)
 
-    def evidence_mean(self, x: Vector, y: Vector, batch: Tensor | None = None) -> RowMean:
+    def evidence_mean(self, x: Vector, y: Any, batch: Tensor | None = None, *, keep: bool = True) -> RowMean:
         """The mean of phi over the rows that bear witness in the upper level."""
         if self.witnesses is None:
-            return self.noisy_mean(x, y, batch)
-        return RowMean(*self.witnesses, self.loss, self.noise, self.noise_part(x), y)  # type: ignore[arg-type]
+            return self.noisy_mean(x, y, batch, keep=keep)
+        return RowMean(*self.witnesses, self.loss, self.noise, self.noise_part(x), y, keep=keep)
 
     def _checked_witnesses(self, witnesses: Any) -> tuple[Design, Tensor] | None:
         if witnesses is None:
@@ -190,22 +192,27 @@ class CleaningProblem(Problem):
         _check_designs(self.design, design)
         return design, _labels("witnesses", witnesses[1], design)
 
-    def trusted_mean(self, y: Vector) -> RowMean:
-        """The mean loss of the trusted rows at one model."""
+    def trusted_mean(self, y: Any, *, keep: bool = True) -> RowMean:
+        """The mean loss of the trusted rows at one model; `keep` as in `RowMean`."""
         nothing = self.labels.new_zeros((), dtype=self.design.dtype)
-        return RowMean(self.trusted_design, self.trusted_labels, self.loss, Certain(), nothing, y)  # type: ignore[arg-type]
+        return RowMean(self.trusted_design, self.trusted_labels, self.loss, Certain(), nothing, y, keep=keep)
 
     def _plain_upper(self, x: Vector, y: Vector, batch: Any = None) -> Tensor:
         """f as autograd can follow it."""
-        value = self.trusted_mean(y).value()
-        return value + self.evidence * self.evidence_mean(x, y, batch).value() if self.evidence else value
+        return self.upper_mean(self.trusted_mean(y, keep=False), self.evidence_mean(x, y, batch, keep=False))
 
-    def _plain_lower(self, x: Vector, y: Any, batch: Any = None) -> Tensor:
+    def _plain_lower(self, x: Vector, y: Vector, batch: Any = None) -> Tensor:
         """g as autograd can follow it."""
-        value = self.noisy_mean(x, y, batch).value()
-        if self.trusted_in_lower:
-            value = value + self.trusted_in_lower * self.trusted_mean(y).value()
-        return value + sum(self.ridges[name] * entry.square().sum() for name, entry in y.items())
+        return self.lower_mean(self.noisy_mean(x, y, batch, keep=False), self.trusted_mean(y, keep=False), y)
+
+    def upper_mean(self, trusted: RowMean, witnesses: RowMean) -> Tensor:
+        """f from the means over the two kinds of rows."""
+        return trusted.value() + self.evidence * witnesses.value() if self.evidence else trusted.value()
+
+    def lower_mean(self, noisy: RowMean, trusted: RowMean, y: Any) -> Tensor:
+        """g from the means over the two kinds of rows, and the model."""
+        value = sum((self.ridges[name] * entry.square().sum() for name, entry in y.items()), start=noisy.value())
+        return value + self.trusted_in_lower * trusted.value() if self.trusted_in_lower else value
 
 
 class CleaningLinearization(Linearization):
@@ -213,25 +220,28 @@ class CleaningLinearization(Linearization):
 
     problem: CleaningProblem
 
+    def __init__(self, problem: CleaningProblem, x: Vector, y: Vector, batch: Any = None, *, keep: bool = True) -> None:
+        super().__init__(problem, x, y, batch)
+        self._keep = keep
+
     @cached_property
     def _noisy(self) -> RowMean:
-        return self.problem.noisy_mean(self.x, self.y, self.batch)
+        return self.problem.noisy_mean(self.x, self.y, self.batch, keep=self._keep)
 
     @cached_property
     def _trusted(self) -> RowMean:
-        return self.problem.trusted_mean(self.y)
+        return self.problem.trusted_mean(self.y, keep=self._keep)
 
     @cached_property
     def _evidence(self) -> RowMean:
         """The noisy rows themselves, with what is already known of them, unless others bear witness."""
         if self.problem.witnesses is None:
             return self._noisy
-        return self.problem.evidence_mean(self.x, self.y)
+        return self.problem.evidence_mean(self.x, self.y, keep=self._keep)
 
     @torch.no_grad()
     def _upper_value(self) -> Tensor:
-        evidence, value = self.problem.evidence, self._trusted.value()
-        return value + evidence * self._evidence.value() if evidence else value
+        return self.problem.upper_mean(self._trusted, self._evidence)
 
     @torch.no_grad()
     def _upper_gradients(self) -> tuple[Vector, Vector]:
@@ -243,9 +253,7 @@ class CleaningLinearization(Linearization):
 
     @torch.no_grad()
     def _lower_value(self) -> Tensor:
-        value, weight = self._noisy.value(), self.problem.trusted_in_lower
-        value = value + weight * self._trusted.value() if weight else value
-        return value + sum(self.problem.ridges[name] * entry.square().sum() for name, entry in self._model.items())
+        return self.problem.lower_mean(self._noisy, self._trusted, self.y)
 
     @torch.no_grad()
     def _lower_gradient_x(self) -> Vector:
@@ -256,7 +264,7 @@ class CleaningLinearization(Linearization):
         gradient, weight = self._noisy.gradient_y(), self.problem.trusted_in_lower
         if weight:
             gradient = VECTORS.add(gradient, self._trusted.gradient_y(), weight)
-        return VECTORS.add(gradient, self._model, self._ridge_slopes)
+        return VECTORS.add(gradient, self.y, self._ridge_slopes)
 
     @torch.no_grad()
     def _lower_hvp(self, v: Any) -> Vector:
@@ -268,10 +276,6 @@ class CleaningLinearization(Linearization):
     @torch.no_grad()
     def _lower_cross(self, v: Any) -> Vector:
         return self._placed(self._noisy.cross(v))
-
-    @property
-    def _model(self) -> Model:
-        return self.y  # type: ignore[return-value]
 
     @property
     def _ridge_slopes(self) -> dict[str, float]:

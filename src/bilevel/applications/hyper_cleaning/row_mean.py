@@ -16,11 +16,14 @@ Model = dict[str, Tensor]
 """weight (columns, d) and, with an intercept, bias (columns,)."""
 
 
+KEPT_BYTES = 1 << 26
+"""Scores up to this size are kept at a point, and curvatures of half as many scores; larger ones are made again."""
+
+
 class _Block(NamedTuple):
     """Some neighbouring rows."""
 
     index: int
-    rows: slice
     design: Design
     labels: Tensor
     x: Tensor  # of these rows, or of all
@@ -30,7 +33,7 @@ class _Block(NamedTuple):
 class RowMean:
     """(1/n) sum_i phi_i(x, s_i) with the scores s = A W' + 1 b', at one x and one model y = (W, b).
 
-    Scores and curvatures are computed when first asked for and then kept, n numbers per score column each.
+    Scores and curvatures are computed when first asked for and then kept, while that takes little memory.
 
     Parameters
     ----------
@@ -42,12 +45,18 @@ class RowMean:
         The upper variable; where it has one entry per row, the entries of these rows.
     y
         The model.
+    keep
+        False when only one question will be asked: then nothing is kept.
     """
 
-    def __init__(self, design: Design, labels: Tensor, loss: Loss, noise: NoiseModel, x: Tensor, y: Model) -> None:
+    def __init__(
+        self, design: Design, labels: Tensor, loss: Loss, noise: NoiseModel, x: Tensor, y: Model, *, keep: bool = True
+    ) -> None:
         self._design, self._labels, self._loss, self._noise, self._x, self._y = design, labels, loss, noise, x, y
-        self._scores: dict[int, Tensor] = {}
+        self._scores: Tensor | None = None
         self._curvatures: dict[int, LinearMap] = {}
+        size = design.shape[0] * y["weight"].shape[0] * design.dtype.itemsize
+        self._keep_scores, self._keep_curvatures = keep and size <= KEPT_BYTES, keep and 2 * size <= KEPT_BYTES
 
     def value(self) -> Tensor:
         """The mean itself."""
@@ -79,25 +88,37 @@ class RowMean:
         return self._design.shape[0]
 
     def _blocks(self) -> Iterator[_Block]:
+        kept = self._scores
+        if kept is None and self._keep_scores:
+            kept = self._y["weight"].new_empty(self._count, self._y["weight"].shape[0])
         for index, (rows, design) in enumerate(self._design.blocks()):
-            if index not in self._scores:
-                self._scores[index] = scores_of(design, self._y)
+            if self._scores is None:
+                scores = scores_of(design, self._y)
+                if kept is not None:
+                    kept[rows] = scores
+            else:
+                scores = self._scores[rows]
             x = self._x[rows] if self._noise.per_row else self._x
-            yield _Block(index, rows, design, self._labels[rows], x, self._scores[index])
+            yield _Block(index, design, self._labels[rows], x, scores)
+        self._scores = kept
 
     def _curvature(self, b: _Block) -> LinearMap:
-        if b.index not in self._curvatures:
-            self._curvatures[b.index] = self._noise.curvature(self._loss, b.x, b.scores, b.labels)
-        return self._curvatures[b.index]
+        curvature = self._curvatures.get(b.index)
+        if curvature is None:
+            curvature = self._noise.curvature(self._loss, b.x, b.scores, b.labels)
+            if self._keep_curvatures:
+                self._curvatures[b.index] = curvature
+        return curvature
 
     def _pulled_back(self, parts: Iterator[tuple[Design, Tensor]]) -> Model:
         """From one vector per row in the space of scores to the space of models, divided by n."""
-        total = {name: torch.zeros_like(entry) for name, entry in self._y.items()}
+        total: Model = {}
         for design, residual in parts:
-            total["weight"] += design.rmatmul(residual).T
-            if "bias" in total:
-                total["bias"] += residual.sum(0)
-        return {name: entry / self._count for name, entry in total.items()}
+            pulled = {"weight": design.rmatmul(residual).T}
+            if "bias" in self._y:
+                pulled["bias"] = residual.sum(0)
+            total = {name: total[name].add_(entry) for name, entry in pulled.items()} if total else pulled
+        return {name: entry.div_(self._count) for name, entry in total.items()}
 
     def _collected(self, parts: Iterator[Tensor]) -> Tensor:
         """Derivatives in x from blocks of rows: put side by side, or added up."""
