@@ -198,6 +198,12 @@ def test_several_files_appear_together_or_none_of_them(tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["a", "b"]
 
 
+def test_others_may_read_what_the_settings_of_the_user_say(solution, tmp_path):
+    (tmp_path / "plain").write_text("")
+    solution.save(tmp_path / "s")
+    assert (tmp_path / "s").stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
 def test_a_symbolic_link_stays_one(solution, tmp_path):
     (tmp_path / "real").write_text("old")
     (tmp_path / "link").symlink_to(tmp_path / "real")

@@ -198,7 +198,10 @@ def write_together(writers: Mapping[Path, Callable[[Path], Any]], *, overwrite: 
     temporaries = {path: target.with_name(f".{secrets.token_hex(8)}.tmp") for path, target in targets.items()}
     try:
         for path, write in writers.items():
+            temporaries[path].touch()
+            mode = temporaries[path].stat().st_mode  # what the user's settings give new files; safetensors has its own
             write(temporaries[path])
+            temporaries[path].chmod(mode)
             with temporaries[path].open("r+b") as file:
                 os.fsync(file.fileno())
         for path, target in targets.items():

@@ -15,8 +15,7 @@ import pandas as pd
 import pytest
 
 from bilevel import cli
-from bilevel.applications.hyper_cleaning import HyperCleaner, command
-from bilevel.applications.hyper_cleaning.model_file import load_cleaner, save_cleaner
+from bilevel.applications.hyper_cleaning import HyperCleaner, command, load_cleaner, save_cleaner
 
 QUICK = ["--noise", "transition", "--steps", "5"]
 COLUMNS = ["row", "given_label", "predicted_label", "label_quality", "is_label_issue", "weight"]

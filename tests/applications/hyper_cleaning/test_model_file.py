@@ -20,10 +20,9 @@ from sklearn.linear_model import LogisticRegression
 
 import bilevel
 from bilevel import files
-from bilevel.applications.hyper_cleaning import HyperCleaner
+from bilevel.applications.hyper_cleaning import HyperCleaner, load_cleaner, save_cleaner
 from bilevel.applications.hyper_cleaning.encoder import Encoder
 from bilevel.applications.hyper_cleaning.losses import Squared
-from bilevel.applications.hyper_cleaning.model_file import load_cleaner, save_cleaner
 from bilevel.applications.hyper_cleaning.tables import Table
 
 LABELS = {

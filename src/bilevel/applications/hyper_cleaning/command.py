@@ -16,6 +16,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping
+from copy import copy
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -38,7 +39,6 @@ try:
     from rich.console import Console
     from rich.table import Table as Grid
     from rich.text import Text
-    from sklearn.base import clone
     from sklearn.linear_model import LogisticRegression
 except ImportError:
     raise MissingExtra("bilevel clean", "apps") from None
@@ -101,12 +101,13 @@ def measure(cleaner: Any, data: Data) -> Measurement | None:
     def accuracy(name: str, model: Any, rows: Rows) -> Accuracy:
         return Accuracy(name, int((model.predict(rows.features) == rows.labels).sum()), len(rows))
 
-    plain, everything = LogisticRegression(C=0.1, max_iter=200), joined(data.noisy, data.trusted)
+    plain = LogisticRegression(C=0.1, max_iter=200)
+    everything = joined(data.noisy, data.trusted)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # 200 iterations are plenty for a comparison
         models = {
-            "all rows as they are": clone(plain).fit(everything.features, everything.labels),
-            "trusted rows only": clone(plain).fit(data.trusted.features, data.trusted.labels),
+            "all rows as they are": copy(plain).fit(everything.features, everything.labels),
+            "trusted rows only": copy(plain).fit(data.trusted.features, data.trusted.labels),
             "rows that are kept": cleaner.refit(plain),
             "cleaned": cleaner,
         }
@@ -267,9 +268,9 @@ def suspicious_rows(result: CleaningResult) -> Grid:
     grid.add_column("given label", overflow="fold")
     grid.add_column("the model sees", overflow="fold")
     grid.add_column("quality", justify="right")
-    for row in result.suspects(SHOWN).itertuples():
-        labels = (printable(str(row.given_label)), printable(str(row.predicted_label)))
-        grid.add_row(f"{row.row}", *labels, quality_text(row.label_quality))  # type: ignore[arg-type]
+    for row in result.suspects(SHOWN).to_dict("records"):
+        labels = (printable(str(row["given_label"])), printable(str(row["predicted_label"])))
+        grid.add_row(str(row["row"]), *labels, quality_text(row["label_quality"]))
     return grid
 
 
@@ -316,7 +317,7 @@ def features_of(saved: SavedCleaner, rows: Table, model: str, *, allow_unknown: 
         if extra:
             print_note(f"{rows.name} has columns that {model} does not use, which are ignored: {listed(extra)}")
         return saved.encoder.transform(rows, of=model, allow_unknown=allow_unknown)
-    cleaner = saved.cleaner
+    cleaner: Any = saved.cleaner
     named = hasattr(cleaner, "feature_names_in_")
     names = list(cleaner.feature_names_in_) if named else rows.columns
     size = cleaner.n_features_in_

@@ -66,11 +66,11 @@ class Encoder:
         numbers = [name for name in first.columns if name not in texts]
         means, scales = np.zeros(len(numbers)), np.ones(len(numbers))
         if numbers:
-            values = pd.concat([_number_frame(table, numbers) for table in tables])
+            values: Any = pd.concat([_number_frame(table, numbers) for table in tables])
             scaler = (
                 transformer_class([("numbers", scaler_class(), numbers)]).fit(values).named_transformers_["numbers"]
             )
-            shared = max((float(values[name].abs().max()) for name in pixels), default=1.0) or 1.0
+            shared = float(np.abs(values[list(pixels)].to_numpy()).max(initial=0.0)) or 1.0
             means = np.where(np.isin(numbers, list(pixels)), 0.0, scaler.mean_)
             scales = np.where(np.isin(numbers, list(pixels)), shared, scaler.scale_)
         if not np.isfinite(means).all() or not np.isfinite(scales).all():
@@ -191,7 +191,7 @@ def _categories(tables: Sequence[Table], name: str) -> tuple[str, ...]:
     return tuple(sorted(values))
 
 
-def _refuse_unknown(table: Table, name: str, found: pd.Series[Any], known: Sequence[str], of: str) -> None:
+def _refuse_unknown(table: Table, name: str, found: Any, known: Sequence[str], of: str) -> None:
     unknown = ~found.isin(known).to_numpy()
     if unknown.any():
         row = int(np.flatnonzero(unknown)[0])

@@ -36,7 +36,7 @@ VARIABLES = {
     CARD: "--card",
     SOFT: "--soft",
 }
-STYLE = {
+STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",  # texts stay texts
     "font.size": 10.5,
     "text.color": INK,
@@ -154,7 +154,7 @@ def pair_map(matrix: np.ndarray, classes: Sequence[Any], *, lines: str, columns:
                 axes.add_patch(
                     Rectangle((given - 0.47, true - 0.47), 0.94, 0.94, color=colour, alpha=share, linewidth=0)
                 )
-                if share >= 0.005:
+                if share >= 0.015:
                     axes.text(
                         given, true, f"{100 * share:.0f}", ha="center", va="center", fontsize=9 if size <= 12 else 7,
                         color=CARD if share > 0.55 else INK,
@@ -190,7 +190,7 @@ def convergence(history: Sequence[Mapping[str, Any]]) -> Picture | None:
         for (name, points), colour in zip(runs.items(), itertools.cycle((ACCENT, WARN, MUTED)), strict=False):
             axes.plot(*zip(*points, strict=True), color=colour, linewidth=1.8, label=name)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.set(xlabel="step", ylabel="loss on trusted rows held out", xlim=(0, None))
+        axes.set(xlabel="step", ylabel="held-out loss", xlim=(0, None))
         figure.legend(loc="outside upper left", ncols=3, handlelength=1.2)
         words = "; ".join(
             f"{name}: from {points[0][1]:.4g} to {points[-1][1]:.4g} in {points[-1][0]} steps"

@@ -84,8 +84,8 @@ def load_cleaner(path: str | Path) -> SavedCleaner:
     return load_document(Path(path), _decode, format=FORMAT, version=VERSION, what="a cleaner")
 
 
-def cleaner_writer(cleaner: HyperCleaner, encoder: Encoder | None, label: str | None) -> Callable[[Path], None]:
-    """What `write_together` calls to write a fitted cleaner."""
+def cleaner_writer(cleaner: Any, encoder: Encoder | None, label: str | None) -> Callable[[Path], None]:
+    """What `write_together` calls to write a fitted `HyperCleaner`."""
     if not hasattr(cleaner, "coef_"):
         raise InvalidInput("this HyperCleaner is not fitted: call fit(X, y, trusted=mask) before saving it")
     names = getattr(cleaner, "feature_names_in_", None)
@@ -145,7 +145,7 @@ def _decode_labels(content: Any) -> np.ndarray:
 
 
 def _decode(document: dict[str, Any], tensors: dict[str, Tensor]) -> SavedCleaner:
-    cleaner = HyperCleaner(**document["settings"])
+    cleaner: Any = HyperCleaner(**document["settings"])
     cleaner.classes_ = _decode_labels(document["classes"])
     coefficients, intercept = tensors["coef_"], tensors["intercept_"]
     count = len(cleaner.classes_)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -32,7 +32,7 @@ class Request:
     model: Path | None = None
     report: Path | None = None
     noise: str = "auto"
-    radius: float | str = "auto"
+    radius: float | Literal["auto"] = "auto"
     solver: str = "auto"
     steps: int | None = None
     seed: int = 0
@@ -165,7 +165,7 @@ def prepare(request: Request) -> Data:
     marked = np.zeros(len(training), dtype=bool)
     if request.trusted_column is not None:
         marked = marks_of(training, request.trusted_column)
-    table = training.without({request.label, request.trusted_column, *request.ignore})
+    table = training.without({request.label, request.trusted_column or request.label, *request.ignore})
     if not table.columns:
         raise InvalidInput(f"{table.name}: no column is left to learn from")
     pixels = pixel_columns(table, None if request.image_shape is None else parse_image_shape(request.image_shape))

@@ -76,7 +76,7 @@ def render_report(result: CleaningResult) -> str:
 
 
 def _resource(name: str) -> str:
-    return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
+    return resources.files(str(__package__)).joinpath(name).read_text(encoding="utf-8")
 
 
 def _pictures(result: CleaningResult) -> dict[str, Picture | None]:

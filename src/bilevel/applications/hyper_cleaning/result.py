@@ -9,7 +9,6 @@ from datetime import datetime
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 ROW_COLUMNS = ("row", "given_label", "predicted_label", "label_quality", "is_label_issue", "weight")
 """The columns of the table of rows, in the file as on the page."""
@@ -82,7 +81,7 @@ class CleaningResult:
     table
         Name of the training table.
     rows
-        One row per training row, with the columns `ROW_COLUMNS`.
+        A pandas data frame with one row per training row and the columns `ROW_COLUMNS`.
     trusted
         Which of these rows are trusted themselves, shape (n,).
     trusted_rows
@@ -121,7 +120,7 @@ class CleaningResult:
     """
 
     table: str
-    rows: pd.DataFrame
+    rows: Any
     trusted: np.ndarray
     trusted_rows: int
     trusted_from: str
@@ -135,7 +134,7 @@ class CleaningResult:
     history: Sequence[Mapping[str, Any]]
     status: str
     seconds: float
-    features: pd.DataFrame
+    features: Any
     pixels: tuple[list[str], tuple[int, ...]] | None
     command: str
     versions: Mapping[str, str]
@@ -148,7 +147,7 @@ class CleaningResult:
         """How many labels are suspected to be wrong."""
         return int(self.rows["is_label_issue"].sum())
 
-    def suspects(self, count: int) -> pd.DataFrame:
+    def suspects(self, count: int) -> Any:
         """The rows of lowest label quality among those that are not trusted, most suspicious first."""
         return self.rows[~self.trusted].sort_values(["label_quality", "row"]).head(count)
 

@@ -39,10 +39,10 @@ Label = str | int | float | bool
 
 @dataclass(frozen=True)
 class Table:
-    """A data frame, and the file it came from for messages."""
+    """A pandas data frame, and the file it came from for messages."""
 
     name: str
-    frame: pd.DataFrame
+    frame: Any
 
     def __len__(self) -> int:
         return len(self.frame)
@@ -51,6 +51,10 @@ class Table:
     def columns(self) -> list[str]:
         """Names, in the order of the file."""
         return list(self.frame.columns)
+
+    def column(self, name: str) -> Any:
+        """A pandas Series."""
+        return self.frame[name]
 
     def without(self, names: Iterable[str]) -> Table:
         """The other columns."""
@@ -315,9 +319,9 @@ def marks_of(table: Table, column: str) -> np.ndarray:
     return words.isin(TRUE_WORDS).to_numpy()
 
 
-def _filled(table: Table, column: str) -> pd.Series[Any]:
-    """The column, refused when cells are empty; dates and categories as texts."""
-    values = table.frame[column]
+def _filled(table: Table, column: str) -> Any:
+    """The column, a pandas Series, refused when cells are empty; dates and categories as texts."""
+    values = table.column(column)
     empty = values.isna().to_numpy()
     if empty.any():
         row = int(np.flatnonzero(empty)[0])
@@ -344,7 +348,7 @@ def number_column(table: Table, column: str) -> np.ndarray:
     if pd.api.types.is_bool_dtype(values) or pd.api.types.is_numeric_dtype(values):
         array = values.to_numpy()
         return array if array.dtype == np.float32 else array.astype(float)
-    numbers = pd.to_numeric(values.astype(str).str.strip(), errors="coerce").to_numpy(float)
+    numbers = _as_numbers(values.astype(str).str.strip())
     odd = ~np.isfinite(numbers)
     if odd.any():
         row = int(np.flatnonzero(odd)[0])
@@ -362,7 +366,7 @@ def number_column(table: Table, column: str) -> np.ndarray:
 
 def holds_numbers(table: Table, column: str) -> bool:
     """Whether a column is meant to hold numbers: at least four fifths of its cells are."""
-    values = table.frame[column]
+    values = table.column(column)
     if isinstance(values.dtype, pd.CategoricalDtype):
         return False
     if pd.api.types.is_datetime64_any_dtype(values):
@@ -379,7 +383,13 @@ def holds_numbers(table: Table, column: str) -> bool:
             f"leave it out with --ignore {column}"
         )
     texts = values.dropna().astype(str).str.strip().str.replace(",", ".")
-    return len(texts) > 0 and bool(pd.to_numeric(texts, errors="coerce").notna().mean() >= MOSTLY)
+    return len(texts) > 0 and bool((~np.isnan(_as_numbers(texts))).mean() >= MOSTLY)
+
+
+def _as_numbers(texts: Any) -> np.ndarray:
+    """The numbers that texts say, NaN where they say none, shape (n,)."""
+    numbers: Any = pd.to_numeric(texts, errors="coerce")
+    return np.asarray(numbers, dtype=float)
 
 
 def category_column(table: Table, column: str) -> np.ndarray:
