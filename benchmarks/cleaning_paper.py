@@ -2,11 +2,11 @@
 
     python -m benchmarks.cleaning_paper --data DATA [--seeds 10] [--steps 2000] [--out results/cleaning-paper.json]
 
-Weights per row, logistic loss, no intercept, |y|_1 <= 1, c = 0.001, means over rows, 30 % of the labels flipped; 2,000 +
-2,000 images, 5,000 + 5,000 rows of cod-rna, 1,000 + 1,000 of madelon; pixels in [0, 1], other columns standardised. The
-measure is the accuracy on the test rows of the last iterate of DMLCBO, a score of exactly zero counting half. Beside it:
-the same at the lower level solved for the last x, where the ties appear that the iterates' tiny remainders break; and
-what HyperCleaner reaches at its defaults, with an intercept and a radius chosen on the trusted rows.
+Weights per row, logistic loss, no intercept, |y|_1 <= 1, c = 0.001, means over rows, 30 % of the labels flipped.
+2,000 + 2,000 images, 5,000 + 5,000 rows of cod-rna, 1,000 + 1,000 of madelon; pixels in [0, 1], others standardised.
+The measure is the accuracy on the test rows of the last iterate of DMLCBO, a score of exactly zero counting half.
+Beside it: the same at the lower level solved for the last x, where ties appear that the iterates' tiny remainders
+break; and what HyperCleaner reaches at its defaults, with an intercept and a radius chosen on the trusted rows.
 
 The verdict compares means with twice the standard error of their difference, the paper's +- taken as a standard
 deviation over its 10 runs.

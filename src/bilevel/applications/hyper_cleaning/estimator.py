@@ -352,7 +352,7 @@ class HyperCleaner(ClassifierMixin, BaseEstimator):
         return loss.probabilities(torch.from_numpy(np.ascontiguousarray(scores))).numpy()
 
     def __getstate__(self) -> dict[str, Any]:
-        state = dict(super().__getstate__())
+        state: dict[str, Any] = dict(super().__getstate__())  # type: ignore[arg-type]
         state.pop("_fitted_on", None)  # rows do not belong into a model
         return state
 
