@@ -155,7 +155,7 @@ class ConicSet(ConvexSet):
             raise NotConverged(
                 f"from_cvxpy: the solver ({status}) leaves a KKT residual of {left / unit:.2g} of the size"
             )
-        return tuple(solution)
+        return tuple(solution)  # type: ignore[arg-type]
 
     def _newton(self, q: Tensor, x: Tensor, w: Tensor) -> tuple[float, Tensor, Tensor, Tensor]:
         """Newton steps on the KKT equations as long as they help: the residual left, x, w and the inverse."""

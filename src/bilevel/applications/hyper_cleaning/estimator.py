@@ -318,7 +318,8 @@ class HyperCleaner(ClassifierMixin, BaseEstimator):
         features, labels = _take(X, kept), np.asarray(y)[kept]
         if extra_X is not None:
             features, labels = _joined(features, extra_X), np.concatenate([labels, np.asarray(extra_y)])
-        return clone(estimator).fit(features, labels)
+        model: Any = clone(estimator)
+        return model.fit(features, labels)
 
     def _describe(self, X: Any, y: np.ndarray) -> None:
         """What `label_issues` says of the rows of X."""
