@@ -1,15 +1,19 @@
 """What the manual says exists, and what exists is in the manual."""
 
 import re
+import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import bilevel
-from bilevel import sets
+from bilevel import cli, sets
+from bilevel.applications import hyper_cleaning
 
 ROOT = Path(__file__).resolve().parents[1]
+HOMES = (bilevel, sets, hyper_cleaning, hyper_cleaning.losses)
 
 
 def listed(text):
@@ -18,33 +22,50 @@ def listed(text):
 
 def test_the_reference_lists_every_public_name():
     names = listed((ROOT / "docs" / "reference.md").read_text())
-    modules = {"sets", "solvers", "smoothing", "hypergradients", "errors", "storage", "testing", "__version__"}
-    assert set(bilevel.__all__) - modules | set(sets.__all__) == names
+    modules = {
+        "applications",
+        "sets",
+        "solvers",
+        "smoothing",
+        "hypergradients",
+        "errors",
+        "storage",
+        "testing",
+        "losses",
+        "__version__",
+    }
+    assert {name for home in HOMES for name in home.__all__} - modules == names
 
 
 def test_every_public_name_has_a_docstring():
     for name in listed((ROOT / "docs" / "reference.md").read_text()):
-        thing = getattr(bilevel, name, None) or getattr(sets, name)
-        assert thing.__doc__, name
+        assert next(getattr(home, name) for home in HOMES if hasattr(home, name)).__doc__, name
+
+
+def python_blocks(path):
+    return re.findall(r"```python\n(.*?)```", (ROOT / path).read_text(), re.DOTALL)
+
+
+def without_numbers(text):
+    return " ".join(re.sub(r"\d[\d.,]*", "", text).split())
 
 
 def test_the_readme_runs():
-    """Every Python block of the README, in order, in one namespace."""
-    text = (ROOT / "README.md").read_text()
-    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    assert len(blocks) == 2
-    names: dict[str, object] = {}
-    exec(blocks[0].replace("steps=2000", "steps=20").replace("progress=True", "progress=False"), names)
-    exec(blocks[1], names)
+    """Every Python block of the README, in order."""
+    cleaning, problem, outer_loop = python_blocks("README.md")
+    names: dict[str, Any] = {}
+    exec(cleaning, names)
+    suspected, wrong = names["issues"].is_label_issue, names["wrong"]
+    assert (suspected & wrong).sum() > 0.9 * wrong.sum()
+    assert (suspected & ~wrong).sum() < 0.1 * wrong.sum()
+    names = {}
+    exec(problem.replace("steps=2000", "steps=20").replace("progress=True", "progress=False"), names)
+    exec(outer_loop, names)
     assert names["state"].step == 100
     assert names["h"].shape == (150,)
 
 
-def python_blocks(page):
-    return re.findall(r"```python\n(.*?)```", (ROOT / "docs" / page).read_text(), re.DOTALL)
-
-
-OWN_SET, OWN_TEST, OWN_PROBLEM = python_blocks("write-your-own-set.md")
+OWN_SET, OWN_TEST, OWN_PROBLEM = python_blocks("docs/write-your-own-set.md")
 page: dict[str, object] = {"__name__": __name__}
 exec(OWN_SET, page)
 exec(OWN_TEST, page)
@@ -66,3 +87,24 @@ def test_your_own_set_in_a_problem():
 def test_your_own_set_refuses_bad_parameters():
     with pytest.raises(bilevel.EmptySet, match="width must be at least 0, got -1.0"):
         page["NearlyNeutral"](-1.0)
+
+
+@pytest.mark.slow
+def test_the_page_about_wrong_labels_runs(tmp_path, monkeypatch, capsys):
+    """Its Python blocks, and its commands after the first of them has made the tables."""
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    tables, estimator, files = python_blocks("docs/hyper-cleaning.md")
+    exec(tables, names)
+    text = (ROOT / "docs" / "hyper-cleaning.md").read_text()
+    commands = [line for block in re.findall(r"```bash\n(.*?)```", text, re.DOTALL) for line in block.splitlines()]
+    for line in commands:
+        assert cli.main(shlex.split(line)[1:]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    summary = re.search(r"```text\n(.*?)```", text, re.DOTALL)
+    assert summary is not None
+    for line in summary[1].splitlines():
+        assert without_numbers(line) in without_numbers(shown), line
+    assert (tmp_path / "predictions.csv").exists()
+    exec(estimator, names)
+    exec(files, names)

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import save_file
 
 import bilevel
-from bilevel import storage
+from bilevel import files, storage
 from bilevel.solution import Record, Solution, Status
 from bilevel.solvers.base import State
 
@@ -164,8 +164,8 @@ def test_a_file_that_appears_meanwhile_is_left_alone(tmp_path):
         temporary.write_text("new")
         path.write_text("another program's")
 
-    with pytest.raises(storage.FileExists, match="appeared while"):
-        storage.write_atomically(path, write)
+    with pytest.raises(files.FileExists, match="appeared while"):
+        files.write_atomically(path, write)
     assert path.read_text() == "another program's"
     assert os.listdir(tmp_path) == ["s"]
 
@@ -179,9 +179,29 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path):
         raise OSError("disk full")
 
     with pytest.raises(OSError, match="disk full"):
-        storage.write_atomically(path, write, overwrite=True)
+        files.write_atomically(path, write, overwrite=True)
     assert path.read_text() == "old"
     assert os.listdir(tmp_path) == ["s"]
+
+
+def test_several_files_appear_together_or_none_of_them(tmp_path):
+    def write(temporary: Path) -> None:
+        temporary.write_text("new")
+
+    def fail(temporary: Path) -> None:
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        files.write_together({tmp_path / "a": write, tmp_path / "b": fail})
+    assert os.listdir(tmp_path) == []
+    files.write_together({tmp_path / "a": write, tmp_path / "b": write})
+    assert sorted(os.listdir(tmp_path)) == ["a", "b"]
+
+
+def test_others_may_read_what_the_settings_of_the_user_say(solution, tmp_path):
+    (tmp_path / "plain").write_text("")
+    solution.save(tmp_path / "s")
+    assert (tmp_path / "s").stat().st_mode == (tmp_path / "plain").stat().st_mode
 
 
 def test_a_symbolic_link_stays_one(solution, tmp_path):
@@ -258,7 +278,7 @@ def edit(path: Path, change: Any) -> Path:
     document = change(document) or document
     target = path.with_name("edited")
     save_file(tensors, target, metadata={"bilevel": json.dumps(document), "sha256": "0" * 64})
-    storage._sign(target)
+    files.sign(target)
     return target
 
 

@@ -56,6 +56,7 @@ _HOME = {
     "Solution": "solution",
     "Status": "solution",
     "Record": "solution",
+    "HyperCleaner": "applications.hyper_cleaning",
     "BilevelError": "errors",
     "InvalidInput": "errors",
     "InvalidType": "errors",
@@ -65,7 +66,7 @@ _HOME = {
     "NotConverged": "errors",
     "NotFinite": "errors",
 }
-_MODULES = ("sets", "solvers", "smoothing", "hypergradients", "errors", "storage", "testing")
+_MODULES = ("applications", "sets", "solvers", "smoothing", "hypergradients", "errors", "storage", "testing")
 
 __all__ = ["__version__", *_HOME, *_MODULES]
 
@@ -86,7 +87,8 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
-    from . import errors, hypergradients, sets, smoothing, solvers
+    from . import applications, errors, hypergradients, sets, smoothing, solvers
+    from .applications.hyper_cleaning import HyperCleaner
     from .comparison import Budget, Comparison, compare
     from .errors import BilevelError, EmptySet, Incompatible, InvalidInput, InvalidType, MissingExtra
     from .hypergradients import LinearSolve, Neumann, Unrolled

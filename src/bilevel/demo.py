@@ -23,7 +23,7 @@ from torch.nn.functional import cross_entropy
 import bilevel
 
 from .errors import InvalidInput, MissingExtra
-from .storage import check_writable, write_atomically
+from .files import check_writable, write_atomically
 
 TRAINING, TRUSTED, FLIPPED = 1000, 50, 0.3  # rows, rows, share of the training rows with a wrong label
 RADIUS, RIDGE = 15.0, 1e-3

@@ -35,16 +35,18 @@ class ProgressBar(Silent):
         How many steps the run will take.
     start
         The step number it starts from (more than 0 when it resumes).
+    began
+        When it began, by `time.monotonic`; default when the bar is opened.
     """
 
-    def __init__(self, steps: int, start: int = 0) -> None:
-        self._steps, self._start = steps, start
+    def __init__(self, steps: int, start: int = 0, began: float | None = None) -> None:
+        self._steps, self._start, self._began = steps, start, began
         self._clock = TimeLeft(steps)
         self._display: _Plain | _Rich = _Plain(steps)
 
     def __enter__(self) -> Self:
         self._display = _display(self._steps, self._clock)
-        self._clock.update(0)
+        self._clock.update(0, self._began)
         self._display.open()
         return self
 
@@ -52,9 +54,12 @@ class ProgressBar(Silent):
         self._display.close()
 
     def __call__(self, record: Record, state: Any) -> None:
-        done = record.step - self._start
-        self._clock.update(done)
         text = f"upper {record.upper:.5g}  lower residual {record.lower_residual:.1e}"
+        self.show(record.step - self._start, text)
+
+    def show(self, done: int, text: str) -> None:
+        """`done` steps are done, and `text` says how it goes."""
+        self._clock.update(done)
         self._display.show(done, text, self._clock)
 
 

@@ -1,32 +1,23 @@
 """Solutions on disk: one safetensors file, written atomically, read without ever running anything from it.
 
-Tensors are stored as tensors. All else (status, history, counts, the structure of the state) is one JSON document in
-the file's metadata, and a SHA-256 over every byte of the file tells damage from content. `Solution.save` and
-`Solution.load` are the public names.
+Tensors are stored as tensors; status, history, counts and the structure of the state are one JSON document beside them.
+`Solution.save` and `Solution.load` are the public names.
 """
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import importlib
-import json
 import math
-import os
-import re
-import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
-from ._version import __version__
 from .errors import InvalidInput
+from .files import load_document, save_document
 from .randomness import Seeds
 from .solution import OUTPUTS, Record, Solution, Status
 from .solvers.base import State
@@ -51,18 +42,6 @@ STATES: dict[str, str | type[State]] = {
     "VPBGDState": ".solvers.vpbgd",
 }
 """The classes a file may name, each with its module (imported when needed) or itself. A new solver adds a line."""
-
-LARGEST_HEADER = 100_000_000  # of the safetensors format
-_UNSIGNED = "0" * 64
-_DIGEST = re.compile(rb'"sha256":"([0-9a-f]{64})"')  # quotes inside the document are escaped: it cannot match there
-
-
-class FileExists(InvalidInput, FileExistsError):
-    """A file is in the way and may not be replaced."""
-
-
-class FileMissing(InvalidInput, FileNotFoundError):
-    """A file or folder that was named is not there."""
 
 
 def register_state(state_class: type[State]) -> type[State]:
@@ -103,7 +82,6 @@ def save_solution(solution: Solution, path: str | Path, overwrite: bool = False)
     document = {
         "format": FORMAT,
         "version": VERSION,
-        "bilevel": __version__,
         "x": _encode("x", solution.x, tensors),
         "y": _encode("y", solution.y, tensors),
         "status": solution.status.name,
@@ -114,18 +92,8 @@ def save_solution(solution: Solution, path: str | Path, overwrite: bool = False)
         "stats": _encode("stats", dict(solution.stats), tensors),
         "state": _encode_state(solution.state, tensors),
     }
-    text = json.dumps(document, allow_nan=False, separators=(",", ":"))
-    if len(text) > LARGEST_HEADER // 2:
-        raise InvalidInput(
-            f"the history of {len(solution.history)} records is too long for one file: raise evaluate_every"
-        )
-    metadata = {"format": "pt", "bilevel": text, "sha256": _UNSIGNED}
-
-    def write(temporary: Path) -> None:
-        save_file(tensors.stored, temporary, metadata=metadata)
-        _sign(temporary)
-
-    return write_atomically(Path(path), write, overwrite=overwrite)
+    too_long = f"the history of {len(solution.history)} records is too long for one file: raise evaluate_every"
+    return save_document(Path(path), document, tensors.stored, too_long=too_long, overwrite=overwrite)
 
 
 def load_solution(path: str | Path, *, device: str | torch.device = "cpu") -> Solution:
@@ -140,20 +108,7 @@ def load_solution(path: str | Path, *, device: str | torch.device = "cpu") -> So
     device
         Where its tensors go.
     """
-    path = Path(path)
-    try:
-        _verify(path)
-        with safe_open(path, framework="pt") as file:  # type: ignore[no-untyped-call]
-            text = (file.metadata() or {}).get("bilevel", "")
-            # clone: memory of our own, aligned as torch aligns it, instead of pages of the file.
-            stored = {name: file.get_tensor(name).clone().to(device) for name in file.keys()}  # noqa: SIM118
-        return _decode_document(json.loads(text), stored)
-    except InvalidInput as error:
-        raise type(error)(f"{path}: {error}") from None
-    except FileNotFoundError:
-        raise FileMissing(f"{path}: there is no such file") from None
-    except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise InvalidInput(f"{path}: this is not a solution saved by bilevel ({error})") from error
+    return load_document(Path(path), _decode_document, format=FORMAT, version=VERSION, what="a solution", device=device)
 
 
 # --- the document -----------------------------------------------------------------------------------------------------
@@ -268,14 +223,7 @@ def _decode_state(entry: Any, stored: dict[str, Tensor]) -> State | None:
     return state
 
 
-def _decode_document(document: Any, stored: dict[str, Tensor]) -> Solution:
-    if not isinstance(document, dict) or document.get("format") != FORMAT:
-        raise InvalidInput(f"this file holds no {FORMAT}")
-    if document.get("version") != VERSION:
-        raise InvalidInput(
-            f"the file has format version {document.get('version')} (bilevel {document.get('bilevel')}), this is "
-            f"bilevel {__version__} which reads version {VERSION}: upgrade bilevel"
-        )
+def _decode_document(document: dict[str, Any], stored: dict[str, Tensor]) -> Solution:
     if document["status"] not in Status.__members__:
         raise InvalidInput(f"the status {document['status']!r} is unknown")
     if document["output"] not in OUTPUTS:
@@ -331,107 +279,3 @@ def _text(value: Any) -> str:
     if not isinstance(value, str):
         raise InvalidInput(f"the key {value!r} is not a text")
     return value
-
-
-# --- the file ---------------------------------------------------------------------------------------------------------
-
-
-def write_atomically(path: Path, write: Callable[[Path], Any], *, overwrite: bool = False) -> Path:
-    """Make `path` with the content that `write` gives a temporary file beside it: complete, or not at all.
-
-    Parameters
-    ----------
-    path
-        The file to make.
-    write
-        Called with the path of the temporary file.
-    overwrite
-        Replace an existing file; `FileExists` otherwise, also when the file appears meanwhile.
-    """
-    check_writable(path, overwrite=overwrite)
-    target = path.resolve()  # a symbolic link stays one
-    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
-    try:
-        write(temporary)
-        with temporary.open("r+b") as file:
-            os.fsync(file.fileno())
-        _rename(temporary, target, overwrite)
-    finally:
-        temporary.unlink(missing_ok=True)
-    _flush_folder(target.parent)
-    return path
-
-
-def check_writable(path: Path, *, overwrite: bool = False) -> None:
-    """Refuse, before any work is done, a path that could not be written at its end."""
-    if path.is_dir():
-        raise InvalidInput(f"{path} is a folder: name a file in it, for example {path / 'solution.safetensors'}")
-    if not path.resolve().parent.is_dir():
-        raise FileMissing(f"the folder {path.resolve().parent} does not exist: create it first")
-    if path.exists() and not overwrite:
-        raise FileExists(f"{path} exists and was left as it is: choose another name, or pass overwrite=True")
-
-
-def _rename(temporary: Path, target: Path, overwrite: bool) -> None:
-    if overwrite:
-        os.replace(temporary, target)
-        return
-    try:
-        os.link(temporary, target)  # unlike a rename, fails when the target exists
-    except FileExistsError:
-        raise FileExists(f"{target} appeared while it was being written, and was left as it is") from None
-    except OSError:  # a file system without hard links
-        check_writable(target)
-        os.replace(temporary, target)
-
-
-def _flush_folder(folder: Path) -> None:
-    """Make the new name itself survive a power cut, where the system can."""
-    with contextlib.suppress(OSError):
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-
-
-def _sign(path: Path) -> None:
-    """Put the SHA-256 of the file, taken with 64 zeros in its place, into the header."""
-    with path.open("r+b") as file:
-        header = _read_header(file, path.stat().st_size)
-        found = _DIGEST.search(header)
-        assert found is not None
-        digest = _digest(file, header)
-        file.seek(8 + found.start(1))
-        file.write(digest.encode())
-
-
-def _verify(path: Path) -> None:
-    with path.open("rb") as file:
-        header = _read_header(file, path.stat().st_size)
-        found = _DIGEST.findall(header)
-        if len(found) != 1:
-            raise InvalidInput("this is not a solution saved by bilevel (no checksum)")
-        if _digest(file, _DIGEST.sub(b'"sha256":"' + _UNSIGNED.encode() + b'"', header)) != found[0].decode():
-            raise InvalidInput("the file is damaged or incomplete (its checksum does not fit): use an older copy")
-
-
-def _read_header(file: BinaryIO, size: int) -> bytes:
-    """The safetensors header; its length is held against the size of the file before any memory is asked for."""
-    length = int.from_bytes(file.read(8), "little")
-    if size < 8 or length > min(size - 8, LARGEST_HEADER):
-        raise InvalidInput(f"this is not a safetensors file, or it is cut off ({size} bytes)")
-    return file.read(length)
-
-
-def _digest(file: BinaryIO, header: bytes) -> str:
-    """SHA-256 of the length, the given header and the rest of the file, of which the header has been read."""
-    digest = hashlib.sha256(len(header).to_bytes(8, "little") + header)
-    for block in _blocks(file):
-        digest.update(block)
-    return digest.hexdigest()
-
-
-def _blocks(file: BinaryIO) -> Iterator[bytes]:
-    while block := file.read(1 << 20):
-        yield block

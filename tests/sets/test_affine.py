@@ -90,3 +90,23 @@ def test_a_contradiction_beside_a_large_right_hand_side_is_found():
         AffineSet(rows, torch.tensor([1e4, 1.0, 2.0]))
     with pytest.raises(EmptySet, match="gap of 0.5"):
         AffineSet(rows[1:].double(), torch.tensor([[1e15, 1e15], [1.0, 2.0]], dtype=torch.float64))
+
+
+def test_a_batch_of_matrices_by_vmap():
+    """vmap over the matrix, over both, and the Jacobian in the matrix, as in a loop."""
+    generator = torch.Generator().manual_seed(0)
+    matrices = normal_draw(generator, 4, 2, 5)
+    matrices[1, 1] = 2 * matrices[1, 0]  # dependent rows
+    offset = matrices @ normal_draw(generator, 5)
+    z, v = normal_draw(generator, 2, 5)
+
+    def product(matrix, offset):
+        return AffineSet(matrix, offset).jacobian(z).apply(v)
+
+    for function in (lambda m, c: AffineSet(m, c).project(z), product):
+        looped = torch.stack([function(m, c) for m, c in zip(matrices, offset, strict=True)])
+        torch.testing.assert_close(torch.func.vmap(function)(matrices, offset), looped)
+    matrix, right = matrices[0].clone().requires_grad_(), offset[0]
+    by_autograd = torch.autograd.functional.jacobian(lambda m: AffineSet(m, right).project(z), matrix)
+    by_func = torch.func.jacrev(lambda m: AffineSet(m, right).project(z))(matrices[0])
+    torch.testing.assert_close(by_func, by_autograd)

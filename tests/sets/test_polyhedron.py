@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bilevel.errors import EmptySet, InvalidInput
+from bilevel.errors import EmptySet, InvalidInput, NotConverged
 from bilevel.sets import Polyhedron
 from bilevel.sets.active_set import ActiveSet
 from bilevel.testing import SetTestCase
@@ -30,7 +30,7 @@ class TestPolyhedron(SetTestCase):
 
 class TestPolyhedronWithEquations(SetTestCase):
     half = False
-    dimensions = (2, 3, 5, 8, 13, 21, 34)
+    dimensions = (2, 3, 5, 8, 13, 21, 34, 60)
     small_dimensions = (2,)
 
     def make_set(self, generator, dimension, scale):
@@ -48,7 +48,6 @@ class TestDegeneratePolyhedron(SetTestCase):
     """A box, each of its rows given twice, with planes through its corners: all vertices are degenerate."""
 
     half = False
-    dimensions = (1, 2, 3, 5, 8)
     small_dimensions = (1, 2)
 
     def make_set(self, generator, dimension, scale):
@@ -97,12 +96,77 @@ def test_dependent_equations():
 
 def test_the_last_active_set_is_tried_first(monkeypatch):
     calls = []
-    solve = ActiveSet._interior_point
-    monkeypatch.setattr(ActiveSet, "_interior_point", lambda *a: calls.append(1) or solve(*a))
+    solve = ActiveSet.face
+    monkeypatch.setattr(ActiveSet, "face", lambda *a: calls.append(1) or solve(*a))
     Y = Polyhedron(torch.eye(3, **F64), torch.zeros(3, **F64))
     for k in range(5):
         Y.project(torch.tensor([1.0, 2.0, -1.0 - k], **F64))
     assert len(calls) == 1
+
+
+def test_a_path_of_points_is_followed_without_a_fresh_start(monkeypatch):
+    """Rows that come and go along the path are found from the last active set, without Clarabel."""
+    fresh = []
+    solve = ActiveSet._interior_point
+    monkeypatch.setattr(ActiveSet, "_interior_point", lambda *a: fresh.append(1) or solve(*a))
+    generator = torch.Generator().manual_seed(0)
+    G = torch.randn(80, 30, generator=generator, **F64)
+    Y = Polyhedron(G, torch.rand(80, generator=generator, **F64))
+    start, end = 3 * torch.randn(2, 30, generator=generator, **F64)
+    faces = set()
+    for t in torch.linspace(0, 1, 40, **F64):
+        z = torch.lerp(start, end, t)
+        face = Y.jacobian(z)
+        faces.add(tuple(face._held.mask.tolist()))
+        if t == 0:
+            fresh.clear()
+    assert len(faces) >= 10
+    assert not fresh
+
+
+@pytest.mark.parametrize("angle", [1e-3, 1e-6, 1e-8])
+def test_nearly_parallel_rows(angle):
+    """y_2 <= 0 and y_2 >= angle (y_1 - 1): the tip at (1, 0), its derivative, and a second one through h."""
+    G = torch.tensor([[0.0, 1.0], [angle, -1.0]], **F64)
+    h = torch.tensor([0.0, angle], **F64)
+    z = torch.tensor([3.0, 1.0], **F64)
+    Y = Polyhedron(G, h)
+    torch.testing.assert_close(Y.project(z), torch.tensor([1.0, 0.0], **F64), rtol=0, atol=1e-15 / angle)
+    assert int(Y.jacobian(z).dimension) == 0
+    leaf = h.clone().requires_grad_()
+    (by_autograd,) = torch.autograd.grad(Polyhedron(G, leaf).project(z)[0], leaf)
+    torch.testing.assert_close(by_autograd, torch.full((2,), 1 / angle, **F64))
+
+
+def test_rows_too_parallel_to_tell_apart_are_refused():
+    G = torch.tensor([[0.0, 1.0], [1e-10, -1.0]], **F64)
+    with pytest.raises(NotConverged, match="drop rows that nearly depend on others"):
+        Polyhedron(G, torch.tensor([0.0, 1e-10], **F64)).project(torch.tensor([3.0, 1.0], **F64))
+
+
+@pytest.mark.parametrize("gap", [1.0, 1e-3, 1e-6, 1e-8, 1e-10])
+@pytest.mark.parametrize("offset", [0.0, 1.0, -3.0])
+def test_the_least_violation_is_told_however_small(gap, offset):
+    """y_1 <= offset and y_1 >= offset + gap: every point breaks one of them by gap/2."""
+    rows = torch.tensor([[1.0, 0.0], [-3.0, 0.0]], **F64)
+    h = torch.tensor([offset, -3 * (offset + gap)], **F64)
+    gap = float(h[1] / -3 - h[0])  # what rounding has left of it
+    for make in (
+        lambda: Polyhedron(rows, h),
+        lambda: Polyhedron(rows, h.requires_grad_()).project(torch.ones(2, **F64)),
+    ):
+        with pytest.raises(EmptySet, match="every y breaks a row by") as found:
+            make()
+        told = float(str(found.value).split("by ")[1].split()[0])
+        assert told == pytest.approx(gap / 2, rel=0.05)
+
+
+def test_a_set_thinner_than_rounding_is_not_empty():
+    rows = torch.tensor([[1.0, 0.0], [-1.0, 0.0]], **F64)
+    Y = Polyhedron(rows, torch.tensor([1.0, -1.0 - 2e-13], **F64))
+    y = Y.project(torch.tensor([[5.0, 2.0], [-5.0, 2.0]], **F64))
+    torch.testing.assert_close(y, torch.tensor([[1.0, 2.0], [1.0, 2.0]], **F64), rtol=0, atol=1e-12)
+    assert Y.contains(y)
 
 
 def test_errors_carry_the_numbers():

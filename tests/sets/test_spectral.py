@@ -34,7 +34,7 @@ class SingularValueCase(SetTestCase):
     dimensions = (1, 2, 3, 5, 8, 12)
 
     def shape(self, dimension):
-        return (dimension, dimension % 4 + 1) if dimension > 3 else (dimension, 2)
+        return {5: (5, 2), 8: (8, 12), 12: (12, 12)}.get(dimension, (dimension, 2))
 
 
 class TestSpectralNormBall(SingularValueCase):
@@ -59,6 +59,33 @@ def test_repeated_values_keep_exact_derivatives():
     for Y in (PSDCone(), NuclearNormBall(3.0), SpectralNormBall(1.5)):
         assert torch.autograd.gradcheck(Y.project, (z,))
         assert torch.autograd.gradgradcheck(Y.project, (z,))
+
+
+@pytest.mark.parametrize("spread", [0.0, 1e-12, 1e-8, 1e-4])
+def test_nearly_repeated_values_keep_exact_derivatives(spread):
+    """In a rotated basis, with values 2, 2 + spread, -1, -1 - spread: nothing is divided by the spread."""
+    Q = torch.linalg.qr(torch.randn(5, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0)))[0]
+    values = torch.tensor([2.0 + spread, 2.0, -1.0, -1.0 - spread, -1.0], dtype=torch.float64)
+    z = (Q @ values.diag() @ Q.T).requires_grad_()
+    for Y in (PSDCone(), NuclearNormBall(3.0), SpectralNormBall(1.5)):
+        assert torch.autograd.gradcheck(Y.project, (z,))
+        assert torch.autograd.gradgradcheck(Y.project, (z,))
+    v = torch.randn(5, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    repeated = Q @ torch.tensor([2.0, 2.0, -1.0, -1.0, -1.0], dtype=torch.float64).diag() @ Q.T
+    for Y in (PSDCone(), NuclearNormBall(3.0), SpectralNormBall(1.5)):
+        near, there = Y.jacobian(z).apply(v), Y.jacobian(repeated).apply(v)
+        torch.testing.assert_close(near, there, rtol=0, atol=10 * spread + 1e-13)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_that_of_float32_rounded_once(dtype):
+    z, v = torch.randn(2, 3, 4, 4, generator=torch.Generator().manual_seed(0)).to(dtype)
+    for Y in (PSDCone(), NuclearNormBall(torch.tensor(1.0)), SpectralNormBall(torch.tensor(1.0))):
+        torch.testing.assert_close(Y.project(z), Y.project(z.float()).to(dtype), rtol=0, atol=0)
+        face, wide = Y.jacobian(z), Y.jacobian(z.float())
+        torch.testing.assert_close(face.apply(v), wide.apply(v.float()).to(dtype), rtol=0, atol=0)
+        for name, product in face.parameter_vjp(v).items():
+            torch.testing.assert_close(product, wide.parameter_vjp(v.float())[name].to(product))
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")

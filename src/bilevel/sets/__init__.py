@@ -5,6 +5,7 @@ from .base import ConvexSet, Face, Membership
 from .box import Box, LInfBall, NonNegative
 from .box_section import BoxSection, CappedSimplex
 from .elastic_net_ball import ElasticNetBall
+from .flattened import Flattened
 from .free_space import FreeSpace
 from .from_cvxpy import from_cvxpy
 from .from_projection import from_projection
@@ -34,6 +35,7 @@ __all__ = [
     "ElasticNetBall",
     "ElasticNetPenalty",
     "Face",
+    "Flattened",
     "FreeSpace",
     "from_cvxpy",
     "from_projection",

@@ -3,7 +3,9 @@
     min |d|^2/2  subject to  A d = gap,  G d <= slack        (rows of unit length, A of full row rank)
 
 is solved for the set W of rows with positive multipliers, linearly independent together with A. The nearest
-point is then the projection on an affine set, to rounding, whatever the accuracy of the solver.
+point is then the projection on an affine set, to rounding, whatever the accuracy of the solver. An earlier W is
+the warm start: non-negative least squares over its rows and those that it violates; if that does not
+settle the matter, Clarabel starts afresh.
 """
 
 from __future__ import annotations
@@ -17,12 +19,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from .. import tolerances
 from ..errors import EmptySet, MissingExtra, NotConverged
 
 Array = NDArray[Any]
 
 EXACT, CLEAR, ACCEPTABLE = 1e-12, 1e-9, 1e-8
 """Relative KKT residuals: exact to rounding; clearly no kink (slacks and multipliers); good enough at all."""
+REFINEMENTS = 6
 FAR = 1e6
 """Rows further away than this times the largest violation are brought to that distance for the solver."""
 
@@ -32,7 +36,8 @@ def active_rows(slack: Tensor, gap: Tensor, G: Tensor, A: Tensor, guess: Tensor)
     """Mask (..., m) of the rows of G that hold back the nearest point, for slack = h - Gz and gap = b - Az.
 
     `guess` is tried first (the active rows at a previous point); then every face that a point needs is tried
-    on all the points that are left. Points at a kink use no guess: their face depends on them alone.
+    on all the points that are left, and is the warm start of the next. Points at a kink use no guess: their
+    face depends on them alone.
     """
     batch = slack.shape[:-1].numel()
     slacks, gaps = (v.detach().cpu().numpy().reshape(batch, v.shape[-1]) for v in (slack, gap))
@@ -49,8 +54,8 @@ def active_rows(slack: Tensor, gap: Tensor, G: Tensor, A: Tensor, guess: Tensor)
         active[todo[settled]] = face
         todo = todo[~settled]
         if len(todo):
-            active[todo[0]] = face = solver.face(slacks[todo[0]], gaps[todo[0]])
-            todo = todo[1:]
+            k, todo = todo[0], todo[1:]
+            active[k] = face = solver.face(slacks[k], gaps[k], face, scale[k])
     return torch.from_numpy(active).reshape(slack.shape).to(slack.device)
 
 
@@ -73,24 +78,64 @@ class ActiveSet:
         self._rows = np.linalg.qr(A.T)[0].T  # orthonormal rows with the span of A's
         self._solver: Any = None
 
-    def face(self, slack: Array, gap: Array) -> Array:
-        """The mask W for one right-hand side."""
+    def face(self, slack: Array, gap: Array, guess: Array, unit: float) -> Array:
+        """The mask W for one right-hand side, near the `guess`; lengths are in units of `unit`."""
+        warm = self._near(guess, slack, gap)
+        if warm is not None:
+            return warm
+        residual, active = self._afresh(slack, gap)
+        if residual > ACCEPTABLE:
+            # Empty? Or thinner than rounding, and then as wide as rounding allows.
+            least = self._least_violation(slack, gap, unit)
+            residual, active = self._afresh(slack + 2 * least, gap)
+        if residual > ACCEPTABLE:
+            raise NotConverged(
+                f"projection on a polyhedron: the best active set has a KKT residual of {residual:.2g} times "
+                f"the violation at z; drop rows that nearly depend on others"
+            )
+        return active
+
+    def _afresh(self, slack: Array, gap: Array) -> tuple[float, Array]:
+        """The KKT residual and the mask of the best candidate."""
         best = (np.inf, np.zeros(len(slack), dtype=bool))
         for active in self._candidates(slack, gap):
             residual, clear = (float(v[0]) for v in self.judge(active, slack[None], gap[None]))
             if residual <= EXACT and clear:
-                return active
+                return residual, active
             best = min((residual, active), best, key=lambda entry: max(entry[0], EXACT))
-        if best[0] > ACCEPTABLE:
-            raise NotConverged(
-                f"projection on a polyhedron: the best active set has a KKT residual of {best[0]:.2g} times "
-                f"the violation at z; drop rows that nearly depend on others"
+        return best
+
+    def _near(self, guess: Array, slack: Array, gap: Array) -> Array | None:
+        """W from the rows of the guess and those it violates; None if there are many, or at a kink."""
+        active, near = guess, guess
+        for _ in range(10):
+            step = self._steps(active, slack[None], gap[None])[0][0]
+            near = near | ~(self.G @ step - slack <= EXACT)
+            if near.sum() > 2 * self.G.shape[1]:
+                return None
+            active = self._least_distance(near, slack, gap)
+            residual, clear = self.judge(active, slack[None], gap[None])
+            if residual[0] <= EXACT:
+                return active if clear[0] else None
+        return None
+
+    def _least_violation(self, slack: Array, gap: Array, unit: float) -> float:
+        """In the units of the slacks; EmptySet if no rounding explains it."""
+        rows, right = np.concatenate([self.A, self.G]), np.concatenate([gap, slack])
+        least, size = least_violation(rows, right, len(gap))
+        if least > tolerances.feasibility(torch.float64) * size:
+            raise EmptySet(
+                f"no point has Ay = b and Gy <= h: every y breaks a row by {least * unit:.3g} or more, rows scaled to "
+                f"length 1"
             )
-        return best[1]
+        return least
 
     def _candidates(self, slack: Array, gap: Array) -> Iterator[Array]:
         """The solver's active rows, then exact answers over a growing set of nearby rows."""
-        step, left, multipliers = self._interior_point(slack, gap)
+        answer = self._interior_point(slack, gap)
+        if answer is None:
+            return
+        step, left, multipliers = answer
         yield multipliers > left
         near = left <= 1e-5 * (1 + np.abs(step).max(initial=0.0))
         for _ in range(20):
@@ -123,8 +168,8 @@ class ActiveSet:
         clear = np.minimum(idle, multipliers.min(-1, initial=np.inf)) > CLEAR
         return np.where(np.isfinite(size), residual, np.inf), clear
 
-    def _interior_point(self, slack: Array, gap: Array) -> tuple[Array, Array, Array]:
-        """Step, slacks left and multipliers by Clarabel."""
+    def _interior_point(self, slack: Array, gap: Array) -> tuple[Array, Array, Array] | None:
+        """Step, slacks left and multipliers by Clarabel; None if it finds no point."""
         right = np.concatenate([gap, np.minimum(slack, FAR)])
         if self._solver is None:
             self._solver = self._clarabel(right)
@@ -132,8 +177,7 @@ class ActiveSet:
             self._solver.update(b=right)
         answer = self._solver.solve()
         if "PrimalInfeasible" in str(answer.status):
-            least = least_violation(np.concatenate([self.A, self.G]), np.concatenate([gap, slack]), len(gap))
-            raise EmptySet(f"no point has Ay = b and Gy <= h: every y breaks a row by {least:.3g} x the violation at z")
+            return None
         m = len(gap)
         return np.array(answer.x), np.array(answer.s)[m:], np.array(answer.z)[m:]
 
@@ -174,17 +218,39 @@ class ActiveSet:
         return active
 
 
-def least_violation(rows: Array, right: Array, equations: int) -> float:
-    """min t such that some y satisfies the equations (first rows) and breaks no inequality by more than t."""
+def least_violation(rows: Array, right: Array, equations: int) -> tuple[float, float]:
+    """A lower bound on t such that some y satisfies the equations (first rows) and breaks no inequality by more than t.
+
+    Also the size of the numbers involved: |y| or the right-hand sides of the broken rows. The linear programme for
+    the least t is solved again around its own answer, in units of the violation left (Gleixner, Steffy & Wolter,
+    2016), since HiGHS stops at 1e-7. Its multipliers m, of sum 1 over the inequalities, prove the bound
+    t >= m.(rows y - right) - |rows' m| R for all points within R = 1,000 sizes of y.
+    """
     try:
         from scipy.optimize import linprog
     except ImportError:
         raise MissingExtra("the check that a polyhedron is not empty", "sets") from None
-    unit = max(float(np.abs(right).max()), 1e-300)
     wide = np.pad(rows, ((0, 0), (0, 1)), constant_values=-1.0)
     wide[:equations, -1] = 0.0
-    equal = (wide[:equations], right[:equations] / unit) if equations else (None, None)
     bounds = [(None, None)] * rows.shape[1] + [(0.0, None)]
     cost = np.eye(wide.shape[1])[-1]
-    answer = linprog(cost, wide[equations:], right[equations:] / unit, *equal, bounds=bounds)
-    return float(answer.fun) * unit if answer.status == 0 else 0.0
+    y, least, proven, size = np.zeros(rows.shape[1]), np.inf, 0.0, 0.0
+    for _ in range(REFINEMENTS):
+        left = right - rows @ y
+        broken = np.concatenate([np.abs(left[:equations]), -left[equations:]]).clip(0)
+        worst = float(broken.max(initial=0.0))
+        if worst == 0:
+            return 0.0, size
+        if worst > 0.9 * least:
+            break
+        least = worst
+        size = max(float(np.linalg.norm(y)), float(np.abs(right[broken >= 0.5 * worst]).max(initial=0.0)))
+        scaled = np.minimum(left / worst, 1e3 * FAR)
+        equal = (wide[:equations], scaled[:equations]) if equations else (None, None)
+        answer = linprog(cost, wide[equations:], scaled[equations:], *equal, bounds=bounds)
+        if answer.status != 0:
+            break
+        m = -np.concatenate([answer.eqlin.marginals, answer.ineqlin.marginals])
+        proven = float(-m @ left - 1e3 * size * np.linalg.norm(m @ rows))
+        y = y + worst * answer.x[:-1]
+    return max(min(proven, least), 0.0), size

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..errors import EmptySet, InvalidInput
-from .base import ConvexSet, Face, as_point, can_look_at_values, event_norm, parameter, per_point, show
+from .base import ConvexSet, Face, as_point, can_look_at_values, event_norm, parameter, per_point, show, tracked
 
 
 class HalfSpace(ConvexSet):
@@ -140,7 +140,7 @@ class AffineSet(ConvexSet):
     Parameters
     ----------
     matrix
-        Tensor of shape (m, n).
+        Tensor of shape (m, n); torch.func.vmap serves a batch of them (emptiness is not checked then).
     offset
         Tensor of shape (m,), or (..., m) with one right-hand side per batch element; default zero.
 
@@ -166,7 +166,7 @@ class AffineSet(ConvexSet):
 
     def _factor(self) -> None:
         """D matrix = U diag(s) V' without its null part, D giving every row length 1 (a small equation is no less an
-        equation than a large one); P(z) = z - V (V'z - s^-1 U'D offset).
+        equation than a large one); P(z) = z - V (V'z - s^-1 U'D offset). The null part is kept as zeros.
         """
         matrix, target = self.matrix.detach().double(), self.offset.detach().double()
         length = event_norm(matrix)
@@ -175,14 +175,16 @@ class AffineSet(ConvexSet):
         left, values, right = torch.linalg.svd(matrix, full_matrices=False)
         self._cut = max(matrix.shape) * torch.finfo(self.matrix.dtype).eps
         keep = values > values.amax() * self._cut
-        self._rows, self._solve = right[keep], self._scale[:, None] * left[:, keep] / values[keep]
+        inverse = torch.where(keep, 1 / values, 0.0)
+        self._rows, self._solve = right * keep[:, None], self._scale[:, None] * left * inverse
+        self._rank = keep.sum()
         best = target / self._scale @ self._solve @ self._rows
         gap = (target - best @ matrix.T).abs()
         allowed = 10 * self._cut * (target.abs() + event_norm(best)[..., None])
         if can_look_at_values() and bool((gap > allowed).any()):
             raise EmptySet(
                 f"matrix y = offset has no solution: the best y leaves a gap of {float(gap.amax()):.3g} "
-                f"(rank {int(keep.sum())}, {matrix.shape[0]} equations); drop or correct the contradicting rows"
+                f"(rank {int(self._rank)}, {matrix.shape[0]} equations); drop or correct the contradicting rows"
             )
 
     def _gap(self, y: Tensor) -> Tensor:
@@ -193,7 +195,7 @@ class AffineSet(ConvexSet):
     def project(self, z: Tensor) -> Tensor:
         z = self.checked(z)
         self._check_size(z)
-        if self.matrix.requires_grad:  # the same formula, differentiable in the matrix
+        if tracked(self.matrix):  # the same formula, differentiable in the matrix
             scale = self._scale.to(z)
             matrix = self.matrix.to(z) * scale[:, None]
             pseudo = torch.linalg.pinv(matrix, rtol=self._cut)
@@ -210,7 +212,7 @@ class AffineSet(ConvexSet):
 
     def jacobian(self, z: Tensor) -> Face:
         z = self.checked(z).detach()
-        return AffineFace(self._rows.to(z), self._solve.to(z), z, self.project(z).detach(), self.offset.shape)
+        return AffineFace(self, z, self.project(z).detach())
 
     def excess(self, y: Tensor) -> tuple[Tensor, Tensor, str]:
         nearest = (self.offset.to(y) @ self._solve.to(y)).detach()
@@ -229,10 +231,11 @@ class AffineFace(Face):
 
     is_projector = True
 
-    def __init__(self, rows: Tensor, solve: Tensor, z: Tensor, y: Tensor, offset_shape: torch.Size) -> None:
-        self._rows, self._solve, self._offset_shape = rows, solve, offset_shape
+    def __init__(self, owner: AffineSet, z: Tensor, y: Tensor) -> None:
+        self._rows, self._solve = owner._rows.to(z), owner._solve.to(z)
+        self._offset_shape = owner.offset.shape
         self._z, self._y = z, y
-        self.dimension = torch.full(y.shape[:-1], rows.shape[-1] - rows.shape[0])
+        self.dimension = (z.shape[-1] - owner._rank).expand(y.shape[:-1])
 
     def apply(self, v: Tensor) -> Tensor:
         return v - (v @ self._rows.T) @ self._rows

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -10,12 +11,17 @@ import torch
 from torch import Tensor
 
 from ..errors import EmptySet, Incompatible, MissingExtra, NotConverged
-from .base import ConvexSet, Face, can_look_at_values, event_norm
+from .base import ConvexSet, Face, can_look_at_values, event_norm, tracked
 from .psd_cone import PSDCone
 from .second_order_cone import SecondOrderCone
-from .spectral import tracked
 
 _TIGHT = {"tol_gap_abs": 1e-12, "tol_gap_rel": 1e-12, "tol_feas": 1e-12, "accept_unknown": True}
+_ATTEMPTS: tuple[dict[str, Any], ...] = (
+    {},
+    {"static_regularization_constant": 1e-10, "max_step_fraction": 0.9},
+    {"max_step_fraction": 0.5},
+)
+"""Settings tried in turn until the KKT equations hold to rounding: the last digits are a matter of luck."""
 
 
 def from_cvxpy(constraints: Callable[[Any], list[Any]], shape: int | tuple[int, ...]) -> ConvexSet:
@@ -122,27 +128,47 @@ class ConicSet(ConvexSet):
         """x, w and the inverse for one point."""
         if not can_look_at_values():
             raise Incompatible("from_cvxpy calls a solver: give leading batch dimensions instead of vmap")
-        data, chain = self._data(z)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            raw = chain.solve_via_data(self._problem, data, False, False, dict(_TIGHT))
-        if "Infeasible" in str(raw.status):
-            raise EmptySet(f"from_cvxpy: no point satisfies the constraints (solver: {raw.status})")
-        x, s, dual = (torch.tensor(list(v), dtype=torch.float64) for v in (raw.x, raw.s, raw.z))
-        w, q = s - dual, self._linear(z)
-        size = 1.0 + float(z.norm())
+        # Cones have no size: (x, w) of the programme divided by a unit are (x, w) divided by it.
+        unit = max(float(z.abs().max()), float(self._b.abs().max()) if len(self._b) else 0.0) or 1.0
+        data, chain = self._data(z / unit)
+        best: tuple[float, Any, str] = (math.inf, None, "no answer")
+        for options in _ATTEMPTS:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                scaled = {**data, "b": data["b"] / unit}
+                try:
+                    raw = chain.solve_via_data(self._problem, scaled, False, False, {**_TIGHT, **options})
+                except BaseException as panic:  # Clarabel's eigenvalue routine may panic, which is no Exception
+                    if type(panic).__name__ != "PanicException":
+                        raise
+                    continue
+            if "Infeasible" in str(raw.status):
+                raise EmptySet(f"from_cvxpy: no point satisfies the constraints (solver: {raw.status})")
+            x, s, dual = (unit * torch.tensor(list(v), dtype=torch.float64) for v in (raw.x, raw.s, raw.z))
+            left, *solution = self._newton(self._linear(z), x, s - dual)
+            if left < best[0]:
+                best = (left, solution, str(raw.status))
+            if left <= 1e-12 * unit:
+                break
+        left, solution, status = best
+        if not left <= 1e-6 * unit:
+            raise NotConverged(
+                f"from_cvxpy: the solver ({status}) leaves a KKT residual of {left / unit:.2g} of the size"
+            )
+        return tuple(solution)
+
+    def _newton(self, q: Tensor, x: Tensor, w: Tensor) -> tuple[float, Tensor, Tensor, Tensor]:
+        """Newton steps on the KKT equations as long as they help: the residual left, x, w and the inverse."""
         inverse, left = self._inverse(w), float(self._residual(q, x, w).norm())
         for _ in range(5):
             step = inverse @ self._residual(q, x, w)
             trial = x - step[: len(x)], w - step[len(x) :]
             moved = float(self._residual(q, *trial).norm())
-            if moved >= left:
+            if not moved < left:
                 break
             (x, w), left = trial, moved
             inverse = self._inverse(w)
-        if not left <= 1e-6 * size:
-            raise NotConverged(f"from_cvxpy: the solver ({raw.status}) leaves a KKT residual of {left:.2g}")
-        return x, w, inverse
+        return left, x, w, inverse
 
     def project(self, z: Tensor) -> Tensor:
         points = self.checked(z).double().reshape(-1, *self.shape)
@@ -170,7 +196,8 @@ class ConicSet(ConvexSet):
             self._variable.value = point.cpu().numpy()
             amounts.append(max((float(c.violation().max()) for c in self._problem.constraints), default=0.0))
         amount = torch.tensor(amounts, dtype=y.dtype).reshape(y.shape[: y.ndim - len(self.shape)])
-        return amount, event_norm(y.detach(), len(self.shape)) + 1, "a cvxpy constraint is violated"
+        scale = event_norm(y.detach(), len(self.shape)) + float(self._b.abs().max() if len(self._b) else 0)
+        return amount, scale, "a cvxpy constraint is violated"
 
     def __repr__(self) -> str:
         return f"ConicSet(shape={self.shape}, {len(self._problem.constraints)} constraints)"

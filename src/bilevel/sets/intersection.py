@@ -1,4 +1,4 @@
-"""Intersections: ADMM, ended by Newton's method, with the derivative of the fixed point."""
+"""Intersections: an augmented Lagrangian with Newton's method inside, ended by Newton's method on the KKT equations."""
 
 from __future__ import annotations
 
@@ -8,25 +8,39 @@ import torch
 from torch import Tensor
 
 from ..errors import EmptySet, Incompatible, InvalidInput, InvalidType, NotConverged
-from .base import ConvexSet, Face, can_look_at_values, event_norm
-from .spectral import tracked
+from .base import ConvexSet, Face, can_look_at_values, event_norm, tracked
+
+ROUNDING, GOOD = 1e-14, 1e-11
+"""Relative errors: Newton steps aim at the first; no more multipliers are tried below the second."""
+FLAT, PARALLEL = 1e-9, 1e-10
+"""Eigenvalues of a Jacobian that count as 0; sines of angles between normals that count as 0."""
+INNER, HALVINGS, POLISH, PATIENCE = 30, 30, 40, 2
+"""Newton steps for given multipliers, halvings of a step; Newton steps on the KKT equations, those without gain."""
+FAR = 1e6
+"""No common point within this many times the size of the problem: the intersection counts as empty."""
 
 
 class Intersection(ConvexSet):
-    """C_1 n ... n C_k; P(z) = y = z - sum u_i with y = P_i(y + u_i), u_i normal to C_i at y.
+    """C_1 n ... n C_k; P(z) = y with y + sum u_i = z and y = P_i(y + u_i), u_i normal to C_i at y.
 
-    With J_i the Jacobian of P_i at y + u_i, differentiating these equations gives H. ADMM (Boyd et al.,
-    2011, section 7) comes near the solution; semismooth Newton steps end at rounding accuracy. Meant for up
-    to a few hundred entries per point: the Newton matrix has (k n)^2 entries.
+    The multipliers u come from the augmented Lagrangian method, whose inner problem
+    min |y - z|^2/2 + (weight/2) sum dist(y + u_i/weight, C_i)^2 is solved by semismooth Newton steps (Li, Sun & Toh,
+    2018): no common interior is needed. Newton steps on the equations above then end at rounding accuracy.
+    With J_i the Jacobian of P_i, the linearised equations give H. Meant for up to a few hundred entries per
+    point: all matrices are n x n.
+
+    Where the sets only touch (two balls with one common point, a ball and its tangent) the multipliers are infinite
+    and an error of e in the sets moves the answer by sqrt(e): about 1e-8 of the size is then the best that
+    can be had in float64, and less than `tol` is refused.
 
     Parameters
     ----------
     sets
         Convex sets of points of the same kind, with a common point.
     tol
-        Largest |y - P_i(y + u_i)| relative to max(|z|, |y|).
+        Largest estimated error of y that is accepted, relative to max(|z|, |y|); in general it is 1e-14.
     max_rounds
-        Rounds of Newton steps and ADMM cycles (5, 10, 20, ...) before giving up.
+        Updates of the multipliers before giving up.
 
     Examples
     --------
@@ -35,7 +49,7 @@ class Intersection(ConvexSet):
     tensor([1., 0.])
     """
 
-    def __init__(self, *sets: ConvexSet, tol: float = 1e-14, max_rounds: int = 12) -> None:
+    def __init__(self, *sets: ConvexSet, tol: float = 1e-7, max_rounds: int = 15) -> None:
         if not sets or not all(isinstance(part, ConvexSet) for part in sets):
             raise InvalidType(f"Intersection takes one or more convex sets, got {sets!r}")
         kinds = {str(part.event_ndim) for part in sets}
@@ -61,101 +75,158 @@ class Intersection(ConvexSet):
             sets[int(k)] = sets[int(k)].replace(**{inner: value})
         return type(self)(*sets, tol=self.tol, max_rounds=self.max_rounds)
 
-    def _residual(self, z: Tensor, normals: Tensor) -> Tensor:
-        """F_i = y - P_i(y + u_i) with y = z - sum u_i; the parts are dimension 0 of `normals`."""
-        y = z - normals.sum(0)
-        return torch.stack([y - part.project(y + u) for part, u in zip(self.sets, normals, strict=True)])
-
-    def _faces(self, z: Tensor, normals: Tensor) -> list[Face]:
-        y = z - normals.sum(0)
-        return [part.jacobian(y + u) for part, u in zip(self.sets, normals, strict=True)]
-
-    def _newton(self, faces: list[Face], z: Tensor) -> tuple[Tensor, Tensor]:
-        """J_i as matrices (k, batch, n, n), and the pseudo-inverse of dF/du, (batch, k n, k n)."""
-        batch, event = _split(z, self.event_ndim)
-        n, k = event.numel(), len(faces)
-        eye = torch.eye(n, dtype=z.dtype, device=z.device)
-        points = eye.reshape(n, *(1,) * len(batch), *event).expand(n, *batch, *event)
-        J = torch.stack([face.apply(points).reshape(n, *batch, n).movedim(0, -1) for face in faces])
-        # dF_i = -(I - J_i) sum_j du_j - J_i du_i
-        blocks = -(eye - J).movedim(0, -3).unsqueeze(-2).expand(*batch, k, n, k, n)
-        own = torch.einsum("k...ab,kl->...kalb", J, torch.eye(k, dtype=z.dtype, device=z.device))
-        return J, torch.linalg.pinv((blocks - own).reshape(*batch, k * n, k * n), rtol=1e-10)
-
-    def _chord(self, z: Tensor, normals: Tensor, inverse: Tensor) -> Tensor:
-        """u - (dF/du)^+ F(u)."""
-        left = self._residual(z, normals).flatten(z.ndim + 1 - int(self.event_ndim)).movedim(0, -2)  # type: ignore[arg-type]
-        step = inverse @ left.flatten(-2).unsqueeze(-1)
-        return normals - step.reshape(*left.shape).movedim(-2, 0).reshape(normals.shape)
-
-    def _solve(self, z: Tensor) -> Tensor:
-        """The normals u (k, ...) at the nearest point, without gradients."""
-        if not can_look_at_values():
-            raise Incompatible("Intersection iterates on values: give leading batch dimensions instead of vmap")
-        ndim = int(self.event_ndim)  # type: ignore[arg-type]
-        normals = z.new_zeros(len(self.sets), *z.shape)
-        if not z.numel():
-            return normals
-
-        def error(normals: Tensor) -> Tensor:
-            size = torch.maximum(event_norm(z, ndim), event_norm(z - normals.sum(0), ndim)).clamp_min(1e-300)
-            return event_norm(self._residual(z, normals), ndim).amax(0) / size
-
-        answer, best = normals.clone(), error(normals)
-
-        def keep(trial: Tensor) -> None:
-            nonlocal answer, best
-            left = error(trial)
-            answer = torch.where((left < best).reshape(left.shape + (1,) * ndim), trial, answer)
-            best = torch.minimum(left, best)
-
-        for k, part in enumerate(self.sets):  # one set alone may hold the point back
-            alone = torch.zeros_like(normals)
-            alone[k] = z - part.project(z)
-            keep(alone)
-        y, weight = z, z.new_ones(z.shape[: z.ndim - ndim] + (1,) * ndim)
-        for cycles in (5 * 2**k for k in range(self.max_rounds)):
-            trial = normals
-            for _ in range(6):
-                if float(best.max()) <= self.tol / 10:
-                    return answer
-                trial = self._chord(z, trial, self._newton(self._faces(z, trial), z)[1])
-                trial = torch.where(trial.isfinite(), trial, normals)
-                keep(trial)
-            if float(best.max()) <= self.tol:
-                return answer
-            # Newton started too far away for some point: twice as many cycles of ADMM, then again. The weight
-            # of the constraints balances the two residuals (Boyd et al., section 3.4.1).
-            for _ in range(cycles):
-                parts = torch.stack([p.project(y + u / weight) for p, u in zip(self.sets, normals, strict=True)])
-                last, y = y, (z + weight * parts.sum(0) - normals.sum(0)) / (1 + weight * len(self.sets))
-                normals = normals + weight * (y - parts)
-                primal = event_norm(y - parts, ndim, keepdim=True).amax(0)
-                dual = weight * event_norm(y - last, ndim, keepdim=True)
-                weight = torch.where(primal > 10 * dual, 2 * weight, weight)
-                weight = torch.where(dual > 10 * primal, weight / 2, weight)
-        # Far apart after thousands of cycles: empty. Close: slow convergence at a kink.
-        raise (EmptySet if float(best.max()) > 1e-3 else NotConverged)(
-            f"Intersection: after {self.max_rounds} rounds the sets are still {float(best.max()):.2g} of the "
-            f"size of z apart; they may have no common point (else raise max_rounds or tol)"
-        )
-
     def project(self, z: Tensor) -> Tensor:
         wide = self.checked(z).double()
         with torch.no_grad():
-            normals = self._solve(wide.detach())
+            y, normals, weight = self._solve(wide.detach())
         if tracked(z, *self.tensor_parameters().values()):
-            inverse = self._newton(self._faces(wide.detach(), normals), wide.detach())[1].detach()
+            kkt = self._linearised(y, normals, weight)
             for _ in range(2):  # each step makes one more derivative of the fixed point exact
-                normals = self._chord(wide, normals, inverse)
-        return (wide - normals.sum(0)).to(z)
+                y, normals = kkt.newton(y, normals, y - wide + normals.sum(0), self._gaps(y, normals, weight))
+        return y.to(z)
 
     def jacobian(self, z: Tensor) -> Face:
         wide = self.checked(z).detach().double()
         with torch.no_grad():
-            normals = self._solve(wide)
-            faces = self._faces(wide, normals)
-            return FixedPointFace(faces, *self._newton(faces, wide), int(self.event_ndim))  # type: ignore[arg-type]
+            y, normals, weight = self._solve(wide)
+            return KKTFace(self._linearised(y, normals, weight))
+
+    def _gaps(self, y: Tensor, normals: Tensor, weight: Tensor) -> Tensor:
+        """y - P_i(y + u_i/weight), zero for every weight at the solution; the parts are dimension 0."""
+        return torch.stack([y - part.project(y + u / weight) for part, u in zip(self.sets, normals, strict=True)])
+
+    def _linearised(self, y: Tensor, normals: Tensor, weight: Tensor) -> LinearisedKKT:
+        with torch.no_grad():
+            faces = [part.jacobian(y + u / weight) for part, u in zip(self.sets, normals, strict=True)]
+            return LinearisedKKT(faces, y, weight, int(self.event_ndim))  # type: ignore[arg-type]
+
+    def _solve(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """y, the normals u (k, ...) and a weight for which u/weight is no larger than z or y; without gradients."""
+        if not can_look_at_values():
+            raise Incompatible("Intersection iterates on values: give leading batch dimensions instead of vmap")
+        best = Best(z, len(self.sets), int(self.event_ndim))  # type: ignore[arg-type]
+        if not z.numel():
+            return best.answer()
+        nearest = torch.stack([part.project(z) for part in self.sets])
+        away = event_norm(z - nearest, best.ndim).amax(0)  # y is at least as far from z
+        best.reach = torch.maximum(event_norm(nearest, best.ndim).amin(0), away - event_norm(z, best.ndim))
+        self._try(best, z, torch.zeros_like(best.normals), worse=ROUNDING)
+        for k, y in enumerate(nearest):  # one set alone may hold the point back
+            alone = torch.zeros_like(best.normals)
+            alone[k] = z - y
+            self._try(best, y, alone, worse=ROUNDING)
+        if best.worst() <= ROUNDING:
+            return best.answer()
+        y, normals = z, torch.zeros_like(best.normals)
+        first = (away / best.reach.clamp_min(1e-300)).clamp(1.0, 1e15).reshape(best.weight.shape)
+        for round in range(self.max_rounds):
+            y, normals = self._augmented_lagrangian(z, y, normals, 4.0**round * first, best.error > GOOD)
+            self._polish(best, y, normals)
+            if best.worst() <= GOOD:
+                break
+            if round >= 5 and best.worst() > self.tol:
+                self._check_not_empty(best, y)
+                self._check_not_empty(best, best.y)
+        error = max(best.worst(), float(best.rounding.max()))
+        if error > self.tol:
+            apart = float(event_norm(self._gaps(best.y, 0 * normals, best.weight), best.ndim).max())
+            raise NotConverged(
+                f"Intersection: the estimated error is {error:.2g} of the size of the point and a gap of {apart:.2g} "
+                f"is left between the sets, which hardly touch: enlarge one of them, or raise tol (now {self.tol:.2g})"
+            )
+        self._try(
+            best, torch.zeros_like(z), best.normals, angle=best.angle
+        )  # the tip of a cone, without the rounding of z
+        return best.answer()
+
+    def _try(
+        self,
+        best: Best,
+        y: Tensor,
+        normals: Tensor,
+        *,
+        moved: Tensor | float = 0.0,
+        angle: Tensor | float = 1.0,
+        worse: float = torch.inf,
+    ) -> Tensor:
+        """The error of (y, u), which is kept where that is smaller than before and no `worse`."""
+        weight = best.balance(y, normals)
+        error = best.judge(y, normals, self._gaps(y, normals, weight), moved)
+        best.keep(y, normals, weight, torch.where(error <= worse, error, torch.inf), angle)
+        return error
+
+    def _polish(self, best: Best, y: Tensor, normals: Tensor) -> None:
+        """Newton steps on the KKT equations, kept where they help; the size of a step estimates the error."""
+        record, idle = torch.inf, 0
+        for _ in range(POLISH):
+            weight = best.balance(y, normals)
+            kkt = self._linearised(y, normals, weight)
+            y_new, normals_new = kkt.newton(y, normals, y - best.z + normals.sum(0), self._gaps(y, normals, weight))
+            fine = torch.isfinite(y_new) & torch.isfinite(normals_new).all(0)
+            y_new, normals_new = torch.where(fine, y_new, y), torch.where(fine, normals_new, normals)
+            done = best.error <= ROUNDING
+            error = self._try(best, y_new, normals_new, moved=event_norm(y_new - y, best.ndim), angle=kkt.angle)
+            y, normals = y_new, normals_new
+            now = float(torch.where(done, 0.0, error).max())
+            idle = 0 if now < 0.75 * record else idle + 1
+            record = min(record, now)
+            if best.worst() <= ROUNDING or idle == PATIENCE:
+                return
+
+    def _augmented_lagrangian(
+        self, z: Tensor, y: Tensor, normals: Tensor, weight: Tensor, todo: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """y = argmin |y - z|^2/2 + (weight/2) sum dist(y + u_i/weight, C_i)^2, then u_i = weight times the i-th gap,
+        for the elements of the batch still to do.
+        """
+        ndim = int(self.event_ndim)  # type: ignore[arg-type]
+        stiff = weight.reshape(weight.shape[: weight.ndim - ndim])
+
+        def look(y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            """The value, its gradient and the new multipliers."""
+            gaps = self._gaps(y, normals, weight) + normals / weight
+            value = event_norm(y - z, ndim).square() / 2 + stiff / 2 * event_norm(gaps, ndim).square().sum(0)
+            return value, y - z + weight * gaps.sum(0), weight * gaps
+
+        value, slope, updated = look(y)
+        for _ in range(INNER):
+            size = event_norm(slope, ndim)
+            # No exact minimum is needed (Li, Sun & Toh, criterion B): a tenth of the change of the multipliers will do.
+            change = event_norm(updated - normals, ndim).amax(0)
+            rounding = 1e-13 * event_norm(updated, ndim).amax(0) + 1e-15 * stiff * event_norm(y, ndim)
+            left = todo & (size > torch.maximum(0.1 * change / stiff, rounding))
+            if not bool(left.any()):
+                break
+            step = -self._linearised(y, normals, weight).descent(slope)
+            descent = (slope * step).flatten(y.ndim - ndim).sum(-1)
+            length = left.to(y)
+            for _ in range(HALVINGS):
+                trial = y + length.reshape(length.shape + (1,) * ndim) * step
+                there, slope, updated = look(trial)
+                bad = left & (there > value + 1e-4 * length * descent) & (event_norm(slope, ndim) > 0.5 * size)
+                if not bool(bad.any()):
+                    break
+                length = torch.where(bad, length / 2, length)
+            y, value = trial, there
+        return y, updated
+
+    def _check_not_empty(self, best: Best, y: Tensor) -> None:
+        """EmptySet if normals n_i at points q_i of the sets show that every common point w is far away:
+        <n_i, w - q_i> <= 0 for all i gives <sum n_i, w - y> <= sum <n_i, q_i - y> = -g, so |w - y| >= g/|sum n_i|.
+        """
+        ndim, eps, one = best.ndim, torch.finfo(y.dtype).eps, y.new_ones(())
+        gaps = self._gaps(y, torch.zeros_like(best.normals), one)
+        pull = (1e-3 / eps) * (gaps - gaps.mean(0))  # the longer the better, as long as P_i rounds less than the gap
+        normals = self._gaps(y, pull, one) + pull
+        g = (normals * (normals - pull)).flatten(y.ndim - ndim + 1).sum(-1).sum(0)
+        total, reach = event_norm(normals, ndim).sum(0), event_norm(pull, ndim).amax(0)
+        far = g > FAR * best.set_size(y) * event_norm(normals.sum(0), ndim)
+        empty = far & (g > 100 * eps * total * torch.maximum(reach, best.set_size(y)))
+        if bool(empty.any()):
+            raise EmptySet(
+                f"Intersection: the sets have no common point within {FAR:g} times their size: "
+                f"every point is at least {float((g / total)[empty].max()):.3g} away from one of them"
+            )
 
     def excess(self, y: Tensor) -> tuple[Tensor, Tensor, str]:
         """The part that is furthest outside, in units of its own scale."""
@@ -171,33 +242,148 @@ class Intersection(ConvexSet):
         return f"Intersection({', '.join(map(repr, self.sets))})"
 
 
-class FixedPointFace(Face):
-    """H = I + sum_i [K (I - J)]_i with K the inverse of dF/du."""
+class Best:
+    """For each point of a batch, the (y, u) of smallest error so far."""
 
-    def __init__(self, faces: list[Face], J: Tensor, inverse: Tensor, event_ndim: int) -> None:
-        self._faces, self._inverse, self._event_ndim = faces, inverse, event_ndim
-        n = J.shape[-1]
-        eye = torch.eye(n, dtype=J.dtype, device=J.device)
-        moved = inverse @ (eye - J).movedim(0, -3).flatten(-3, -2)
-        H = eye + moved.unflatten(-2, (len(faces), n)).sum(-3)
-        self._matrix = (H + H.mT) / 2
-        self.is_projector = all(face.is_projector for face in faces)
+    def __init__(self, z: Tensor, count: int, ndim: int) -> None:
+        self.z, self.ndim = z, ndim
+        self.y, self.normals = z, z.new_zeros(count, *z.shape)
+        self.weight = z.new_ones(z.shape[: z.ndim - ndim] + (1,) * ndim)
+        self.error = torch.full_like(event_norm(z, ndim), torch.inf)
+        self.reach = torch.zeros_like(self.error)
+        self.angle = torch.ones_like(self.error)
+
+    def set_size(self, y: Tensor) -> Tensor:
+        """|y|, or the part of it that is known from the P_i(z): what gaps between the sets are measured by."""
+        return torch.maximum(self.reach, event_norm(y, self.ndim)).clamp_min(1e-300)
+
+    def size(self, y: Tensor) -> Tensor:
+        """max(|z|, |y|): what errors of y are measured by."""
+        return torch.maximum(event_norm(self.z, self.ndim), event_norm(y, self.ndim)).clamp_min(1e-300)
+
+    def balance(self, y: Tensor, normals: Tensor) -> Tensor:
+        """At least 1, and such that |u_i|/weight is at most the size of the sets: P_i then rounds no more than y."""
+        largest = (event_norm(normals, self.ndim).amax(0) / self.set_size(y)).clamp_min(1.0)
+        return largest.reshape(largest.shape + (1,) * self.ndim)
+
+    def judge(self, y: Tensor, normals: Tensor, gaps: Tensor, moved: Tensor | float) -> Tensor:
+        """The KKT residual of (y, u) or, if larger, the last move of y; relative."""
+        left = torch.maximum(self.imbalance(y, normals), torch.as_tensor(moved, dtype=y.dtype)) / self.size(y)
+        return torch.maximum(left, event_norm(gaps, self.ndim).amax(0) / self.set_size(y))
+
+    def keep(self, y: Tensor, normals: Tensor, weight: Tensor, error: Tensor, angle: Tensor | float) -> None:
+        """Keep (y, u) where the error is smaller than before."""
+        better = error < self.error
+        mask = better.reshape(better.shape + (1,) * self.ndim)
+        self.error = torch.where(better, error, self.error)
+        self.y, self.normals = torch.where(mask, y, self.y), torch.where(mask, normals, self.normals)
+        self.weight = torch.where(mask, weight, self.weight)
+        self.angle = torch.where(better, torch.as_tensor(angle, dtype=y.dtype), self.angle)
+
+    @property
+    def rounding(self) -> Tensor:
+        """How far rounding moves y, relative to its size: eps over the smallest angle between the sets."""
+        return torch.finfo(self.y.dtype).eps / self.angle * self.set_size(self.y) / self.size(self.y)
+
+    def imbalance(self, y: Tensor, normals: Tensor) -> Tensor:
+        """|y + sum u - z| beyond the rounding of the sum."""
+        off = event_norm(y - self.z + normals.sum(0), self.ndim)
+        rounding = 4 * torch.finfo(y.dtype).eps * event_norm(normals, self.ndim).sum(0)
+        return (off - rounding).clamp_min(0)
+
+    def worst(self) -> float:
+        """The largest error of the batch."""
+        return float(self.error.max())
+
+    def answer(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.y, self.normals, self.weight
+
+
+class LinearisedKKT:
+    """The equations y + sum u_i = z, y = P_i(y + u_i/weight) with P_i replaced by its Jacobian J_i.
+
+    Where J_i = 0 the set fixes y (projectors Q_i on these directions); elsewhere it acts as a spring of stiffness
+    weight J_i^+ (I - J_i). So y moves in the common null space of all Q_i, against M = I + the springs.
+    """
+
+    def __init__(self, faces: list[Face], y: Tensor, weight: Tensor, event_ndim: int) -> None:
+        self.faces, self.event_ndim, self.shape = faces, event_ndim, y.shape
+        batch, event = y.shape[: y.ndim - event_ndim], y.shape[y.ndim - event_ndim :]
+        n = event.numel()
+        self.eye = torch.eye(n, dtype=y.dtype, device=y.device)
+        points = self.eye.reshape(n, *(1,) * len(batch), *event).expand(n, *batch, *event)
+        J = torch.stack([face.apply(points).reshape(n, *batch, n).movedim(0, -1) for face in faces])
+        self.J = (J + J.mT) / 2
+        self.weight = weight.reshape((*weight.shape[: weight.ndim - event_ndim], 1, 1))
+
+    def descent(self, slope: Tensor) -> Tensor:
+        """(I + weight sum (I - J_i))^-1 slope: the Newton direction of the augmented Lagrangian."""
+        hessian = self.eye + self.weight * (self.eye - self.J).sum(0)
+        return torch.linalg.solve(hessian, self.column(slope)).reshape(slope.shape)
+
+    def column(self, v: Tensor) -> Tensor:
+        return v.flatten(v.ndim - self.event_ndim).unsqueeze(-1)
+
+    @property
+    def factors(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """weight J_i^+, the springs weight J_i^+ (I - J_i), M, H and the pseudo-inverse of the stacked Q_i."""
+        if not hasattr(self, "_factors"):
+            values, vectors = torch.linalg.eigh(self.J)
+            values = values.clamp(0, 1)
+            fixed = values <= FLAT
+            inverse = torch.where(fixed, 0.0, 1 / torch.where(fixed, 1.0, values))
+            give = self.weight * (vectors * inverse.unsqueeze(-2)) @ vectors.mT
+            spring = self.weight * (vectors * ((1 - values) * inverse).unsqueeze(-2)) @ vectors.mT
+            Q = (vectors * fixed.unsqueeze(-2)) @ vectors.mT
+            left, angles, right = torch.linalg.svd(Q.movedim(0, -3).flatten(-3, -2), full_matrices=False)
+            held = angles > PARALLEL
+            back = (right.mT * torch.where(held, 1 / angles, 0.0).unsqueeze(-2)) @ left.mT
+            free = (right.mT * (~held).unsqueeze(-2)) @ right
+            M = self.eye + spring.sum(0)
+            H = free @ torch.linalg.solve(free @ M @ free + self.eye - free, free)
+            self.rank = (~held).sum(-1)
+            self.angle = torch.where(held, angles, 1.0).amin(-1)
+            self._factors = give, Q, M, (H + H.mT) / 2, back
+        return self._factors
+
+    def newton(self, y: Tensor, normals: Tensor, off: Tensor, gaps: Tensor) -> tuple[Tensor, Tensor]:
+        """(y, u) after one Newton step, for off = y + sum u - z and gaps = y - P_i(y + u_i/weight)."""
+        give, Q, M, H, back = self.factors
+        off, F = self.column(off), gaps.flatten(y.ndim + 1 - self.event_ndim).unsqueeze(-1)
+        # Q_i dy = -Q_i F_i;  M dy + sum weight J_i^+ F_i + sum Q_i nu_i = -off
+        right = -off - (give @ F).sum(0)
+        start = -back @ (Q @ F).movedim(0, -3).flatten(-3, -2)
+        dy = start + H @ (right - M @ start)
+        nu = (back.mT @ (right - M @ dy)).unflatten(-2, (len(Q), -1)).movedim(-3, 0)
+        du = give @ ((self.eye - self.J) @ dy + F) + Q @ nu
+        return y + dy.reshape(y.shape), normals + du.reshape(normals.shape)
+
+
+class KKTFace(Face):
+    """H = T (T'MT)^-1 T', T the directions that no set fixes, M = I + the stiffness of the sets."""
+
+    def __init__(self, kkt: LinearisedKKT) -> None:
+        self._kkt = kkt
+        self._matrix = kkt.factors[3]
+        self.dimension = kkt.rank
+        self.is_projector = all(face.is_projector for face in kkt.faces)
+
+    def _product(self, matrix: Tensor, v: Tensor) -> Tensor:
+        return (matrix @ self._kkt.column(v.double())).reshape(v.shape)
 
     def apply(self, v: Tensor) -> Tensor:
-        flat = v.double().flatten(v.ndim - self._event_ndim)
-        return (self._matrix @ flat.unsqueeze(-1)).reshape(v.shape).to(v)
+        return self._product(self._matrix, v).to(v)
 
     def parameter_vjp(self, u: Tensor) -> dict[str, Tensor]:
-        """F_i moves by -dP_i: the part i sees -(K' (u, ..., u))_i."""
-        flat = u.double().flatten(u.ndim - self._event_ndim)
-        seen = -self._inverse.mT @ flat.repeat(*(1,) * (flat.ndim - 1), len(self._faces)).unsqueeze(-1)
-        parts = seen.squeeze(-1).unflatten(-1, (len(self._faces), flat.shape[-1])).unbind(-2)
+        """A change dp_i of P_i moves the gap F_i by -dp_i: the part i sees weight J_i^+ H u + nu_i,
+        with sum Q_i nu_i = u - M H u.
+        """
+        give, Q, M, H, back = self._kkt.factors
+        column = self._kkt.column(u.double())
+        a = H @ column
+        nu = (back.mT @ (column - M @ a)).unflatten(-2, (len(Q), -1)).movedim(-3, 0)
         return {
             f"{k}.{name}": value
-            for k, (face, part) in enumerate(zip(self._faces, parts, strict=True))
+            for k, (face, part) in enumerate(zip(self._kkt.faces, give @ a + Q @ nu, strict=True))
             for name, value in face.parameter_vjp(part.reshape(u.shape).to(u)).items()
         }
-
-
-def _split(z: Tensor, event_ndim: Any) -> tuple[torch.Size, torch.Size]:
-    return z.shape[: z.ndim - event_ndim], z.shape[z.ndim - event_ndim :]

@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .. import tolerances
 from ..errors import EmptySet, InvalidInput
 from .active_set import active_rows, least_violation
-from .base import ConvexSet, Face, can_look_at_values, event_norm, parameter
+from .base import ConvexSet, Face, can_look_at_values, event_norm, parameter, tracked
 
 
 class Polyhedron(ConvexSet):
@@ -15,8 +16,8 @@ class Polyhedron(ConvexSet):
 
     H = I - B^+ B, the projector on the null space of the active rows: those with a positive multiplier,
     chosen independent. At a kink a row with multiplier 0 counts as inactive, so that on the boundary H is
-    that of the inside. The active rows come from Clarabel (extra `sets`) and are then made exact
-    (`active_set`); those of the last call are tried first.
+    that of the inside. The active rows of the last call are the warm start; where they do not lead to the new
+    ones, Clarabel (extra `sets`) finds them, and its answer is made exact (`active_set`).
 
     Parameters
     ----------
@@ -84,23 +85,26 @@ class Polyhedron(ConvexSet):
             self._last = active.reshape(-1, active.shape[-1])[-1]
         return torch.cat([torch.ones_like(left[..., :m], dtype=torch.bool), active], -1)
 
+    def _held(self, z: Tensor) -> tuple[HeldRows, Tensor, Tensor]:
+        """The active rows at z, and all rows and right-hand sides."""
+        rows, side = self.system()
+        return HeldRows(rows.detach(), self._active(z, rows, side)), rows, side
+
     def project(self, z: Tensor) -> Tensor:
         z = self.checked(z)
-        rows, side = self.system()
-        mask = self._active(z, rows, side)
-        if can_look_at_values():
-            used = mask.reshape(-1, mask.shape[-1]).any(0)
-            rows, side, mask = rows[used], side[..., used], mask[..., used]
-        held, gram = _gram(rows, mask)
-        y = z.double()
-        for _ in range(3):  # the second and third rounds remove the rounding of the first
-            left = (held @ y.unsqueeze(-1)) - (side * mask).unsqueeze(-1)
-            y = y - (held.mT @ torch.linalg.solve(gram, left)).squeeze(-1)
+        held, rows, side = self._held(z)
+        wide, c = z.double(), held.take(side)
+        y, multipliers = held.nearest(wide.detach(), c.detach())
+        if tracked(z, *self.tensor_parameters().values()):
+            B = held.take_rows(rows)
+            for _ in range(2):  # each step makes one more derivative of z = y + B'm, By = c exact
+                y, multipliers = held.newton(y, multipliers, wide - y - _adjoint(B, multipliers), c - _product(B, y))
         return y.to(z)
 
     def jacobian(self, z: Tensor) -> Face:
         z = self.checked(z).detach()
-        return PolyhedronFace(self, z, self.project(z).detach())
+        held, rows, side = self._held(z)
+        return PolyhedronFace(self, held, z.double(), rows.detach(), side.detach())
 
     def excess(self, y: Tensor) -> tuple[Tensor, Tensor, str]:
         rows, side = (value.detach() for value in self.system())
@@ -111,7 +115,8 @@ class Polyhedron(ConvexSet):
 
     def margin(self, z: Tensor) -> Tensor:
         z = self.checked(z).detach()
-        return PolyhedronFace(self, z, self.project(z).detach()).margin().to(z)
+        held, rows, side = self._held(z)
+        return PolyhedronFace(self, held, z.double(), rows.detach(), side.detach()).margin().to(z)
 
     def _check_not_empty(self) -> None:
         """EmptySet with the least violation that some y reaches."""
@@ -129,13 +134,75 @@ class Polyhedron(ConvexSet):
             start = torch.linalg.pinv(rows[:m]) @ right[:m]
             if bool((rows[m:] @ start <= right[m:]).all()):
                 continue
-            least = least_violation(rows.cpu().numpy(), right.cpu().numpy(), m)
-            if least > 1e-9 * float(right.abs().max()):
-                raise EmptySet(f"Ay = b and Gy <= h have no common point: every y breaks a row by {least:.3g}")
+            least, size = least_violation(rows.cpu().numpy(), right.cpu().numpy(), m)
+            if least > tolerances.feasibility(torch.float64) * size:
+                raise EmptySet(
+                    f"Ay = b and Gy <= h have no common point: every y breaks a row by {least:.3g} or more, "
+                    f"rows scaled to length 1"
+                )
 
     def __repr__(self) -> str:
         shapes = [f"{name}=tensor{tuple(value.shape)}" for name, value in self.tensor_parameters().items()]
         return f"{type(self).__name__}({', '.join(shapes)})"
+
+
+class HeldRows:
+    """The active rows B (..., k, n) of each point, B' = QR; zero rows fill up where a point has fewer than others.
+
+    Not B B', which would square the angles between the rows.
+    """
+
+    def __init__(self, rows: Tensor, mask: Tensor) -> None:
+        self.mask = mask
+        most = min(rows.shape)
+        if can_look_at_values():
+            most = min(most, int(mask.sum(-1).max()) if mask.numel() else 0)
+        self.index = mask.to(torch.int8).argsort(dim=-1, descending=True, stable=True)[..., :most]
+        self.used = mask.gather(-1, self.index)
+        self.B = self.take_rows(rows)
+        Q, R = torch.linalg.qr(self.B.mT)
+        self._Q = Q * self.used.unsqueeze(-2)
+        self._R = R + torch.diag_embed((~self.used).to(R)) * (1 - R.diagonal(dim1=-2, dim2=-1)).unsqueeze(-1)
+
+    def take(self, side: Tensor) -> Tensor:
+        """The entries (..., k) of the active rows."""
+        return side.expand(self.mask.shape).gather(-1, self.index) * self.used
+
+    def take_rows(self, rows: Tensor) -> Tensor:
+        return rows[self.index] * self.used.unsqueeze(-1)
+
+    def tangent(self, v: Tensor) -> Tensor:
+        """(I - B^+ B) v."""
+        for _ in range(2):
+            v = v - _product(self._Q, _adjoint(self._Q, v))
+        return v
+
+    def pseudo(self, f: Tensor) -> Tensor:
+        """B^+ f."""
+        return _product(self._Q, torch.linalg.solve_triangular(self._R.mT, f.unsqueeze(-1), upper=False).squeeze(-1))
+
+    def along(self, v: Tensor) -> Tensor:
+        """(B^+)' v, shape (..., k)."""
+        inner = _adjoint(self._Q, v).unsqueeze(-1)
+        return torch.linalg.solve_triangular(self._R, inner, upper=True).squeeze(-1) * self.used
+
+    def spread(self, entries: Tensor) -> Tensor:
+        """Entries (..., k) of the active rows in the places of all rows, zero elsewhere."""
+        index = self.index.expand(entries.shape)
+        empty = entries.new_zeros(*entries.shape[:-1], self.mask.shape[-1])
+        return empty.scatter(-1, index, entries * self.used)
+
+    def nearest(self, z: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+        """y = z - B^+ (Bz - c) and the multipliers m, z - y = B'm."""
+        y = z
+        for _ in range(3):  # the second and third rounds remove the rounding of the first
+            y = y - self.pseudo(_product(self.B, y) - c)
+        return y, self.along(z - y)
+
+    def newton(self, y: Tensor, multipliers: Tensor, off: Tensor, gap: Tensor) -> tuple[Tensor, Tensor]:
+        """One Newton step for z = y + B'm, c = By, with what is missing in the two equations."""
+        dy = self.tangent(off) + self.pseudo(gap)
+        return y + dy, multipliers + self.along(off - dy)
 
 
 class PolyhedronFace(Face):
@@ -143,39 +210,37 @@ class PolyhedronFace(Face):
 
     is_projector = True
 
-    def __init__(self, polyhedron: Polyhedron, z: Tensor, y: Tensor) -> None:
-        self._rows, self._side = (value.detach() for value in polyhedron.system())
-        self._mask = polyhedron._active(z, self._rows, self._side)
-        self._polyhedron, self._y = polyhedron, y.double()
-        self._held, gram = _gram(self._rows, self._mask)
-        self._inverse = torch.linalg.inv(gram)
-        self._multipliers = self._along(z.double() - self._y)
-        self.dimension = z.shape[-1] - self._mask.sum(-1)
+    def __init__(self, polyhedron: Polyhedron, held: HeldRows, z: Tensor, rows: Tensor, side: Tensor) -> None:
+        self._polyhedron, self._held, self._rows, self._side = polyhedron, held, rows, side
+        self._y, multipliers = held.nearest(z, held.take(side))
+        self._multipliers = held.spread(multipliers)
+        self.dimension = z.shape[-1] - held.mask.sum(-1)
 
     def _along(self, v: Tensor) -> Tensor:
         """(B^+)' v, zero in the idle rows."""
-        return (self._inverse @ (self._held @ v.unsqueeze(-1))).squeeze(-1)
+        return self._held.spread(self._held.along(v))
 
     def apply(self, v: Tensor) -> Tensor:
-        wide = v.double()
-        for _ in range(2):
-            wide = wide - (self._held.mT @ self._along(wide).unsqueeze(-1)).squeeze(-1)
-        return wide.to(v)
+        return self._held.tangent(v.double()).to(v)
 
     def basis(self) -> Tensor | None:
-        if self._mask.ndim > 1:
+        if self._held.mask.ndim > 1:
             return None
-        rows = self._held[self._mask]
-        return torch.linalg.qr(rows.mT, mode="complete")[0][:, len(rows) :]
+        return torch.linalg.qr(self._held.B.mT, mode="complete")[0][:, len(self._held.B) :]
 
     def margin(self) -> Tensor:
         """Distance to the z at which an idle row is touched or a multiplier vanishes."""
         slack = (self._side - self._y @ self._rows.mT).clamp_min(0)
         speed = torch.stack([self.apply(row.expand_as(self._y)).norm(dim=-1) for row in self._rows], -1)
-        touch = torch.where(~self._mask & (speed > 1e-9), slack / speed.clamp_min(1e-300), torch.inf)
-        vanish = self._multipliers.clamp_min(0) / self._inverse.diagonal(dim1=-2, dim2=-1).sqrt()
+        mask = self._held.mask
+        touch = torch.where(~mask & (speed > 1e-9), slack / speed.clamp_min(1e-300), torch.inf)
+        # The multiplier of a row changes by the length of its column of B^+ per unit of z.
+        columns = torch.stack(
+            [self._along(unit.expand_as(self._y)) for unit in torch.eye(self._y.shape[-1]).to(slack)], -1
+        )
+        vanish = self._multipliers.clamp_min(0) / columns.norm(dim=-1).clamp_min(1e-300)
         equation = torch.arange(len(self._rows), device=slack.device) < len(self._polyhedron.independent)
-        return torch.where(self._mask & ~equation, vanish, touch).amin(-1)
+        return torch.where(mask & ~equation, vanish, touch).amin(-1)
 
     def parameter_vjp(self, u: Tensor) -> dict[str, Tensor]:
         """For row g, side c, multiplier m and l = (B^+)'u: dc gives l and dg gives -m Hu - l y."""
@@ -199,10 +264,12 @@ class PolyhedronFace(Face):
         return products
 
 
-def _gram(rows: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """The rows in the mask (the others zero) and B B', with 1 on the diagonal of the others."""
-    held = rows * mask.unsqueeze(-1)
-    return held, held @ held.mT + torch.diag_embed((~mask).to(rows))
+def _product(matrix: Tensor, v: Tensor) -> Tensor:
+    return (matrix @ v.unsqueeze(-1)).squeeze(-1)
+
+
+def _adjoint(matrix: Tensor, v: Tensor) -> Tensor:
+    return (matrix.mT @ v.unsqueeze(-1)).squeeze(-1)
 
 
 def _checked_rows(

@@ -5,15 +5,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .base import ConvexSet, Face, in_float32, parameter, per_point, show
-from .spectral import Dilation, ShrinkFace, tracked, wide, without_rounding
+from .base import ConvexSet, Face, in_float32, parameter, per_point, show, tracked, widened
+from .spectral import Dilation, ShrinkFace, without_rounding
 
 
 class SpectralNormBall(ConvexSet):
     """{Y : largest singular value <= radius}; P(Z) = U min(diag(s), radius) V' with Z = U diag(s) V'.
 
     H D = D - S D with S the derivative of soft-thresholding at the radius (`spectral.ShrinkFace`). The
-    kinks are singular values equal to the radius; they count as inside.
+    kinks are singular values equal to the radius; they count as inside. bfloat16 is decomposed in float32 and
+    rounded once.
 
     Parameters
     ----------
@@ -33,30 +34,30 @@ class SpectralNormBall(ConvexSet):
     def __init__(self, radius: float | Tensor = 1.0) -> None:
         self.radius = parameter("radius", radius, low=0.0)
 
+    @in_float32
     def project(self, z: Tensor) -> Tensor:
         z = self.checked(z)
-        work = wide(z)
-        radius = per_point(self.radius, work, 2)
-        if tracked(z, self.radius):
-            return (work - Dilation(work).shrink(radius.detach(), radius)).to(z)
-        left, values, right = torch.linalg.svd(work, full_matrices=False)
+        radius = per_point(self.radius, z, 2)
+        if tracked(z, radius):
+            return z - Dilation(z).shrink(radius.detach(), radius)
+        left, values, right = torch.linalg.svd(z, full_matrices=False)
         clipped = (left * torch.minimum(values, radius.squeeze(-1)).unsqueeze(-2)) @ right
-        return torch.where(values[..., :1, None] > radius, clipped, work).to(z)
+        return torch.where(values[..., :1, None] > radius, clipped, z)
 
     @in_float32
     def jacobian(self, z: Tensor) -> Face:
-        z = wide(self.checked(z).detach())
+        z = self.checked(z).detach()
         left, values, right = torch.linalg.svd(z, full_matrices=False)
         shrunk = values - per_point(self.radius, z, 2).detach().squeeze(-1)
         return ClipFace(ShrinkFace(left, values, right, without_rounding(shrunk, values)), self.radius)
 
     def excess(self, y: Tensor) -> tuple[Tensor, float | Tensor, str]:
-        amount = torch.linalg.matrix_norm(wide(y.detach()), 2).to(y.dtype) - self.radius
+        amount = torch.linalg.matrix_norm(widened(y.detach()), 2).to(y.dtype) - self.radius
         return amount.clamp_min(0), self.radius, f"the spectral norm exceeds the radius {show(self.radius)}"
 
     @in_float32
     def margin(self, z: Tensor) -> Tensor:
-        z = wide(self.checked(z).detach())
+        z = self.checked(z).detach()
         return (torch.linalg.svdvals(z) - per_point(self.radius, z[..., 0]).detach()).abs().amin(-1)
 
     def __repr__(self) -> str:
@@ -68,7 +69,8 @@ class NuclearNormBall(ConvexSet):
 
     Inside (and on the boundary) H = I. Outside, with S the derivative of soft-thresholding at theta
     (`spectral.ShrinkFace`) and E = sum of u_i v_i' over the k singular values above theta,
-    H D = S D - <E, D> E/k. Singular values equal to theta count as below it.
+    H D = S D - <E, D> E/k. Singular values equal to theta count as below it. bfloat16 is decomposed in
+    float32 and rounded once.
 
     Parameters
     ----------
@@ -88,38 +90,38 @@ class NuclearNormBall(ConvexSet):
     def __init__(self, radius: float | Tensor = 1.0) -> None:
         self.radius = parameter("radius", radius, low=0.0)
 
+    @in_float32
     def project(self, z: Tensor) -> Tensor:
         z = self.checked(z)
-        work = wide(z)
-        radius = per_point(self.radius, work, 2)
-        if not tracked(z, self.radius):
-            left, values, right = torch.linalg.svd(work, full_matrices=False)
+        radius = per_point(self.radius, z, 2)
+        if not tracked(z, radius):
+            left, values, right = torch.linalg.svd(z, full_matrices=False)
             shrunk, outside = _threshold(values, radius.squeeze(-1))
             inner = (left * shrunk.clamp_min(0).unsqueeze(-2)) @ right
-            return torch.where(outside.unsqueeze(-1), inner, work).to(z)
-        dilation = Dilation(work)
+            return torch.where(outside.unsqueeze(-1), inner, z)
+        dilation = Dilation(z)
         shrunk, outside = _threshold(dilation.values, radius.detach().squeeze(-1))
         level = (dilation.values - shrunk)[..., :1, None]
         # The singular values above the level must add up to radius + k * level: this moves the level with Z.
         count = (shrunk > 0).sum(-1)[..., None, None].clamp_min(1)
         moved = level + (dilation.surplus(level) - radius) / count
-        return torch.where(outside.unsqueeze(-1), dilation.shrink(level, moved), work).to(z)
+        return torch.where(outside.unsqueeze(-1), dilation.shrink(level, moved), z)
 
     @in_float32
     def jacobian(self, z: Tensor) -> Face:
-        z = wide(self.checked(z).detach())
+        z = self.checked(z).detach()
         left, values, right = torch.linalg.svd(z, full_matrices=False)
         shrunk, outside = _threshold(values, per_point(self.radius, z, 2).detach().squeeze(-1))
         return NuclearFace(ShrinkFace(left, values, right, shrunk), outside, self.radius)
 
     def excess(self, y: Tensor) -> tuple[Tensor, float | Tensor, str]:
-        amount = torch.linalg.svdvals(wide(y.detach())).sum(-1).to(y.dtype) - self.radius
+        amount = torch.linalg.svdvals(widened(y.detach())).sum(-1).to(y.dtype) - self.radius
         return amount.clamp_min(0), self.radius, f"the nuclear norm exceeds the radius {show(self.radius)}"
 
     @in_float32
     def margin(self, z: Tensor) -> Tensor:
         """The distance to s_i = theta, with theta moving along, or to the sphere."""
-        z = wide(self.checked(z).detach())
+        z = self.checked(z).detach()
         values = torch.linalg.svdvals(z)
         radius = per_point(self.radius, z[..., 0]).detach()
         shrunk, outside = _threshold(values, radius)
@@ -140,13 +142,13 @@ class ClipFace(Face):
         self._shrink, self._radius = shrink, radius
 
     def apply(self, v: Tensor) -> Tensor:
-        return v - self._shrink.apply(v).to(v)
+        return (v - self._shrink.apply(v)).to(v)
 
     def parameter_vjp(self, u: Tensor) -> dict[str, Tensor]:
         """dP/dradius = E."""
         if not isinstance(self._radius, Tensor):
             return {}
-        return {"radius": (u * self._shrink.edge()).sum((-2, -1)).sum_to_size(self._radius.shape)}
+        return {"radius": (u * self._shrink.edge()).sum((-2, -1)).sum_to_size(self._radius.shape).to(self._radius)}
 
 
 class NuclearFace(Face):
@@ -159,13 +161,14 @@ class NuclearFace(Face):
 
     def apply(self, v: Tensor) -> Tensor:
         along = (self._edge * v).sum((-2, -1), keepdim=True) / self._count
-        return torch.where(self._outside, self._shrink.apply(v).to(v) - along * self._edge, v)
+        return torch.where(self._outside, self._shrink.apply(v) - along * self._edge, v).to(v)
 
     def parameter_vjp(self, u: Tensor) -> dict[str, Tensor]:
         """dP/dradius = E/k."""
         if not isinstance(self._radius, Tensor):
             return {}
-        return {"radius": (u * self._edge / self._count).sum((-2, -1)).sum_to_size(self._radius.shape)}
+        change = (u * self._edge / self._count).sum((-2, -1))
+        return {"radius": change.sum_to_size(self._radius.shape).to(self._radius)}
 
 
 def _threshold(values: Tensor, radius: Tensor) -> tuple[Tensor, Tensor]:

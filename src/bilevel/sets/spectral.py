@@ -3,15 +3,16 @@
 All come from one function, the positive part (A)_+ of a symmetric matrix. A rectangular Z is read off its
 dilation [[0, Z], [Z', 0]], whose eigenvalues are plus and minus the singular values of Z: soft-thresholding
 the singular values at theta >= 0 gives twice the upper right block of (dilation - theta I)_+.
+
+bfloat16 and float16 matrices are decomposed in float32, which LAPACK needs, and the answer is rounded once.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
-from .base import Face, can_look_at_values
+from .base import Face
 
 
 def positive_part(values: Tensor, change: Tensor | None) -> Tensor:
@@ -112,15 +113,6 @@ class Dilation:
         return trace[..., None, None]
 
 
-def tracked(*values: float | Tensor) -> bool:
-    """Whether a derivative with respect to one of the values may be asked for."""
-    tensors = [value for value in values if isinstance(value, Tensor)]
-    if not can_look_at_values():
-        return True
-    asked = torch.is_grad_enabled() and any(value.requires_grad for value in tensors)
-    return asked or any(forward_ad.unpack_dual(value).tangent is not None for value in tensors)
-
-
 def without_rounding(values: Tensor, spectrum: Tensor) -> Tensor:
     """`values`, those within rounding of their spectrum set to 0: the same choice at every kink."""
     size = 4 * spectrum.shape[-1] * torch.finfo(values.dtype).eps * spectrum.abs().amax(-1, keepdim=True)
@@ -129,8 +121,3 @@ def without_rounding(values: Tensor, spectrum: Tensor) -> Tensor:
 
 def symmetric(z: Tensor) -> Tensor:
     return (z + z.mT) / 2
-
-
-def wide(z: Tensor) -> Tensor:
-    """z in a dtype that decompositions take: float32 at least."""
-    return z.float() if z.dtype.itemsize < 4 else z

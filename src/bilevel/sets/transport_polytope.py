@@ -55,10 +55,11 @@ class TransportPolytope(ConvexSet):
         return self.row_sums.double().unsqueeze(-1), self.column_sums.double().unsqueeze(-2)
 
     def _wide(self, z: Tensor) -> Tensor:
+        """Z in float64, without a part a 1' + 1 b', which P ignores."""
         rows, columns = self.row_sums.shape[-1], self.column_sums.shape[-1]
         if self.checked(z).shape[-2:] != (rows, columns):
             raise InvalidInput(f"{type(self).__name__} takes {rows} x {columns} matrices, got shape {tuple(z.shape)}")
-        return z.double()
+        return _centred(z.double())
 
     def project(self, z: Tensor) -> Tensor:
         work = self._wide(z)
@@ -146,6 +147,14 @@ class TransportFace(Face):
         }
 
 
+def _centred(z: Tensor) -> Tensor:
+    """Z minus its row means and column means: what is left keeps its digits beside large potentials."""
+    for _ in range(2):  # the second round removes the rounding of large means
+        for dim in (-1, -2):
+            z = z - z.detach().mean(dim, keepdim=True)
+    return z
+
+
 def _laplacian(support: Tensor) -> Tensor:
     """[[diag(S 1), S], [S', diag(S'1)]] in float64."""
     S = support.double()
@@ -195,7 +204,7 @@ def transport_potentials(z: Tensor, rows: Tensor, columns: Tensor) -> tuple[Tens
         a, b = a + step[..., :m, :] * length, b + step[..., m:, :].mT * length
     left = float(slope(a, b).abs().max()) if z.numel() else 0.0
     if left > 1e-10:
-        raise NotConverged(f"projection on a transport polytope: the sums are off by {left:.2g} |z|")
+        raise NotConverged(f"projection on a transport polytope: the sums are off by {left:.2g} of the size of z")
     return (a + b) * unit, z - a - b > -1e-13
 
 

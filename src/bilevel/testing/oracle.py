@@ -20,6 +20,7 @@ RESIDUAL = 1e-9
 # (gap, regularisation of the linear systems, longest step, with refinement of the linear systems to 1e-15).
 _ATTEMPTS = (
     (1e-14, 1e-10, 0.99, True),
+    (1e-14, 1e-8, 0.5, False),  # short steps keep primal feasibility where many eigenvalues vanish at once
     (1e-14, 1e-8, 0.9, False),
     (1e-14, 1e-8, 0.99, True),
     (1e-15, 1e-12, 0.99, False),
@@ -73,7 +74,7 @@ class Oracle:
     def answers(self, z: Tensor) -> Iterator[tuple[Tensor, float]]:
         """Projections of one point, each with the error that its gap allows; large residuals are left out."""
         self._point.value = z.detach().double().numpy()
-        for shifted, settings in ((False, _ATTEMPTS), (True, _ATTEMPTS[:6])):
+        for shifted, settings in ((False, _ATTEMPTS), (True, _ATTEMPTS[:7])):
             problem = self._problem(shifted)
             data, chain, inverse = problem.get_problem_data(self._solver, solver_opts=_ACCEPT)
             for asked, regularisation, longest, refine in settings:
@@ -81,7 +82,7 @@ class Oracle:
                     "tol_gap_abs": asked,
                     "tol_gap_rel": asked,
                     "tol_feas": 1e-12,
-                    "max_iter": 100,
+                    "max_iter": 200,
                     "max_step_fraction": longest,
                     "static_regularization_constant": regularisation,
                     **(_REFINE if refine else {}),

@@ -1,0 +1,1 @@
+"""Programs for people: bilevel problems that come ready to use."""

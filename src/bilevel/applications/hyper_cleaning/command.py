@@ -1,0 +1,338 @@
+"""What `bilevel clean` and `bilevel predict` do: from files to files, with a summary on the screen.
+
+    clean      table with doubtful labels + trusted rows  ->  weights.csv, model.safetensors, report.html
+    predict    model.safetensors + table                  ->  predictions.csv
+
+Everything that could be wrong with the files is found before the long work, and all outputs appear together.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import platform
+import shlex
+import sys
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from copy import copy
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from ...errors import InvalidInput, MissingExtra
+from ...files import write_together
+from .estimator import HyperCleaner
+from .model_file import SavedCleaner, cleaner_writer, load_cleaner
+from .preparation import Data, Request, Rows, check_output, check_request, prepare
+from .report import render_report
+from .result import ROW_COLUMNS, Accuracy, CleaningResult, Measurement, quality_text
+from .tables import Table, check_columns, listed, number_column, read_table, table_writer
+
+try:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table as Grid
+    from rich.text import Text
+    from sklearn.linear_model import LogisticRegression
+except ImportError:
+    raise MissingExtra("bilevel clean", "apps") from None
+
+FINISHED, INTERRUPTED = 0, 130
+"""Exit codes."""
+SHOWN = 10
+"""Suspicious rows on the screen."""
+
+
+# --- bilevel clean ----------------------------------------------------------------------------------------------------
+
+
+def clean(request: Request) -> int:
+    """Clean a table, write what was asked for and show a summary; returns the exit code."""
+    check_request(request)
+    data = prepare(request)
+    fitted = train(request, data)
+    result = collect(request, data, fitted)
+    write_outputs(request, data, fitted, result)
+    show(request, result)
+    return INTERRUPTED if result.status == "interrupted" else FINISHED
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A cleaner, how long its training took, and what it warned of."""
+
+    cleaner: HyperCleaner
+    seconds: float
+    warnings: tuple[str, ...]
+
+    @property
+    def status(self) -> str:
+        """For people: finished, interrupted, or what went wrong."""
+        return self.cleaner.status_
+
+
+def train(request: Request, data: Data) -> Fitted:
+    """Fit the cleaner, with a progress bar on standard error."""
+    cleaner = HyperCleaner(
+        noise=request.noise, radius=request.radius, solver=request.solver, steps=request.steps,
+        random_state=request.seed, verbose=True,
+    )  # fmt: skip
+    began = time.perf_counter()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        cleaner.fit(
+            data.noisy.features, data.noisy.labels, X_trusted=data.trusted.features, y_trusted=data.trusted.labels
+        )
+    texts = tuple(dict.fromkeys(str(warning.message) for warning in caught))
+    return Fitted(cleaner, time.perf_counter() - began, texts)
+
+
+def measure(cleaner: Any, data: Data) -> Measurement | None:
+    """The cleaned model next to logistic regression on various rows, on rows that trained none of them."""
+    if data.measured is None:
+        return None
+
+    def accuracy(name: str, model: Any, rows: Rows) -> Accuracy:
+        return Accuracy(name, int((model.predict(rows.features) == rows.labels).sum()), len(rows))
+
+    plain = LogisticRegression(C=0.1, max_iter=200)
+    everything = joined(data.noisy, data.trusted)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # 200 iterations are plenty for a comparison
+        models = {
+            "all rows as they are": copy(plain).fit(everything.features, everything.labels),
+            "trusted rows only": copy(plain).fit(data.trusted.features, data.trusted.labels),
+            "rows that are kept": cleaner.refit(plain),
+            "cleaned": cleaner,
+        }
+    before, *others, after = (accuracy(name, model, data.measured) for name, model in models.items())
+    return Measurement(data.where, before, tuple(others), after)
+
+
+def joined(first: Rows, second: Rows) -> Rows:
+    """The rows of both."""
+    from scipy import sparse
+
+    stack: Any = sparse.vstack if sparse.issparse(first.features) else np.vstack
+    features = stack([first.features, second.features])
+    return Rows(
+        features.tocsr() if sparse.issparse(features) else features, np.concatenate([first.labels, second.labels])
+    )
+
+
+def rows_frame(cleaner: Any, data: Data) -> pd.DataFrame:
+    """One row for each row of the table, in its order. Trusted rows count fully and are never suspected."""
+    size = len(data.given)
+    frame = pd.DataFrame({"row": np.arange(1, size + 1), "given_label": data.given}, columns=list(ROW_COLUMNS))
+    issues = cleaner.label_issues()
+    doubtful = frame.index[~data.marked]
+    for name in ("predicted_label", "label_quality", "is_label_issue"):
+        frame[name] = pd.Series(np.asarray(issues[name]), index=doubtful)
+    frame["weight"] = pd.Series(np.asarray(cleaner.sample_weight_, dtype=float), index=doubtful)
+    if data.marked.any():
+        marked = frame.index[data.marked]
+        features = data.encoder.transform(data.table.rows(data.marked), of=data.table.name)
+        chances = cleaner.predict_proba(features)
+        given = np.searchsorted(cleaner.classes_, data.given[data.marked])
+        frame.loc[marked, "predicted_label"] = cleaner.predict(features)
+        frame.loc[marked, "label_quality"] = chances[np.arange(len(given)), given]
+        frame.loc[marked, "is_label_issue"] = False
+        frame.loc[marked, "weight"] = 1.0
+    return frame.astype({"is_label_issue": bool, "label_quality": float, "weight": float})
+
+
+def collect(request: Request, data: Data, fitted: Fitted) -> CleaningResult:
+    """All that is shown, as plain data."""
+    cleaner, status = fitted.cleaner, fitted.status
+    try:
+        measurement, unmeasured = measure(cleaner, data), data.where
+    except KeyboardInterrupt:
+        measurement, unmeasured, status = None, "interrupted", "interrupted"
+    return CleaningResult(
+        table=request.table.name,
+        rows=rows_frame(cleaner, data),
+        trusted=data.marked,
+        trusted_rows=data.trusted_rows,
+        trusted_from=request.trusted_from,
+        classes=list(cleaner.classes_),
+        measurement=measurement,
+        unmeasured=unmeasured,
+        noise=cleaner.noise_,
+        selection=cleaner.selection_,
+        radius=cleaner.radius_,
+        transition=cleaner.transition_,
+        history=cleaner.history_,
+        status=status,
+        seconds=fitted.seconds,
+        features=data.table.frame,
+        pixels=data.pixels,
+        command=shlex.join(["bilevel", *request.arguments]),
+        versions=versions(),
+        date=datetime.now().astimezone(),
+        settings={"solver": request.solver, "steps": cleaner.n_iter_, "seed": request.seed},
+        notes=(*data.notes, *fitted.warnings),
+    )
+
+
+def versions() -> dict[str, str]:
+    """Of what computed this."""
+    packages = ("bilevel", "torch", "scikit-learn", "pandas", "numpy")
+    return {name: importlib.metadata.version(name) for name in packages} | {"Python": platform.python_version()}
+
+
+def write_outputs(request: Request, data: Data, fitted: Fitted, result: CleaningResult) -> None:
+    """All files that were asked for, together."""
+    writers: dict[Path, Any] = {}
+    if request.out is not None:
+        writers[request.out] = table_writer(result.rows, request.out)
+    if request.model is not None:
+        writers[request.model] = cleaner_writer(fitted.cleaner, data.encoder, request.label)
+    if request.report is not None:
+        page = render_report(result)
+        writers[request.report] = lambda temporary: temporary.write_text(page, encoding="utf-8")
+    write_files(writers, force=request.force)
+
+
+def write_files(writers: Mapping[Path, Callable[[Path], Any]], *, force: bool) -> None:
+    """All of them or none; a full disk is a message, not a traceback."""
+    try:
+        write_together(writers, overwrite=force)
+    except InvalidInput:
+        raise
+    except OSError as error:
+        raise InvalidInput(f"nothing was written, since writing failed ({error.strerror or error})") from None
+
+
+# --- the screen -------------------------------------------------------------------------------------------------------
+
+
+def show(request: Request, result: CleaningResult) -> None:
+    """A summary on standard output, or one JSON document; notes on standard error."""
+    for note in result.notes:
+        print_note(note)
+    if result.status == "interrupted":
+        print_note("stopped by Ctrl-C: what was found until then is kept, marked as interrupted")
+    elif result.status != "finished":
+        print_note(f"training did not end as planned: {result.status}")
+    if request.json:
+        outputs = {option.lstrip("-"): str(path) for option, path in request.outputs.items()}
+        document = {**result.to_json(), "outputs": outputs}
+        sys.stdout.write(json.dumps(document, indent=2, allow_nan=False) + "\n")
+        return
+    console = Console(highlight=False)
+    console.print(summary(result))
+    console.print(suspicious_rows(result))
+    for option, path in request.outputs.items():
+        console.print(Text(f"{option.lstrip('-'):>7}: ", style="dim") + Text(str(path), style="bold"), soft_wrap=True)
+    if not request.outputs:
+        console.print("Nothing was written: --out, --model and --report name files to make.", style="dim")
+
+
+def print_note(text: str) -> None:
+    """A line on standard error."""
+    sys.stderr.write(f"bilevel: {text}\n")
+
+
+def summary(result: CleaningResult) -> Grid:
+    """What was found, a rich table."""
+    grid = Grid(box=box.SIMPLE, show_header=False, title=Text(f"Which labels of {result.table} are wrong?", "bold"))
+    grid.title_justify = "left"
+    grid.add_column(style="dim")
+    grid.add_column(overflow="fold")
+    share = result.issues / len(result.rows)
+    grid.add_row("suspected labels", Text(f"{result.issues:,} of {len(result.rows):,} rows ({share:.1%})", "bold"))
+    grid.add_row("trusted rows", printable(f"{result.trusted_rows:,} from {result.trusted_from}"))
+    if result.measurement is None:
+        grid.add_row("accuracy", printable(f"not measured: {result.unmeasured}"))
+    else:
+        for entry in result.measurement.models:
+            style = "bold green" if entry is result.measurement.after and result.measurement.gain > 0 else ""
+            text = f"{entry.share:.1%} ± {entry.standard_error:.1%}"
+            grid.add_row(f"accuracy, {entry.model}", Text(text, style))
+        grid.add_row("", printable(f"on {result.measurement.where}, whose labels are assumed right", "dim"))
+    grid.add_row("noise model", printable(result.noise))
+    grid.add_row("training", printable(f"{result.seconds:.1f} s, {result.status}"))
+    return grid
+
+
+def suspicious_rows(result: CleaningResult) -> Grid:
+    """The first few rows a person should look at, a rich table."""
+    grid = Grid(box=box.SIMPLE_HEAD, title=Text("Most suspicious rows", "bold"), title_justify="left")
+    grid.add_column("row", justify="right")
+    grid.add_column("given label", overflow="fold")
+    grid.add_column("the model sees", overflow="fold")
+    grid.add_column("quality", justify="right")
+    for row in result.suspects(SHOWN).to_dict("records"):
+        labels = (printable(str(row["given_label"])), printable(str(row["predicted_label"])))
+        grid.add_row(str(row["row"]), *labels, quality_text(row["label_quality"]))
+    return grid
+
+
+def printable(text: str, style: str = "") -> Text:
+    """Text of the user for a terminal: no markup, and no control characters.
+
+    Examples
+    --------
+    >>> printable("[red]a\\x1b[2Jb").plain
+    '[red]a\\\\x1b[2Jb'
+    """
+    return Text("".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in text), style)
+
+
+# --- bilevel predict --------------------------------------------------------------------------------------------------
+
+
+def predict(
+    model: Path, table: Path, *, out: Path | None = None, allow_unknown: bool = False, force: bool = False
+) -> int:
+    """The labels that a saved cleaner predicts for the rows of a table, with the probability of each label."""
+    if out is not None:
+        if out.resolve() in (model.resolve(), table.resolve()):
+            raise InvalidInput(f"--out {out} would replace a file that is read: choose another name")
+        check_output("--out", out, force=force)
+    saved = load_cleaner(model)
+    texts = saved.encoder.categories if saved.encoder is not None else ()
+    rows = read_table(table, texts=texts)
+    features = features_of(saved, rows, model.name, allow_unknown=allow_unknown)
+    frame = predictions(saved.cleaner, features)
+    if out is None:
+        table_writer(frame, Path("-.csv"))(sys.stdout)  # type: ignore[arg-type]
+        return FINISHED
+    write_files({out: table_writer(frame, out)}, force=force)
+    print_note(f"{len(frame):,} predictions are in {out}")
+    return FINISHED
+
+
+def features_of(saved: SavedCleaner, rows: Table, model: str, *, allow_unknown: bool) -> Any:
+    """The rows as the model takes them."""
+    if saved.encoder is not None:
+        known = saved.encoder.columns
+        extra = [name for name in check_columns(rows, known, model) if name != saved.label]
+        if extra:
+            print_note(f"{rows.name} has columns that {model} does not use, which are ignored: {listed(extra)}")
+        return saved.encoder.transform(rows, of=model, allow_unknown=allow_unknown)
+    cleaner: Any = saved.cleaner
+    named = hasattr(cleaner, "feature_names_in_")
+    names = list(cleaner.feature_names_in_) if named else rows.columns
+    size = cleaner.n_features_in_
+    if len(names) != size:
+        raise InvalidInput(f"{model} takes {size} columns of numbers, and {rows.name} has {len(names)}")
+    check_columns(rows, names, model)
+    frame = pd.DataFrame({name: number_column(rows, name) for name in names})
+    return frame if named else frame.to_numpy()
+
+
+def predictions(cleaner: Any, features: Any) -> pd.DataFrame:
+    """One row per row: its number, the predicted label and the probability of each label."""
+    chances: Mapping[str, Any] = {
+        f"probability_{label}": column
+        for label, column in zip(cleaner.classes_, cleaner.predict_proba(features).T, strict=True)
+    }
+    labels = cleaner.predict(features)
+    return pd.DataFrame({"row": np.arange(1, len(labels) + 1), "predicted_label": labels, **chances})

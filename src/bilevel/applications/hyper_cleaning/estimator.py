@@ -1,0 +1,446 @@
+"""HyperCleaner: find wrong labels, and a model that is not fooled by them, with the contract of scikit-learn."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from numbers import Integral, Real
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from sklearn.base import BaseEstimator, ClassifierMixin, clone
+from sklearn.utils import check_random_state
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import _num_samples, check_is_fitted, validate_data
+
+from ... import solvers
+from ...errors import InvalidInput, InvalidType
+from ...sets.base import ConvexSet
+from ...solvers import Solver
+from .design import Design
+from .losses import Loss, loss_of
+from .noise import BY_NAME, NoiseModel
+from .training import Cleaned, Moment, Rows, Settings, name_of, train
+
+SOLVERS: dict[str, str] = {
+    "dmlcbo": "DMLCBO", "approx": "Approx", "implicit": "Implicit", "vpbgd": "VPBGD", "rmd-pcd": "RMDPCD",
+    "projected-soba": "ProjectedSOBA",
+}  # fmt: skip
+"""Solvers by the names that `HyperCleaner` and the command line know."""
+
+
+class TrustWarning(UserWarning):
+    """No rows were said to be trusted, so some were taken on trust."""
+
+
+class HyperCleaner(ClassifierMixin, BaseEstimator):
+    """A linear classifier that learns from a few trusted rows which of the other labels to believe.
+
+    Parameters
+    ----------
+    noise
+        What is learned about the labels: "rows", a weight per row (the paper's); "class-pairs", how much each given
+        label stands for each class; "transition", how often each class is given each label (the model is then
+        trained through this matrix; not convex, see `Transition`); "auto" tries all and keeps what does best on
+        trusted rows held out.
+    loss
+        "logistic" (two classes), "softmax", "squared", "smoothed hinge", or "auto": logistic or softmax.
+    radius
+        Of the l1 ball that the weights of each class lie in; "auto" learns it by gradient on the trusted rows.
+    constraint
+        Another convex set of `bilevel.sets` for the coefficients, instead of the ball.
+    ridge
+        c of c |coef|^2, beside the mean loss.
+    fit_intercept
+        Whether there is an intercept; it lies outside of the set.
+    solver
+        "auto", the name of a solver ("dmlcbo", "approx", "implicit", "vpbgd", "rmd-pcd", "projected-soba") or an
+        object such as `bilevel.DMLCBO(upper_step=0.5)`.
+    steps
+        Upper-level steps per noise model; default 20, and 10 for "class-pairs".
+    trusted_fraction
+        Without trusted rows, this share of the rows is taken on trust, with a warning.
+    batch_size
+        Noisy rows per step, for tables that do not fit into memory; default all of them.
+    random_state
+        Which rows are held out, and the seed of the solver.
+    verbose
+        Show progress and the time left.
+    callback
+        A function of a `Moment` (stage, done, total, loss), called after each step.
+
+    Attributes
+    ----------
+    coef_, intercept_
+        The cleaned model, as of a scikit-learn linear classifier.
+    classes_
+        The labels.
+    sample_weight_
+        How far each row is believed, from 0 to 1: its learned weight, or the probability that its label is right.
+        Trusted rows have 1.
+    noise_, selection_
+        The noise model used, and the loss of each one tried on trusted rows held out.
+    transition_
+        For noise "transition", row j says which labels rows of class j were given; for "class-pairs", row b says
+        which classes the label b stands for; otherwise None.
+    radius_
+        The radius of the ball; None with another set.
+    trusted_
+        Which rows of X were trusted.
+    history_
+        One dictionary per step: noise, step, seconds, held_out_loss, and radius if it is learned.
+    n_iter_, status_
+        Steps until the x that was kept; "finished" or "interrupted".
+
+    Examples
+    --------
+    >>> from sklearn.datasets import make_classification
+    >>> X, y = make_classification(400, class_sep=2.0, random_state=0)
+    >>> trusted = np.arange(400) < 40
+    >>> given = np.where(~trusted & (np.arange(400) % 4 == 0), 1 - y, y)  # a quarter of the labels is wrong
+    >>> cleaner = HyperCleaner(random_state=0).fit(X, given, trusted=trusted)
+    >>> issues = cleaner.label_issues()["is_label_issue"]
+    >>> bool((issues == (given != y)).mean() > 0.9)
+    True
+    """
+
+    def __init__(
+        self,
+        *,
+        noise: str | NoiseModel = "auto",
+        loss: str | Loss = "auto",
+        radius: float | Literal["auto"] = "auto",
+        constraint: ConvexSet | None = None,
+        ridge: float = 1e-3,
+        fit_intercept: bool = True,
+        solver: str | Solver = "auto",
+        steps: int | None = None,
+        trusted_fraction: float = 0.1,
+        batch_size: int | None = None,
+        random_state: Any = None,
+        verbose: bool = False,
+        callback: Callable[[Moment], None] | None = None,
+    ) -> None:
+        self.noise = noise
+        self.loss = loss
+        self.radius = radius
+        self.constraint = constraint
+        self.ridge = ridge
+        self.fit_intercept = fit_intercept
+        self.solver = solver
+        self.steps = steps
+        self.trusted_fraction = trusted_fraction
+        self.batch_size = batch_size
+        self.random_state = random_state
+        self.verbose = verbose
+        self.callback = callback
+
+    # --- fitting --------------------------------------------------------------------------------------------------
+
+    def fit(self, X: Any, y: Any, trusted: Any = None, *, X_trusted: Any = None, y_trusted: Any = None) -> HyperCleaner:
+        """Learn from all rows, some of which are trusted.
+
+        Parameters
+        ----------
+        X, y
+            The rows, dense (also memory-mapped) or SciPy sparse, and their labels.
+        trusted
+            One truth value per row of X: whether its label is known to be right.
+        X_trusted, y_trusted
+            Trusted rows beside X, as a convenience. Inside a Pipeline give `trusted` instead, or let the pipeline
+            transform them with `Pipeline(..., transform_input=["X_trusted"])`.
+        """
+        index = getattr(X, "index", None)
+        original = X, y, X_trusted, y_trusted
+        X, y = self._checked(X, y, reset=True)
+        check_classification_targets(y)
+        seed = int(check_random_state(self.random_state).randint(2**31))
+        mask = self._mask(trusted, X_trusted, y_trusted, y, seed)
+        if X_trusted is not None:
+            X_trusted, y_trusted = self._checked(X_trusted, y_trusted, reset=False, names=("X_trusted", "y_trusted"))
+        self.classes_ = _classes(y, mask, y_trusted)
+        settings = self._settings(seed)
+        noisy, known = self._rows(X, y, mask, X_trusted, y_trusted)
+        with _progress(self.verbose, self.callback) as show:
+            cleaned = train(noisy, known, settings, show)
+        self._keep(cleaned, mask)
+        self._fitted_on = (*original, index)
+        self._describe(X, y)
+        return self
+
+    def _checked(self, X: Any, y: Any, *, reset: bool, names: tuple[str, str] = ("X", "y")) -> tuple[Any, np.ndarray]:
+        columns = getattr(X, "columns", None)
+        X, y = validate_data(
+            self, X, y, reset=reset, accept_sparse="csr", dtype=[np.float64, np.float32], ensure_all_finite=False,
+            y_numeric=False, ensure_min_samples=2 if reset else 1,
+        )  # fmt: skip
+        _refuse_gaps(X, names[0], columns)
+        _refuse_missing_labels(y, names[1])
+        return X, y
+
+    def _mask(self, trusted: Any, X_trusted: Any, y_trusted: Any, y: np.ndarray, seed: int) -> np.ndarray:
+        """Which rows of X are trusted."""
+        count = len(y)
+        if (X_trusted is None) != (y_trusted is None):
+            raise InvalidInput("X_trusted and y_trusted go together: give both or neither")
+        if trusted is None:
+            return np.zeros(count, bool) if X_trusted is not None else self._taken_on_trust(y, seed)
+        mask = np.asarray(trusted)
+        if mask.shape != (count,):
+            raise InvalidInput(f"trusted must have one truth value per row, shape ({count},), got shape {mask.shape}")
+        if mask.dtype != bool:
+            if not set(np.unique(mask).tolist()) <= {0, 1}:
+                raise InvalidInput(
+                    "trusted must hold truth values, one per row: True where the label is known to be right"
+                )
+            mask = mask.astype(bool)
+        if not mask.any() and X_trusted is None:
+            raise InvalidInput("trusted marks no row: at least one label must be known to be right")
+        if mask.all():
+            raise InvalidInput("trusted marks every row: there is nothing to clean")
+        return mask
+
+    def _taken_on_trust(self, y: np.ndarray, seed: int) -> np.ndarray:
+        share = self.trusted_fraction
+        if isinstance(share, bool) or not isinstance(share, Real) or not 0 < share < 1:
+            raise InvalidInput(f"trusted_fraction must lie strictly between 0 and 1, got {share!r}")
+        warnings.warn(
+            f"no trusted rows were given, so {share:.0%} of the rows are held out and their labels are ASSUMED TO BE "
+            "RIGHT; give fit(X, y, trusted=mask) to say which labels are known",
+            TrustWarning,
+            stacklevel=3,
+        )
+        labels = np.unique(y, return_inverse=True)[1]
+        order = np.random.default_rng(seed).permutation(len(y))
+        order = order[np.argsort(labels[order], kind="stable")]  # every class in its share
+        mask = np.zeros(len(y), bool)
+        mask[order[np.arange(round(share * len(y)) or 1) * len(y) // (round(share * len(y)) or 1)]] = True
+        return mask
+
+    def _settings(self, seed: int) -> Settings:
+        count = len(self.classes_)
+        loss = loss_of(("logistic" if count == 2 else "softmax") if self.loss == "auto" else self.loss)
+        if isinstance(self.noise, str) and self.noise not in ("auto", *BY_NAME):
+            raise InvalidInput(f'noise must be "auto" or one of {sorted(BY_NAME)}, got {self.noise!r}')
+        if isinstance(self.noise, NoiseModel):
+            name_of(self.noise)
+        elif not isinstance(self.noise, str):
+            raise InvalidType(f'noise must be "auto", one of {sorted(BY_NAME)} or a noise model, got {self.noise!r}')
+        if self.steps is not None and (not isinstance(self.steps, Integral) or self.steps < 1):
+            raise InvalidInput(f"steps must be an integer of at least 1, got {self.steps!r}")
+        return Settings(
+            classes=count, noise=self.noise, loss=loss, radius=self.radius, constraint=self.constraint,
+            ridge=self.ridge, intercept=self.fit_intercept, solver=solver_of(self.solver),
+            steps=None if self.steps is None else int(self.steps), batch_size=self.batch_size, seed=seed,
+        )  # fmt: skip
+
+    def _rows(self, X: Any, y: np.ndarray, mask: np.ndarray, X_trusted: Any, y_trusted: Any) -> tuple[Rows, Rows]:
+        """The noisy and the trusted rows, with labels numbered from 0."""
+        dtype = torch.float32 if X.dtype == np.float32 else torch.float64
+
+        def rows(features: Any, labels: np.ndarray) -> Rows:
+            number = torch.from_numpy(np.searchsorted(self.classes_, labels))
+            return Rows(Design.of(features, dtype=dtype), number)
+
+        noisy = rows(X, y) if not mask.any() else rows(X[~mask], y[~mask])
+        known = [rows(X[mask], y[mask])] if mask.any() else []
+        if X_trusted is not None:
+            known.append(rows(X_trusted, y_trusted))
+        return noisy, known[0] if len(known) == 1 else _stacked(known)
+
+    def _keep(self, cleaned: Cleaned, mask: np.ndarray) -> None:
+        self.coef_ = cleaned.model["weight"].numpy()
+        bias = cleaned.model.get("bias")
+        self.intercept_ = np.zeros(len(self.coef_), self.coef_.dtype) if bias is None else bias.numpy()
+        self.sample_weight_ = np.ones(len(mask), self.coef_.dtype)
+        self.sample_weight_[~mask] = cleaned.weights.numpy()
+        self.trusted_ = mask
+        self.noise_, self.radius_, self.selection_ = cleaned.noise, cleaned.radius, cleaned.selection
+        self.transition_ = None if cleaned.matrix is None else cleaned.matrix.numpy()
+        self.history_, self.n_iter_, self.status_ = cleaned.history, cleaned.steps, cleaned.status
+
+    # --- what it says ---------------------------------------------------------------------------------------------
+
+    def decision_function(self, X: Any) -> np.ndarray:
+        """The scores: (n,) for two classes, (n, classes) for more."""
+        scores = self._scores(X)
+        return scores[:, 0] if scores.shape[1] == 1 else scores
+
+    def predict(self, X: Any) -> np.ndarray:
+        """The label of each row."""
+        scores = self._scores(X)
+        return self.classes_[_best(scores)]
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """The probability of each class, shape (n, classes)."""
+        return self._probabilities(self._scores(X))
+
+    def label_issues(self) -> Any:
+        """One line for each row of X: is_label_issue, label_quality, given_label, predicted_label.
+
+        The quality of a label is the probability that the cleaned model gives it. A label is an issue when that is
+        less than half the probability of the best label. Trusted rows are never issues.
+
+        Returns
+        -------
+        A pandas DataFrame with the index of X.
+        """
+        check_is_fitted(self)
+        if not hasattr(self, "_issues"):
+            raise InvalidInput("this cleaner was loaded from a file, which holds no rows: fit it to list label issues")
+        import pandas as pd
+
+        return pd.DataFrame(self._issues, index=self._index)
+
+    def refit(self, estimator: Any, X: Any = None, y: Any = None) -> Any:
+        """Train a copy of any scikit-learn classifier on the rows whose label is believed, and on the trusted ones.
+
+        Parameters
+        ----------
+        estimator
+            Any classifier; it is cloned, then fitted.
+        X, y
+            The rows that were given to `fit`; needed only when the cleaner was pickled or loaded, for then it has
+            left them behind.
+        """
+        check_is_fitted(self)
+        if X is None or y is None:
+            if not hasattr(self, "_fitted_on"):
+                raise InvalidInput(
+                    "this cleaner has left its rows behind: call refit(estimator, X, y) with those of fit"
+                )
+            X, y = self._fitted_on[:2]
+        extra_X, extra_y = self._fitted_on[2:4] if hasattr(self, "_fitted_on") else (None, None)
+        kept = np.flatnonzero(~self._issues["is_label_issue"])
+        if _num_samples(X) != len(self.trusted_):
+            raise InvalidInput(f"X has {_num_samples(X)} rows, but the cleaner was fitted to {len(self.trusted_)}")
+        features, labels = _take(X, kept), np.asarray(y)[kept]
+        if extra_X is not None:
+            features, labels = _joined(features, extra_X), np.concatenate([labels, np.asarray(extra_y)])
+        return clone(estimator).fit(features, labels)
+
+    def _describe(self, X: Any, y: np.ndarray) -> None:
+        """What `label_issues` says of the rows of X."""
+        scores = self._raw_scores(X)
+        chances = self._probabilities(scores)
+        given = np.searchsorted(self.classes_, y)
+        quality = chances[np.arange(len(y)), given]
+        self._index = self._fitted_on[4]
+        self._issues = {
+            "is_label_issue": (quality < 0.5 * chances.max(1)) & ~self.trusted_,
+            "label_quality": quality,
+            "given_label": self.classes_[given],
+            "predicted_label": self.classes_[_best(scores)],
+        }
+
+    def _scores(self, X: Any) -> np.ndarray:
+        check_is_fitted(self)
+        columns = getattr(X, "columns", None)
+        X = validate_data(
+            self, X, reset=False, accept_sparse="csr", dtype=[np.float64, np.float32], ensure_all_finite=False
+        )
+        _refuse_gaps(X, "X", columns)
+        return self._raw_scores(X)
+
+    def _raw_scores(self, X: Any) -> np.ndarray:
+        return np.asarray(X @ self.coef_.T) + self.intercept_
+
+    def _probabilities(self, scores: np.ndarray) -> np.ndarray:
+        count = len(self.classes_)
+        loss = loss_of(("logistic" if count == 2 else "softmax") if self.loss == "auto" else self.loss)
+        return loss.probabilities(torch.from_numpy(np.ascontiguousarray(scores))).numpy()
+
+    def __getstate__(self) -> dict[str, Any]:
+        state: dict[str, Any] = dict(super().__getstate__())  # type: ignore[arg-type]
+        state.pop("_fitted_on", None)  # rows do not belong into a model
+        return state
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        return tags
+
+
+def solver_of(solver: str | Solver) -> Solver | None:
+    """The solver itself, also by its name; None for "auto"."""
+    if isinstance(solver, str):
+        if solver == "auto":
+            return None
+        if solver not in SOLVERS:
+            raise InvalidInput(f'solver must be "auto", one of {sorted(SOLVERS)} or a solver object, got {solver!r}')
+        return getattr(solvers, SOLVERS[solver])()
+    if isinstance(solver, type) or not (hasattr(solver, "init") and hasattr(solver, "step")):
+        raise InvalidType(f'solver must be "auto", one of {sorted(SOLVERS)} or a solver object, got {solver!r}')
+    return solver
+
+
+def _classes(y: np.ndarray, mask: np.ndarray, y_trusted: Any) -> np.ndarray:
+    """The labels of the noisy rows, which must hold all those of the trusted ones."""
+    classes = np.unique(y)
+    if len(classes) < 2:
+        raise InvalidInput(
+            f"Classifier can't train when only one class is present: every label is {classes.tolist()[0]!r}"
+        )
+    known = y[mask] if y_trusted is None else np.concatenate([y[mask], y_trusted]) if mask.any() else y_trusted
+    unseen = [label for label in np.unique(known).tolist() if label not in set(classes.tolist())]
+    if unseen:
+        raise InvalidInput(f"trusted rows have labels that no row of X has: {unseen[:5]}; are they spelled alike?")
+    return classes
+
+
+def _refuse_gaps(X: Any, name: str, columns: Any) -> None:
+    """Missing and infinite values, with the cell named."""
+    values = X.data if hasattr(X, "tocsr") else X
+    if np.isfinite(values.sum(dtype=np.float64)) and np.isfinite(values).all():
+        return
+    if hasattr(X, "tocsr"):
+        entry = int(np.flatnonzero(~np.isfinite(values))[0])
+        row, column = int(np.searchsorted(X.indptr, entry, side="right")) - 1, int(X.indices[entry])
+        value = values[entry]
+    else:
+        row, column = (int(i) for i in np.argwhere(~np.isfinite(values))[0])
+        value = X[row, column]
+    where = f"column {columns[column]!r}" if columns is not None else f"column {column}"
+    kind = "NaN, a missing value" if np.isnan(value) else "inf, an infinite value"
+    raise InvalidInput(
+        f"Input {name} contains {kind}: row {row}, {where}. Fill it in (sklearn.impute.SimpleImputer) or drop the row"
+    )
+
+
+def _refuse_missing_labels(y: np.ndarray, name: str) -> None:
+    missing = np.array([label is None or label != label for label in y.tolist()]) if y.dtype.kind in "Of" else None
+    if missing is not None and missing.any():
+        raise InvalidInput(f"Input {name} contains NaN, a missing label: row {int(np.flatnonzero(missing)[0])}")
+
+
+def _best(scores: np.ndarray) -> np.ndarray:
+    return (scores[:, 0] > 0).astype(int) if scores.shape[1] == 1 else scores.argmax(1)
+
+
+def _take(X: Any, index: np.ndarray) -> Any:
+    return X.iloc[index] if hasattr(X, "iloc") else (X if hasattr(X, "shape") else np.asarray(X))[index]
+
+
+def _joined(first: Any, second: Any) -> Any:
+    if hasattr(first, "iloc"):
+        import pandas as pd
+
+        return pd.concat([first, second])
+    if hasattr(first, "tocsr"):
+        from scipy import sparse
+
+        return sparse.vstack([first, second]).tocsr()
+    return np.concatenate([first, np.asarray(second)])
+
+
+def _stacked(parts: list[Rows]) -> Rows:
+    """Trusted rows from two sources; they are few."""
+    eye = [part.design.matmul(torch.eye(part.design.shape[1], dtype=part.design.dtype)) for part in parts]
+    return Rows(Design.of(torch.cat(eye)), torch.cat([part.labels for part in parts]))
+
+
+def _progress(verbose: bool, callback: Callable[[Moment], None] | None) -> Any:
+    from .progress import shown
+
+    return shown(verbose, callback)

@@ -1,0 +1,195 @@
+"""A fitted cleaner in one file: coefficients as tensors, everything else as JSON; nothing is pickled.
+
+The file is a safetensors file with a checksum (see `bilevel.files`). It holds what prediction needs, down to the bit:
+coefficients, class labels with their type, names of the features and, when rows come from a table, the categories and
+the scaling of its columns; and what describes the fit: settings, weights of the rows, versions.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import math
+import platform
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...errors import InvalidInput
+from ...files import document_writer, load_document, write_atomically
+from .encoder import Encoder
+from .estimator import HyperCleaner
+from .losses import BY_NAME, Loss
+
+FORMAT, VERSION = "bilevel.HyperCleaner", 1
+
+ARRAYS = ("coef_", "intercept_", "sample_weight_", "trusted_", "transition_")
+"""Stored as tensors; those that are None or missing are left out."""
+FACTS = ("n_iter_", "noise_", "radius_", "selection_", "status_")
+"""Stored as JSON, to describe the fit."""
+ISSUES = ("is_label_issue", "label_quality", "given_label", "predicted_label")
+"""Stored as tensors, labels as numbers of classes."""
+LABEL_TYPES = {"int": int, "float": float, "bool": bool, "str": str}
+
+
+class SavedCleaner(NamedTuple):
+    """What a file holds.
+
+    Parameters
+    ----------
+    cleaner
+        The fitted `HyperCleaner`: it predicts, and knows which labels it suspected, but holds no rows.
+    encoder
+        How the columns of a table become its features; None when it was fitted to numbers.
+    label
+        The name of the label column of that table, or None.
+    """
+
+    cleaner: HyperCleaner
+    encoder: Encoder | None
+    label: str | None
+
+
+def save_cleaner(
+    path: str | Path,
+    cleaner: HyperCleaner,
+    encoder: Encoder | None = None,
+    *,
+    label: str | None = None,
+    overwrite: bool = False,
+) -> Path:
+    """Write a fitted cleaner to one safetensors file, atomically.
+
+    Parameters
+    ----------
+    path
+        The file to make, usually NAME.safetensors.
+    cleaner
+        A fitted `HyperCleaner`. Settings that JSON cannot hold, such as a solver object, come back as defaults.
+    encoder
+        How the columns of a table become its features, when rows come from a table.
+    label
+        The name of the label column of that table.
+    overwrite
+        Replace an existing file; refused otherwise.
+    """
+    return write_atomically(Path(path), cleaner_writer(cleaner, encoder, label), overwrite=overwrite)
+
+
+def load_cleaner(path: str | Path) -> SavedCleaner:
+    """Read a cleaner that `save_cleaner` wrote; it predicts with the same bits."""
+    return load_document(Path(path), _decode, format=FORMAT, version=VERSION, what="a cleaner")
+
+
+def cleaner_writer(cleaner: Any, encoder: Encoder | None, label: str | None) -> Callable[[Path], None]:
+    """What `write_together` calls to write a fitted `HyperCleaner`."""
+    if not hasattr(cleaner, "coef_"):
+        raise InvalidInput("this HyperCleaner is not fitted: call fit(X, y, trusted=mask) before saving it")
+    names = getattr(cleaner, "feature_names_in_", None)
+    document = {
+        "format": FORMAT,
+        "version": VERSION,
+        "settings": _encode_settings(cleaner),
+        "classes": _encode_labels(cleaner.classes_),
+        "feature_names": None if names is None else [str(name) for name in names],
+        "facts": {name: _plain(getattr(cleaner, name)) for name in FACTS},
+        "encoder": None if encoder is None else encoder.to_json(),
+        "label": label,
+        "python": platform.python_version(),
+        "packages": {name: importlib.metadata.version(name) for name in ("torch", "numpy", "scikit-learn")},
+    }
+    arrays = {name: getattr(cleaner, name) for name in ARRAYS} | _encode_issues(cleaner)
+    tensors = {name: torch.tensor(np.ascontiguousarray(array)) for name, array in arrays.items() if array is not None}
+    too_long = f"the names and categories of {cleaner.n_features_in_} features are too long for one file"
+    return document_writer(document, tensors, too_long=too_long)
+
+
+def _encode_settings(cleaner: HyperCleaner) -> dict[str, Any]:
+    """The settings that JSON can hold. The loss, which turns scores into probabilities, must be one with a name."""
+    settings = cleaner.get_params(deep=False)
+    if isinstance(settings["loss"], Loss):
+        names = {kind: name for name, kind in BY_NAME.items()}
+        if type(settings["loss"]) not in names:
+            raise InvalidInput(f"files hold cleaners with a loss of {sorted(BY_NAME)}, not {settings['loss']!r}")
+        settings["loss"] = names[type(settings["loss"])]
+    return {name: value for name, value in settings.items() if _fits_json(value)}
+
+
+def _encode_issues(cleaner: HyperCleaner) -> dict[str, np.ndarray]:
+    """What `label_issues` says, with labels as numbers of classes."""
+    issues = cleaner.label_issues()
+    labels = {name: np.searchsorted(cleaner.classes_, issues[name]) for name in ("given_label", "predicted_label")}
+    return {**labels, **{name: issues[name].to_numpy() for name in ("label_quality", "is_label_issue")}}
+
+
+def _encode_labels(classes: np.ndarray) -> dict[str, Any]:
+    """Class labels with the type of the array that held them: what comes back compares and prints as before."""
+    labels = classes.tolist()
+    if {type(label).__name__ for label in labels} - set(LABEL_TYPES) or not all(map(_fits_json, labels)):
+        odd = next(label for label in labels if type(label).__name__ not in LABEL_TYPES or not _fits_json(label))
+        raise InvalidInput(
+            f"the class label {odd!r} is of type {type(odd).__name__}: a file holds labels that are texts, numbers or "
+            "truth values"
+        )
+    return {"dtype": classes.dtype.str, "values": labels}
+
+
+def _decode_labels(content: Any) -> np.ndarray:
+    values, dtype = content["values"], np.dtype(content["dtype"])
+    if dtype.kind not in "biufUO" or len(values) < 2 or {type(value).__name__ for value in values} - set(LABEL_TYPES):
+        raise InvalidInput("the class labels are damaged")
+    return np.array(values, dtype=dtype)
+
+
+def _decode(document: dict[str, Any], tensors: dict[str, Tensor]) -> SavedCleaner:
+    cleaner: Any = HyperCleaner(**document["settings"])
+    cleaner.classes_ = _decode_labels(document["classes"])
+    coefficients, intercept = tensors["coef_"], tensors["intercept_"]
+    count = len(cleaner.classes_)
+    rows = 1 if count == 2 else count
+    if coefficients.shape != (rows, coefficients.shape[-1]) or intercept.shape != (rows,):
+        raise InvalidInput(
+            f"{count} classes do not go with coefficients of shape {tuple(coefficients.shape)} and an intercept of "
+            f"shape {tuple(intercept.shape)}"
+        )
+    if not (coefficients.isfinite().all() and intercept.isfinite().all()):
+        raise InvalidInput("coefficients are not finite")
+    cleaner.n_features_in_ = coefficients.shape[1]
+    names, encoder = document["feature_names"], document["encoder"]
+    if names is not None:
+        cleaner.feature_names_in_ = np.array(names, dtype=object)
+    for name in ARRAYS:
+        setattr(cleaner, name, tensors[name].numpy() if name in tensors else None)
+    for name in FACTS:
+        setattr(cleaner, name, document["facts"][name])
+    cleaner._issues = _decode_issues(cleaner, tensors)
+    cleaner._index = None
+    saved = SavedCleaner(cleaner, None if encoder is None else Encoder.from_json(encoder), document["label"])
+    widths = {len(part) for part in (names, saved.encoder and saved.encoder.feature_names) if part is not None}
+    if widths - {cleaner.n_features_in_}:
+        raise InvalidInput(f"{cleaner.n_features_in_} coefficients do not go with {widths.pop()} features")
+    return saved
+
+
+def _decode_issues(cleaner: HyperCleaner, tensors: dict[str, Tensor]) -> dict[str, np.ndarray]:
+    size = len(cleaner.sample_weight_)
+    issues = {name: tensors[name].numpy() for name in ISSUES}
+    if any(column.shape != (size,) for column in issues.values()):
+        raise InvalidInput(f"what it says about its {size} training rows is damaged")
+    labels = {name: cleaner.classes_[issues[name]] for name in ("given_label", "predicted_label")}
+    return issues | labels
+
+
+def _fits_json(value: Any) -> bool:
+    return value is None or isinstance(value, bool | int | str) or (isinstance(value, float) and math.isfinite(value))
+
+
+def _plain(value: Any) -> Any:
+    """Numbers and texts, and dictionaries of them, as JSON has them; NaN becomes null."""
+    if isinstance(value, dict):
+        return {str(key): _plain(entry) for key, entry in value.items()}
+    value = value.item() if isinstance(value, np.generic) else value
+    return value if _fits_json(value) else None

@@ -1,0 +1,273 @@
+"""From files to arrays: what could be wrong with the arguments and the tables is found here, before training."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from ...errors import InvalidInput
+from ...files import check_writable
+from .encoder import Encoder, category_names, parse_image_shape, pixel_columns
+from .tables import Table, check_columns, check_ending, labels_of, listed, marks_of, matched_labels, read_table
+
+FEWEST_ROWS, FEWEST_TRUSTED, FEWEST_ASIDE = 10, 4, 10
+"""Training rows, trusted rows and rows kept aside below which nothing can be learned or measured."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """The arguments of `bilevel clean`; `bilevel.cli.clean` says what each is."""
+
+    table: Path
+    label: str
+    trusted: Path | None = None
+    trusted_column: str | None = None
+    test: Path | None = None
+    out: Path | None = None
+    model: Path | None = None
+    report: Path | None = None
+    noise: str = "auto"
+    radius: float | Literal["auto"] = "auto"
+    solver: str = "auto"
+    steps: int | None = None
+    seed: int = 0
+    holdout: float = 0.2
+    ignore: Sequence[str] = ()
+    categorical: Sequence[str] = ()
+    image_shape: str | None = None
+    json: bool = False
+    force: bool = False
+    arguments: Sequence[str] = ()
+
+    @property
+    def outputs(self) -> dict[str, Path]:
+        """The files to make, by option."""
+        named = {"--out": self.out, "--model": self.model, "--report": self.report}
+        return {option: path for option, path in named.items() if path is not None}
+
+    @property
+    def trusted_from(self) -> str:
+        """Where the trusted rows come from, for people."""
+        return self.trusted.name if self.trusted is not None else f"the column {self.trusted_column!r}"
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Encoded rows, shape (n, features), and their labels, shape (n,)."""
+
+    features: Any
+    labels: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def pick(self, mask: np.ndarray) -> Rows:
+        """The rows where the mask is true."""
+        return Rows(self.features[np.flatnonzero(mask)], self.labels[mask])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """What was read, in the form that training takes.
+
+    Parameters
+    ----------
+    table
+        The training table without its label and the columns that are left out.
+    given
+        Its labels, shape (n,).
+    marked
+        Which of its rows are trusted, shape (n,): none when trusted rows come from another file.
+    encoder
+        From the columns of the table to features.
+    pixels
+        Names of the columns that are pixels and the shape of the pictures, or None.
+    noisy
+        The rows of the table that are not trusted.
+    trusted
+        The trusted rows that train.
+    trusted_rows
+        How many trusted rows there are, with those kept aside.
+    measured
+        Rows that do not train, to measure on: those of --test, or trusted rows kept aside; None when there are none.
+    where
+        Which rows these are, for people, or why there are none.
+    notes
+        What the user should know.
+    """
+
+    table: Table
+    given: np.ndarray
+    marked: np.ndarray
+    encoder: Encoder
+    pixels: tuple[list[str], tuple[int, ...]] | None
+    noisy: Rows
+    trusted: Rows
+    trusted_rows: int
+    measured: Rows | None
+    where: str
+    notes: tuple[str, ...]
+
+
+# --- arguments --------------------------------------------------------------------------------------------------------
+
+
+def check_request(request: Request) -> None:
+    """Refuse what cannot end well before any table is read."""
+    if request.trusted is None and request.trusted_column is None:
+        raise InvalidInput(
+            "no trusted rows: name a table of rows whose labels you have checked with --trusted FILE, or a column of "
+            "the table that says which rows you trust with --trusted-column COLUMN. Fifty rows are a good start"
+        )
+    if request.trusted is not None and request.trusted_column is not None:
+        raise InvalidInput("--trusted and --trusted-column both name the trusted rows: give one of them")
+    if not 0 <= request.holdout < 1:
+        raise InvalidInput(f"--holdout {request.holdout:g}: the share of trusted rows kept aside is 0 or more, below 1")
+    if request.steps is not None and request.steps < 1:
+        raise InvalidInput(f"--steps {request.steps}: at least one step is needed")
+    if not 0 <= request.seed < 2**32:
+        raise InvalidInput(f"--seed {request.seed}: a seed is a whole number from 0 to {2**32 - 1}")
+    if isinstance(request.radius, float) and not 0 < request.radius < math.inf:
+        raise InvalidInput(f"--radius {request.radius:g}: a radius is a positive number, or auto")
+    inputs = {path.resolve() for path in (request.table, request.trusted, request.test) if path is not None}
+    for option, path in request.outputs.items():
+        if path.resolve() in inputs:
+            raise InvalidInput(f"{option} {path} would replace a table that is read: choose another name")
+        check_output(option, path, force=request.force)
+    if len({path.resolve() for path in request.outputs.values()}) < len(request.outputs):
+        raise InvalidInput(f"{' and '.join(request.outputs)} must name different files")
+
+
+def check_output(option: str, path: Path, *, force: bool) -> None:
+    """Refuse a path that could not be written at the end."""
+    endings = {"--model": (".safetensors",), "--report": (".html", ".htm")}.get(option)
+    if endings is None:
+        check_ending(path)
+    elif path.suffix.lower() not in endings:
+        raise InvalidInput(f"{option} {path}: the name must end in {' or '.join(endings)}")
+    if path.exists() and not path.is_dir() and not force:
+        raise InvalidInput(f"{option} {path}: the file exists and was left as it is; --force replaces it")
+    check_writable(path, overwrite=True)
+
+
+# --- tables -----------------------------------------------------------------------------------------------------------
+
+
+def prepare(request: Request) -> Data:
+    """Read, check and encode the tables."""
+    training = _training_table(request)
+    given = labels_of(training, request.label)
+    marked = np.zeros(len(training), dtype=bool)
+    if request.trusted_column is not None:
+        marked = marks_of(training, request.trusted_column)
+    table = training.without({request.label, request.trusted_column or request.label, *request.ignore})
+    if not table.columns:
+        raise InvalidInput(f"{table.name}: no column is left to learn from")
+    pixels = pixel_columns(table, None if request.image_shape is None else parse_image_shape(request.image_shape))
+    columns = _Columns(request, table, np.unique(given[~marked]), pixels[0] if pixels else [])
+
+    tables, trusted_table, trusted_labels = [table], table.rows(marked), given[marked]
+    if request.trusted is not None:
+        trusted_table, trusted_labels = columns.read(request.trusted)
+        tables.append(trusted_table)
+    _check_sizes(request, given[~marked], trusted_labels, columns)
+    encoder = Encoder.fit(tables, request.categorical, columns.pixels)
+    trusted = Rows(encoder.transform(trusted_table, of=table.name), trusted_labels)
+    if request.test is None:
+        trusted, measured, where = keep_aside(trusted, request.holdout, request.seed)
+    else:
+        test, labels = columns.read(request.test)
+        measured = Rows(encoder.transform(test, of=table.name, allow_unknown=True), labels)
+        where = f"the {len(measured):,} rows of {request.test.name}"
+    return Data(
+        table=table,
+        given=given,
+        marked=marked,
+        encoder=encoder,
+        pixels=pixels,
+        noisy=Rows(encoder.transform(table.rows(~marked), of=table.name), given[~marked]),
+        trusted=trusted,
+        trusted_rows=len(trusted_labels),
+        measured=measured,
+        where=where,
+        notes=tuple(columns.notes),
+    )
+
+
+def _training_table(request: Request) -> Table:
+    training = read_table(request.table, texts={request.label, *request.categorical})
+    training.require(request.label, "--label")
+    if request.trusted_column is not None:
+        training.require(request.trusted_column, "--trusted-column")
+    for option, names in (("--ignore", request.ignore), ("--categorical", request.categorical)):
+        for name in names:
+            training.require(name, option)
+    return training
+
+
+class _Columns:
+    """The columns of the training table, which other tables must have; what is odd about these is noted."""
+
+    def __init__(self, request: Request, table: Table, classes: np.ndarray, pixels: list[str]) -> None:
+        self.request, self.table, self.classes, self.pixels = request, table, classes, pixels
+        self.texts = category_names(table, request.categorical, pixels)
+        self.notes: list[str] = []
+
+    def read(self, path: Path) -> tuple[Table, np.ndarray]:
+        """Another table, and its labels. What is text in the training table is read as text."""
+        label = self.request.label
+        rows = read_table(path, texts={label, *self.texts})
+        extra = check_columns(rows, [label, *self.table.columns], self.table.name)
+        unused = [name for name in extra if name not in self.request.ignore]
+        if unused:
+            self.notes.append(f"{path} has columns that {self.table.name} has not, which are ignored: {listed(unused)}")
+        return rows, matched_labels(rows, label, self.classes, of=self.table.name)
+
+
+def _check_sizes(request: Request, labels: np.ndarray, trusted: np.ndarray, columns: _Columns) -> None:
+    """Refuse too few rows; note labels that no trusted row has."""
+    if len(trusted) == 0:
+        raise InvalidInput(
+            f"no trusted rows: the column {request.trusted_column!r} of {request.table} says no in every row"
+        )
+    if len(labels) < FEWEST_ROWS:
+        raise InvalidInput(f"{request.table} has {len(labels)} rows to clean: at least {FEWEST_ROWS} are needed")
+    if len(columns.classes) < 2:
+        raise InvalidInput(f"all rows of {request.table} that are not trusted have the same label: nothing to clean")
+    if len(trusted) < FEWEST_TRUSTED or len(np.unique(trusted)) < 2:
+        raise InvalidInput(
+            f"there are {len(trusted)} trusted rows, with the labels {listed(np.unique(trusted))}: at least "
+            f"{FEWEST_TRUSTED} with two different labels are needed, and several per label are better"
+        )
+    strange = sorted(set(trusted.tolist()) - set(columns.classes.tolist()))
+    if strange:
+        raise InvalidInput(
+            f"{request.table}: trusted rows have the label {listed(strange)}, which no other row has: the others have "
+            f"{listed(columns.classes)}"
+        )
+    absent = [label for label in columns.classes if label not in trusted]
+    if absent:
+        columns.notes.append(
+            f"No trusted row has the label {listed(absent)}: wrong labels of that kind are hard to tell from right ones"
+        )
+
+
+def keep_aside(trusted: Rows, share: float, seed: int) -> tuple[Rows, Rows | None, str]:
+    """Trusted rows that train, those kept aside to measure on (a share of each label), and what these are."""
+    if share == 0:
+        return trusted, None, "no trusted rows were kept aside (--holdout 0), and no test table was given (--test)"
+    generator = np.random.default_rng(seed)
+    aside = np.zeros(len(trusted), dtype=bool)
+    for label in np.unique(trusted.labels):
+        members = generator.permutation(np.flatnonzero(trusted.labels == label))
+        aside[members[: min(round(share * len(members)), len(members) - 1)]] = True
+    count = int(aside.sum())
+    if count < FEWEST_ASIDE:
+        reason = f"{len(trusted)} trusted rows are too few to keep some aside; --test names a table to measure on"
+        return trusted, None, reason
+    return trusted.pick(~aside), trusted.pick(aside), f"the {count} trusted rows that were kept aside"

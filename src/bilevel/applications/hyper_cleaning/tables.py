@@ -1,0 +1,422 @@
+"""Tables of people: CSV and Parquet files in, arrays out, and messages that name the row, the column and the cell.
+
+Rows are counted from 1, the first row below the header, in messages and in results.
+"""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import io
+import math
+import re
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...errors import InvalidInput, MissingExtra
+from ...files import FileMissing
+
+try:
+    import pandas as pd
+    import pyarrow
+    import pyarrow.parquet as parquet
+except ImportError:
+    raise MissingExtra("Reading tables", "apps") from None
+
+TEXT_FILES, PARQUET_FILES = (".csv", ".tsv", ".txt"), (".parquet", ".pq")
+SEPARATORS = ",;\t|"
+MOSTLY = 0.8
+"""A column with at least this share of numbers is meant to hold numbers."""
+TRUE_WORDS, FALSE_WORDS = {"true", "yes", "y", "1", "1.0", "t"}, {"false", "no", "n", "0", "0.0", "f"}
+
+Label = str | int | float | bool
+
+
+@dataclass(frozen=True)
+class Table:
+    """A pandas data frame, and the file it came from for messages."""
+
+    name: str
+    frame: Any
+
+    def __len__(self) -> int:
+        return len(self.frame)
+
+    @property
+    def columns(self) -> list[str]:
+        """Names, in the order of the file."""
+        return list(self.frame.columns)
+
+    def column(self, name: str) -> Any:
+        """A pandas Series."""
+        return self.frame[name]
+
+    def without(self, names: Iterable[str]) -> Table:
+        """The other columns."""
+        gone = set(names)
+        return Table(self.name, self.frame[[name for name in self.columns if name not in gone]])
+
+    def rows(self, mask: np.ndarray) -> Table:
+        """The rows where `mask` is true, counted anew."""
+        return Table(self.name, self.frame[mask].reset_index(drop=True))
+
+    def require(self, column: str, option: str) -> None:
+        """Refuse a table without this column."""
+        if column not in self.columns:
+            raise InvalidInput(
+                f"{self.name} has no column {column!r}, which {option} names: its columns are {listed(self.columns)}"
+            )
+
+    def cell(self, row: int, column: str) -> str:
+        """Where something is, for messages; `row` counts from 0."""
+        return f"{self.name}, row {row + 1} below the header, column {column!r}"
+
+
+def listed(names: Iterable[Any], limit: int = 12) -> str:
+    """A few names for a message.
+
+    Examples
+    --------
+    >>> listed(["a", "b"]), listed(range(20), limit=3)
+    ("'a', 'b'", '0, 1, 2 and 17 more')
+    """
+    names = list(names)
+    shown = ", ".join(shortened(name) for name in names[:limit])
+    return shown + (f" and {len(names) - limit} more" if len(names) > limit else "")
+
+
+def shortened(value: Any, limit: int = 40) -> str:
+    """A cell for a message: quoted when it is a text, and cut when it is long."""
+    text = repr(value.item() if isinstance(value, np.generic) else value)
+    return text if len(text) <= limit else f"{text[: limit - 4]}...{text[0]}"
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def read_table(path: Path, *, texts: Iterable[str] = ()) -> Table:
+    """A CSV file (UTF-8; separated by commas, semicolons, tabs or bars) or a Parquet file.
+
+    Parameters
+    ----------
+    path
+        The file; its ending says which kind it is.
+    texts
+        Columns of CSV files whose cells stay as they are written, such as labels and categories: "007" is not 7.
+    """
+    if path.is_dir():
+        raise InvalidInput(f"{path} is a folder: name a CSV or Parquet file in it")
+    if not path.exists():
+        raise FileMissing(f"{path}: there is no such file")
+    check_ending(path)
+    try:
+        frame = _read_parquet(path) if path.suffix.lower() in PARQUET_FILES else _read_text(path, set(texts))
+    except InvalidInput:
+        raise
+    except OSError as error:
+        raise InvalidInput(f"{path} cannot be read ({error.strerror or error})") from None
+    if frame.shape[1] < 2:
+        raise InvalidInput(
+            f"{path} has only the column {listed(frame.columns)}: a label column and at least one other are needed, "
+            "and the first line must hold their names, separated by commas"
+        )
+    if len(frame) == 0:
+        raise InvalidInput(f"{path} has a header but no rows")
+    return Table(str(path), frame)
+
+
+def check_ending(path: Path) -> None:
+    """Refuse a name that tells neither CSV nor Parquet."""
+    if path.suffix.lower() not in TEXT_FILES + PARQUET_FILES:
+        raise InvalidInput(f"{path}: the name of a table ends in {', '.join(TEXT_FILES + PARQUET_FILES)}")
+
+
+def _read_text(path: Path, texts: set[str]) -> pd.DataFrame:
+    content = path.read_bytes()
+    if not content.removeprefix(codecs.BOM_UTF8).strip():
+        raise InvalidInput(f"{path} is empty")
+    if content[:2] == b"PK":
+        raise InvalidInput(f"{path} is not text but a spreadsheet or an archive: export it as CSV (UTF-8) first")
+    try:
+        names, separator = _header(content)
+    except UnicodeDecodeError:
+        raise _wrong_encoding(path, content) from None
+    except csv.Error as error:
+        raise InvalidInput(f"{path}: the header cannot be taken apart ({error})") from None
+    _check_names(path, names)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", pd.errors.ParserWarning)
+            return pd.read_csv(
+                io.BytesIO(content), sep=separator, names=names, header=0, encoding="utf-8-sig", index_col=False,
+                dtype={name: str for name in names if name in texts}, keep_default_na=False, na_values=[""],
+                skipinitialspace=True, low_memory=False,
+            )  # fmt: skip
+    except UnicodeDecodeError:
+        raise _wrong_encoding(path, content) from None
+    except pd.errors.ParserWarning:
+        raise InvalidInput(f"{path}: the rows have more cells than the header has names ({len(names)})") from None
+    except (pd.errors.ParserError, ValueError) as error:
+        raise InvalidInput(f"{path}: the table cannot be taken apart ({_parser_message(error)})") from None
+
+
+def _header(content: bytes) -> tuple[list[str], str]:
+    """The names above the first row, and what separates them: the candidate that gives most names."""
+    readings: dict[str, list[str]] = {}
+    for mark in SEPARATORS:
+        lines = io.TextIOWrapper(io.BytesIO(content), encoding="utf-8-sig", newline="")
+        readings[mark] = next(
+            (names for names in csv.reader(lines, delimiter=mark, skipinitialspace=True) if names), []
+        )
+    separator = max(SEPARATORS, key=lambda mark: len(readings[mark]))
+    return [name.strip() for name in readings[separator]], separator
+
+
+def _parser_message(error: Exception) -> str:
+    """pandas' reason in other words.
+
+    Examples
+    --------
+    >>> _parser_message(ValueError("Error tokenizing data. C error: Expected 2 fields in line 3, saw 5"))
+    'line 3 has 5 cells, but the header has 2 names'
+    """
+    if found := re.search(r"Expected (\d+) fields in line (\d+), saw (\d+)", str(error)):
+        expected, line, seen = found.groups()
+        return f"line {line} has {seen} cells, but the header has {expected} names"
+    if "EOF inside string" in str(error):
+        return "a quotation mark is opened and never closed"
+    return str(error).splitlines()[0]
+
+
+def _wrong_encoding(path: Path, content: bytes) -> InvalidInput:
+    try:
+        content.decode("utf-8")
+        where = ""
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        where = f" (byte {content[error.start]:#04x} in line {line})"
+    return InvalidInput(
+        f"{path} is not in the encoding UTF-8{where}: save it again as UTF-8, in spreadsheets under 'Save as', "
+        "'CSV UTF-8'"
+    )
+
+
+def _check_names(path: Path, names: Sequence[str]) -> None:
+    if len(names) > 1 and all(_is_number(name) for name in names):
+        raise InvalidInput(
+            f"{path} has no header: its first line holds numbers ({listed(names, 4)}), but must hold the names of the "
+            "columns"
+        )
+    nameless = [place + 1 for place, name in enumerate(names) if not name]
+    if nameless:
+        raise InvalidInput(f"{path}: column {nameless[0]} has no name in the header")
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise InvalidInput(f"{path} has more than one column named {listed(twice)}: names must differ")
+
+
+def _read_parquet(path: Path) -> pd.DataFrame:
+    if path.stat().st_size == 0:
+        raise InvalidInput(f"{path} is empty")
+    try:
+        content = parquet.ParquetFile(path)
+        _check_names(path, [name.strip() for name in content.schema_arrow.names])
+        frame = content.read().to_pandas().reset_index(drop=True)
+    except pyarrow.ArrowException as error:
+        reason = str(error).splitlines()[0]
+        raise InvalidInput(f"{path} is not a Parquet file, or it is damaged ({reason})") from None
+    frame.columns = [str(name).strip() for name in frame.columns]
+    return frame
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
+
+
+# --- labels and marks -------------------------------------------------------------------------------------------------
+
+
+def labels_of(table: Table, column: str) -> np.ndarray:
+    """The labels of the rows, shape (n,): whole numbers, truth values or texts, whichever fits all of them.
+
+    Numbers with a fractional part are texts: scikit-learn takes them for measurements.
+    """
+    values = _filled(table, column)
+    if pd.api.types.is_float_dtype(values) and (values % 1 != 0).any():
+        values = values.astype(str)
+    kinds = {value: value for value in values.unique()}
+    if all(isinstance(value, str) for value in kinds):
+        kinds = _typed([value.strip() for value in kinds], kinds)
+    labels = np.array([kinds[value] for value in values])
+    classes = np.unique(labels)
+    if len(classes) < 2:
+        raise InvalidInput(
+            f"{table.name}: all {len(table)} rows have the label {shortened(classes[0])} in column {column!r}: "
+            "at least two different labels are needed"
+        )
+    if len(classes) > max(2, len(table) / 2):
+        raise InvalidInput(
+            f"{table.name}: column {column!r} has {len(classes)} different values in {len(table)} rows: labels are few "
+            "names or numbers that many rows share"
+        )
+    return labels
+
+
+def _typed(texts: list[str], keys: Iterable[str]) -> dict[str, Label]:
+    """Texts as the plainest type that all of them fit."""
+    if all(re.fullmatch(r"0|-?[1-9]\d{0,17}", text) for text in texts):
+        typed: list[Label] = [int(text) for text in texts]
+    elif all(text.lower() in ("true", "false") for text in texts):
+        typed = [text.lower() == "true" for text in texts]
+    elif all(re.fullmatch(r"-?(0|[1-9]\d{0,14})\.0", text) for text in texts):
+        typed = [float(text) for text in texts]
+    else:
+        typed = list(texts)
+    return dict(zip(keys, typed, strict=True))
+
+
+def matched_labels(table: Table, column: str, classes: np.ndarray, of: str) -> np.ndarray:
+    """The labels of another table as members of `classes`, the labels of the table named `of`."""
+    known = {str(value): value for value in classes.tolist()}
+    values = _filled(table, column)
+    matches: dict[Any, Label] = {}
+    for value in values.unique():
+        text = str(value).strip()
+        same = [label for label in known.values() if _same_number(label, text) or str(label).lower() == text.lower()]
+        if text in known:
+            matches[value] = known[text]
+        elif len(same) == 1:
+            matches[value] = same[0]
+        else:
+            row = int(np.flatnonzero(values == value)[0])
+            raise InvalidInput(
+                f"{table.cell(row, column)}: the label {shortened(value)} does not occur in {of}, where the labels are "
+                f"{listed(classes)}"
+            )
+    return np.array([matches[value] for value in values], dtype=classes.dtype)
+
+
+def _same_number(label: Label, text: str) -> bool:
+    return not isinstance(label, str) and _is_number(text) and float(text) == float(label)
+
+
+def marks_of(table: Table, column: str) -> np.ndarray:
+    """A column of yes and no, true and false or 1 and 0, as booleans, shape (n,)."""
+    values = _filled(table, column)
+    words = values.astype(str).str.strip().str.lower()
+    known = words.isin(TRUE_WORDS | FALSE_WORDS).to_numpy()
+    if not known.all():
+        row = int(np.flatnonzero(~known)[0])
+        raise InvalidInput(f"{table.cell(row, column)}: {shortened(values[row])} is neither true nor false")
+    return words.isin(TRUE_WORDS).to_numpy()
+
+
+def _filled(table: Table, column: str) -> Any:
+    """The column, a pandas Series, refused when cells are empty; dates and categories as texts."""
+    values = table.column(column)
+    empty = values.isna().to_numpy()
+    if empty.any():
+        row = int(np.flatnonzero(empty)[0])
+        others = f" ({int(empty.sum())} empty cells in this column)" if empty.sum() > 1 else ""
+        raise InvalidInput(
+            f"{table.cell(row, column)}: the cell is empty{others}. Fill in or delete rows with missing values"
+        )
+    if isinstance(values.dtype, pd.CategoricalDtype):
+        values = values.astype(values.cat.categories.dtype)
+    if pd.api.types.is_datetime64_any_dtype(values):
+        return values.astype(str)
+    if pd.api.types.is_float_dtype(values) and (odd := ~np.isfinite(values.to_numpy(float))).any():
+        row = int(np.flatnonzero(odd)[0])
+        raise InvalidInput(f"{table.cell(row, column)}: {values[row]} is not a finite number")
+    return values
+
+
+# --- columns ----------------------------------------------------------------------------------------------------------
+
+
+def number_column(table: Table, column: str) -> np.ndarray:
+    """A column of numbers as floating point, shape (n,); the first cell that is none is named."""
+    values = _filled(table, column)
+    if pd.api.types.is_bool_dtype(values) or pd.api.types.is_numeric_dtype(values):
+        array = values.to_numpy()
+        return array if array.dtype == np.float32 else array.astype(float)
+    numbers = _as_numbers(values.astype(str).str.strip())
+    odd = ~np.isfinite(numbers)
+    if odd.any():
+        row = int(np.flatnonzero(odd)[0])
+        text = str(values[row])
+        others = f" ({int(odd.sum())} such cells in this column)" if odd.sum() > 1 else ""
+        hint = ""
+        if _is_number(text.replace(",", ".")):
+            hint = f" (write {text.replace(',', '.')})"
+        raise InvalidInput(
+            f"{table.cell(row, column)}: {shortened(text)} is not a number{hint}{others}. Correct it, or say that the "
+            f"column holds names with --categorical {column}"
+        )
+    return numbers
+
+
+def holds_numbers(table: Table, column: str) -> bool:
+    """Whether a column is meant to hold numbers: at least four fifths of its cells are."""
+    values = table.column(column)
+    if isinstance(values.dtype, pd.CategoricalDtype):
+        return False
+    if pd.api.types.is_datetime64_any_dtype(values):
+        raise InvalidInput(
+            f"{table.name}: column {column!r} holds dates: turn them into numbers, or leave them out with "
+            f"--ignore {column}"
+        )
+    if pd.api.types.is_bool_dtype(values) or pd.api.types.is_numeric_dtype(values):
+        return True
+    odd = next((value for value in values.dropna() if not isinstance(value, str | bool | int | float)), None)
+    if odd is not None:
+        raise InvalidInput(
+            f"{table.name}: column {column!r} holds values of type {type(odd).__name__}, neither numbers nor texts: "
+            f"leave it out with --ignore {column}"
+        )
+    texts = values.dropna().astype(str).str.strip().str.replace(",", ".")
+    return len(texts) > 0 and bool((~np.isnan(_as_numbers(texts))).mean() >= MOSTLY)
+
+
+def _as_numbers(texts: Any) -> np.ndarray:
+    """The numbers that texts say, NaN where they say none, shape (n,)."""
+    numbers: Any = pd.to_numeric(texts, errors="coerce")
+    return np.asarray(numbers, dtype=float)
+
+
+def category_column(table: Table, column: str) -> np.ndarray:
+    """A column of categories as texts, shape (n,)."""
+    return _filled(table, column).astype(str).str.strip().to_numpy(dtype=object)
+
+
+def check_columns(table: Table, expected: Sequence[str], of: str) -> list[str]:
+    """Refuse a table that lacks columns of the table `of`; returns the columns that `of` does not have."""
+    missing = [name for name in expected if name not in table.columns]
+    extra = [name for name in table.columns if name not in expected]
+    if missing:
+        also = f"; it has {listed(extra)} instead" if extra else ""
+        raise InvalidInput(f"{table.name} lacks {_count(missing)} of {of}: {listed(missing)}{also}")
+    return extra
+
+
+def _count(names: Sequence[str]) -> str:
+    return "a column" if len(names) == 1 else f"{len(names)} columns"
+
+
+# --- writing ----------------------------------------------------------------------------------------------------------
+
+
+def table_writer(frame: pd.DataFrame, path: Path) -> Callable[[Path], None]:
+    """What `write_together` calls to write the frame in the kind that the ending of `path` says."""
+    if path.suffix.lower() in PARQUET_FILES:
+        return lambda temporary: frame.to_parquet(temporary, index=False)
+    separator = "\t" if path.suffix.lower() == ".tsv" else ","
+    return lambda temporary: frame.to_csv(temporary, index=False, sep=separator)

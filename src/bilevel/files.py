@@ -1,0 +1,248 @@
+"""Files that appear complete or not at all, and documents with tensors whose every byte is checked.
+
+A document is one safetensors file: tensors are stored as tensors, all else is one JSON text in the file's metadata,
+and a SHA-256 over every byte of the file tells damage from content. Nothing in a file is ever run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import secrets
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO, TypeVar
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from ._version import __version__
+from .errors import InvalidInput
+
+LARGEST_HEADER = 100_000_000  # of the safetensors format
+_UNSIGNED = "0" * 64
+_DIGEST = re.compile(rb'"sha256":"([0-9a-f]{64})"')  # quotes inside the document are escaped: it cannot match there
+
+Content = TypeVar("Content")
+
+
+class FileExists(InvalidInput, FileExistsError):
+    """A file is in the way and may not be replaced."""
+
+
+class FileMissing(InvalidInput, FileNotFoundError):
+    """A file or folder that was named is not there."""
+
+
+# --- documents --------------------------------------------------------------------------------------------------------
+
+
+def save_document(
+    path: Path, document: Mapping[str, Any], tensors: dict[str, Tensor], *, too_long: str, overwrite: bool = False
+) -> Path:
+    """Write JSON and tensors to one safetensors file, atomically; the arguments are those of `document_writer`."""
+    return write_atomically(path, document_writer(document, tensors, too_long=too_long), overwrite=overwrite)
+
+
+def document_writer(
+    document: Mapping[str, Any], tensors: dict[str, Tensor], *, too_long: str
+) -> Callable[[Path], None]:
+    """What `write_atomically` and `write_together` call to write JSON and tensors to one safetensors file.
+
+    Parameters
+    ----------
+    document
+        What JSON can hold, without NaN and infinities; the version of bilevel is added to it.
+    tensors
+        Contiguous, on the CPU, no two of one memory.
+    too_long
+        What to say when the document does not fit into the header of a file.
+    """
+    text = json.dumps({**document, "bilevel": __version__}, allow_nan=False, separators=(",", ":"))
+    if len(text) > LARGEST_HEADER // 2:
+        raise InvalidInput(too_long)
+    metadata = {"format": "pt", "bilevel": text, "sha256": _UNSIGNED}
+
+    def write(temporary: Path) -> None:
+        save_file(tensors, temporary, metadata=metadata)
+        sign(temporary)
+
+    return write
+
+
+def load_document(
+    path: Path,
+    decode: Callable[[dict[str, Any], dict[str, Tensor]], Content],
+    *,
+    format: str,
+    version: int,
+    what: str,
+    device: str | torch.device = "cpu",
+) -> Content:
+    """What `decode` makes of the document and the tensors of a file that `save_document` wrote.
+
+    Every byte is checked against the file's SHA-256 before anything is believed; nothing is unpickled.
+
+    Parameters
+    ----------
+    path
+        The file.
+    decode
+        Called with the document and the tensors; whatever it finds wrong with them is an error of ours.
+    format, version
+        What the document must say it is.
+    what
+        What should be in the file, for messages: "a solution".
+    device
+        Where the tensors go.
+    """
+    try:
+        _verify(path, what)
+        with safe_open(path, framework="pt") as file:  # type: ignore[no-untyped-call]
+            text = (file.metadata() or {}).get("bilevel", "")
+            # clone: memory of our own, aligned as torch aligns it, instead of pages of the file.
+            stored = {name: file.get_tensor(name).clone().to(device) for name in file.keys()}  # noqa: SIM118
+        return decode(_checked_format(json.loads(text), format, version), stored)
+    except InvalidInput as error:
+        raise type(error)(f"{path}: {error}") from None
+    except FileNotFoundError:
+        raise FileMissing(f"{path}: there is no such file") from None
+    except OSError as error:
+        raise InvalidInput(f"{path}: the file cannot be read ({error.strerror})") from None
+    except (SafetensorError, ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError) as error:
+        raise InvalidInput(f"{path}: this is not {what} saved by bilevel ({error})") from error
+
+
+def _checked_format(document: Any, format: str, version: int) -> dict[str, Any]:
+    if not isinstance(document, dict) or document.get("format") != format:
+        raise InvalidInput(f"this file holds no {format}")
+    if document.get("version") != version:
+        raise InvalidInput(
+            f"the file has format version {document.get('version')} (bilevel {document.get('bilevel')}), this is "
+            f"bilevel {__version__} which reads version {version}: upgrade bilevel"
+        )
+    return document
+
+
+def sign(path: Path) -> None:
+    """Put the SHA-256 of the file, taken with 64 zeros in its place, into the header."""
+    with path.open("r+b") as file:
+        header = _read_header(file, path.stat().st_size)
+        found = _DIGEST.search(header)
+        assert found is not None
+        digest = _digest(file, header)
+        file.seek(8 + found.start(1))
+        file.write(digest.encode())
+
+
+def _verify(path: Path, what: str) -> None:
+    with path.open("rb") as file:
+        header = _read_header(file, path.stat().st_size)
+        found = _DIGEST.findall(header)
+        if len(found) != 1:
+            raise InvalidInput(f"this is not {what} saved by bilevel (no checksum)")
+        if _digest(file, _DIGEST.sub(b'"sha256":"' + _UNSIGNED.encode() + b'"', header)) != found[0].decode():
+            raise InvalidInput("the file is damaged or incomplete (its checksum does not fit): use an older copy")
+
+
+def _read_header(file: BinaryIO, size: int) -> bytes:
+    """The safetensors header; its length is held against the size of the file before any memory is asked for."""
+    length = int.from_bytes(file.read(8), "little")
+    if size < 8 or length > min(size - 8, LARGEST_HEADER):
+        raise InvalidInput(f"this is not a safetensors file, or it is cut off ({size} bytes)")
+    return file.read(length)
+
+
+def _digest(file: BinaryIO, header: bytes) -> str:
+    """SHA-256 of the length, the given header and the rest of the file, of which the header has been read."""
+    digest = hashlib.sha256(len(header).to_bytes(8, "little") + header)
+    for block in _blocks(file):
+        digest.update(block)
+    return digest.hexdigest()
+
+
+def _blocks(file: BinaryIO) -> Iterator[bytes]:
+    while block := file.read(1 << 20):
+        yield block
+
+
+# --- any file ---------------------------------------------------------------------------------------------------------
+
+
+def write_atomically(path: Path, write: Callable[[Path], Any], *, overwrite: bool = False) -> Path:
+    """Make `path` with the content that `write` gives a temporary file beside it: complete, or not at all.
+
+    Parameters
+    ----------
+    path
+        The file to make.
+    write
+        Called with the path of the temporary file.
+    overwrite
+        Replace an existing file; `FileExists` otherwise, also when the file appears meanwhile.
+    """
+    write_together({path: write}, overwrite=overwrite)
+    return path
+
+
+def write_together(writers: Mapping[Path, Callable[[Path], Any]], *, overwrite: bool = False) -> None:
+    """Several files as by `write_atomically`, none of them before the contents of all are safe on the disk."""
+    for path in writers:
+        check_writable(path, overwrite=overwrite)
+    targets = {path: path.resolve() for path in writers}  # a symbolic link stays one
+    temporaries = {path: target.with_name(f".{secrets.token_hex(8)}.tmp") for path, target in targets.items()}
+    try:
+        for path, write in writers.items():
+            temporaries[path].touch()
+            mode = temporaries[path].stat().st_mode  # what the user's settings give new files; safetensors has its own
+            write(temporaries[path])
+            temporaries[path].chmod(mode)
+            with temporaries[path].open("r+b") as file:
+                os.fsync(file.fileno())
+        for path, target in targets.items():
+            _rename(temporaries[path], target, overwrite)
+    finally:
+        for temporary in temporaries.values():
+            temporary.unlink(missing_ok=True)
+    for folder in {target.parent for target in targets.values()}:
+        _flush_folder(folder)
+
+
+def check_writable(path: Path, *, overwrite: bool = False) -> None:
+    """Refuse, before any work is done, a path that could not be written at its end."""
+    if path.is_dir():
+        raise InvalidInput(f"{path} is a folder: name a file in it, for example {path / 'solution.safetensors'}")
+    if not path.resolve().parent.is_dir():
+        raise FileMissing(f"the folder {path.resolve().parent} does not exist: create it first")
+    if not os.access(path.resolve().parent, os.W_OK):
+        raise InvalidInput(f"the folder {path.resolve().parent} may not be written to: choose another place for {path}")
+    if path.exists() and not overwrite:
+        raise FileExists(f"{path} exists and was left as it is: choose another name, or pass overwrite=True")
+
+
+def _rename(temporary: Path, target: Path, overwrite: bool) -> None:
+    if overwrite:
+        os.replace(temporary, target)
+        return
+    try:
+        os.link(temporary, target)  # unlike a rename, fails when the target exists
+    except FileExistsError:
+        raise FileExists(f"{target} appeared while it was being written, and was left as it is") from None
+    except OSError:  # a file system without hard links
+        check_writable(target)
+        os.replace(temporary, target)
+
+
+def _flush_folder(folder: Path) -> None:
+    """Make the new name itself survive a power cut, where the system can."""
+    with contextlib.suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

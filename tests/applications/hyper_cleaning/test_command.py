@@ -1,0 +1,427 @@
+"""`bilevel clean` and `bilevel predict` from files to files."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from bilevel import cli
+from bilevel.applications.hyper_cleaning import HyperCleaner, command, load_cleaner, save_cleaner
+
+QUICK = ["--noise", "transition", "--steps", "5"]
+COLUMNS = ["row", "given_label", "predicted_label", "label_quality", "is_label_issue", "weight"]
+
+
+def bilevel(*arguments: str, cwd) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "bilevel", *arguments], capture_output=True, text=True, timeout=300, cwd=cwd
+    )
+
+
+def test_wrong_labels_are_found(forest, capsys):
+    assert forest.clean("--test", "test.csv", "--out", "weights.csv", "--json") == 0
+    document = json.loads(capsys.readouterr().out)
+    weights = pd.read_csv("weights.csv")
+    assert list(weights.columns) == COLUMNS
+    assert weights.row.tolist() == list(range(1, 241))
+    assert weights.given_label.tolist() == forest.frame.species.tolist()
+    # A wrong label has lower quality than a right one with a probability of more than 95 % (the area under ROC).
+    wrong, right = weights.label_quality[forest.wrong], weights.label_quality[~forest.wrong]
+    assert (wrong.to_numpy()[:, None] < right.to_numpy()).mean() > 0.95
+    suspected = weights.is_label_issue.to_numpy()
+    assert (suspected & forest.wrong).sum() > 0.5 * forest.wrong.sum()
+    assert (suspected & forest.wrong).sum() > 0.8 * suspected.sum()
+    assert document["label_issues"] == suspected.sum()
+    assert document["accuracy"]["cleaned"] > document["accuracy"]["all rows as they are"]
+    assert document["accuracy"]["rows"] == len(forest.test)
+
+
+def test_the_screen(forest, capsys):
+    assert forest.clean(*QUICK, "--report", "report.html") == 0
+    shown = capsys.readouterr()
+    for part in (
+        "Which labels of train.csv are wrong?",
+        "suspected labels",
+        "of 240 rows",
+        "80 from trusted.csv",
+        "accuracy, all rows as they are",
+        "accuracy, cleaned",
+        "on the 16 trusted rows that were kept aside",
+        "Most suspicious rows",
+        "report: report.html",
+    ):
+        assert part in " ".join(shown.out.split()), part
+    assert "learning" not in shown.out  # progress goes to standard error
+
+
+def test_all_outputs_tell_the_same(forest, capsys):
+    outputs = ["--out", "weights.parquet", "--model", "model.safetensors", "--report", "report.html"]
+    assert forest.clean(*QUICK, *outputs, "--json") == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["status"] == "finished"
+    assert document["outputs"] == {"out": "weights.parquet", "model": "model.safetensors", "report": "report.html"}
+    assert document["classes"] == ["ash", "fir", "oak"]
+    assert document["trusted_rows"] == 80
+    assert document["noise"] == "transition"
+    assert document["versions"].keys() >= {"bilevel", "torch", "scikit-learn", "Python"}
+    assert np.allclose(np.sum(document["transition"], axis=1), 1)
+    weights = pd.read_parquet("weights.parquet")
+    assert list(weights.columns) == COLUMNS
+    worst = weights.sort_values("label_quality").iloc[0]
+    assert document["most_suspicious_rows"][0]["row"] == worst.row
+    page = forest.read("report.html")
+    command_line = (
+        "bilevel clean train.csv --label species --trusted trusted.csv --noise transition --steps 5 "
+        "--out weights.parquet --model model.safetensors --report report.html --json"
+    )
+    assert command_line in page
+    saved = load_cleaner("model.safetensors")
+    assert saved.label == "species"
+    assert saved.encoder is not None
+    assert saved.encoder.categories == {"bark": ("rough", "scaly", "smooth")}
+    np.testing.assert_array_equal(saved.cleaner.sample_weight_, weights.weight)
+
+
+def test_the_same_seed_gives_the_same_bytes(forest):
+    for name in ("a.csv", "b.csv"):
+        assert forest.clean(*QUICK, "--seed", "3", "--out", name) == 0
+    assert forest.clean(*QUICK, "--seed", "4", "--out", "c.csv") == 0
+    first, again, other = (forest.read(name) for name in ("a.csv", "b.csv", "c.csv"))
+    assert first == again
+    assert first != other
+
+
+def test_parquet_and_csv_give_the_same(forest):
+    forest.frame.to_parquet("train.parquet")
+    forest.trusted.to_parquet("trusted.parquet")
+    assert forest.clean(*QUICK, "--out", "a.csv") == 0
+    assert forest.clean(*QUICK, "--trusted", "trusted.parquet", "--out", "b.csv", table="train.parquet") == 0
+    assert forest.read("a.csv") == forest.read("b.csv")
+
+
+def test_a_trusted_column_is_a_trusted_table(forest):
+    frame = pd.concat([forest.frame.assign(checked="no"), forest.trusted.assign(checked="yes")])
+    forest.write("both.csv", frame)
+    settings = [*QUICK, "--holdout", "0"]
+    assert forest.clean(*settings, "--out", "a.csv", "--model", "a.safetensors") == 0
+    arguments = ["--trusted-column", "checked", "--out", "b.csv", "--model", "b.safetensors"]
+    assert forest.clean(*settings, *arguments, table="both.csv") == 0
+    one, two = pd.read_csv("a.csv"), pd.read_csv("b.csv")
+    pd.testing.assert_frame_equal(one, two[:240])
+    assert (two.weight[240:] == 1).all()
+    assert not two.is_label_issue[240:].any()
+    assert two.given_label[240:].tolist() == forest.trusted.species.tolist()
+    np.testing.assert_array_equal(
+        load_cleaner("a.safetensors").cleaner.coef_, load_cleaner("b.safetensors").cleaner.coef_
+    )
+
+
+@pytest.mark.parametrize(
+    ("labels", "kind"),
+    [({"oak": 1, "fir": 2, "ash": 7}, "int"), ({"oak": True, "fir": False, "ash": False}, "bool")],
+)
+def test_labels_that_are_no_texts(forest, labels, kind, capsys):
+    for name, frame in (("train.csv", forest.frame), ("trusted.csv", forest.trusted)):
+        forest.write(name, frame.assign(species=frame.species.map(labels)))
+    assert forest.clean(*QUICK, "--model", "m.safetensors", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["classes"] == sorted(set(labels.values()))
+    assert type(load_cleaner("m.safetensors").cleaner.classes_.tolist()[0]).__name__ == kind
+
+
+def test_pictures_are_recognised(forest, capsys):
+    from sklearn.datasets import load_digits
+
+    pixels, digits = load_digits(n_class=3, return_X_y=True)
+    frame = pd.DataFrame(pixels.astype(int), columns=[f"pixel{i}" for i in range(64)]).assign(digit=digits)
+    forest.write("digits.csv", frame[:300])
+    forest.write("known.csv", frame[300:400])
+    arguments = ["--trusted", "known.csv", "--report", "r.html", "--model", "m.safetensors"]
+    assert forest.clean(*QUICK, *arguments, table="digits.csv", label="digit") == 0
+    page = forest.read("r.html")
+    assert page.count("data:image/png;base64,") == 100 + 24
+    encoder = load_cleaner("m.safetensors").encoder
+    assert encoder is not None
+    assert set(encoder.scales) == {16.0}
+
+
+# --- what is noted ---
+
+
+def test_few_trusted_rows_are_not_kept_aside(forest, capsys):
+    forest.write("trusted.csv", forest.trusted[:20])
+    assert forest.clean(*QUICK) == 0
+    assert "not measured: 20 trusted rows are too few to keep some aside" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_label_without_a_trusted_row_is_noted(forest, capsys):
+    forest.write("trusted.csv", forest.trusted[forest.trusted.species != "ash"])
+    assert forest.clean(*QUICK, "--json") == 0
+    shown = capsys.readouterr()
+    note = "No trusted row has the label 'ash': wrong labels of that kind are hard to tell from right ones"
+    assert note in shown.err
+    assert note in json.loads(shown.out)["notes"]
+
+
+def test_further_columns_of_the_trusted_table_are_noted(forest, capsys):
+    forest.write("trusted.csv", forest.trusted.assign(reviewer="Ada"))
+    assert forest.clean(*QUICK) == 0
+    assert "trusted.csv has columns that train.csv has not, which are ignored: 'reviewer'" in capsys.readouterr().err
+
+
+def test_a_category_of_trusted_rows_alone_is_known(forest):
+    trusted = forest.trusted.copy()
+    trusted.loc[:5, "bark"] = "papery"
+    forest.write("trusted.csv", trusted)
+    assert forest.clean(*QUICK, "--model", "m.safetensors") == 0
+    encoder = load_cleaner("m.safetensors").encoder
+    assert encoder is not None
+    assert "papery" in encoder.categories["bark"]
+
+
+def test_codes_that_look_like_numbers_in_one_table_only(forest):
+    """007 and 7 are different codes, also in a table in which every code looks like a number."""
+    codes = np.where(np.arange(240) % 3 == 0, "A1", np.where(np.arange(240) % 3 == 1, "007", "7"))
+    forest.write("train.csv", forest.frame.assign(code=codes))
+    forest.write("trusted.csv", forest.trusted.assign(code="007"))
+    assert forest.clean(*QUICK, "--model", "m.safetensors") == 0
+    encoder = load_cleaner("m.safetensors").encoder
+    assert encoder is not None
+    assert encoder.categories["code"] == ("007", "7", "A1")
+
+
+def test_warnings_of_training_are_notes(forest, capsys, monkeypatch):
+    import warnings
+
+    fit = HyperCleaner.fit
+
+    def fit_and_warn(self, *arguments, **named):
+        warnings.warn("the lower level is far from solved", UserWarning, stacklevel=2)
+        return fit(self, *arguments, **named)
+
+    monkeypatch.setattr(HyperCleaner, "fit", fit_and_warn)
+    assert forest.clean(*QUICK, "--report", "r.html") == 0
+    assert "bilevel: the lower level is far from solved" in capsys.readouterr().err
+    assert "the lower level is far from solved" in forest.read("r.html")
+
+
+def test_control_characters_do_not_reach_the_terminal(forest, capsys):
+    for name, frame in (("train.csv", forest.frame), ("trusted.csv", forest.trusted)):
+        forest.write(name, frame.replace({"species": {"oak": "o\x1b[2Jak[red]"}}))
+    assert forest.clean(*QUICK) == 0
+    shown = capsys.readouterr()
+    assert "\x1b[2J" not in shown.out + shown.err
+    assert "\\x1b[2Jak[red]" in shown.out
+
+
+# --- files ---
+
+
+def test_nothing_is_overwritten_without_force(forest, capsys):
+    forest.write("weights.csv", "precious")
+    assert forest.clean(*QUICK, "--out", "weights.csv") == 2
+    assert "--out weights.csv: the file exists and was left as it is; --force replaces it" in capsys.readouterr().err
+    assert forest.read("weights.csv") == "precious"
+    assert forest.clean(*QUICK, "--out", "weights.csv", "--force") == 0
+    assert len(pd.read_csv("weights.csv")) == 240
+
+
+def test_a_full_disk_leaves_nothing_half_written(forest, capsys, monkeypatch):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    before = forest.files()
+    monkeypatch.setattr(pd.DataFrame, "to_parquet", full)
+    assert forest.clean(*QUICK, "--report", "r.html", "--out", "weights.parquet") == 2
+    assert "nothing was written, since writing failed (No space left on device)" in capsys.readouterr().err
+    assert forest.files() == before
+
+
+def test_json_is_all_there_is_on_standard_output(forest):
+    finished = bilevel(
+        "clean", "train.csv", "--label", "species", "--trusted", "trusted.csv", *QUICK, "--json", cwd=forest.folder
+    )
+    assert finished.returncode == 0, finished.stderr
+    assert json.loads(finished.stdout)["rows"] == 240
+
+
+def test_a_mistake_in_a_process_of_its_own(forest):
+    finished = bilevel("clean", "train.csv", "--label", "genus", "--trusted", "trusted.csv", cwd=forest.folder)
+    assert finished.returncode == 2
+    assert finished.stdout == ""
+    assert finished.stderr.startswith("bilevel: train.csv has no column 'genus'")
+
+
+# --- Ctrl-C ---
+
+
+def test_ctrl_c_keeps_the_best_so_far(forest):
+    process = subprocess.Popen(
+        [
+            sys.executable, "-m", "bilevel", "clean", "train.csv", "--label", "species", "--trusted", "trusted.csv",
+            "--noise", "rows", "--steps", "1000000", "--out", "w.csv", "--report", "r.html", "--model", "m.safetensors",
+        ],
+        cwd=forest.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1", "FORCE_COLOR": "1", "COLUMNS": "120"},
+    )  # fmt: skip
+    try:
+        assert process.stderr is not None
+        began, shown = time.monotonic(), ""
+        while not re.search(r"[1-9]\d*/1000", shown):  # some steps are done
+            shown += process.stderr.read(1)
+            assert time.monotonic() - began < 120, shown
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=120)
+    finally:
+        process.kill()
+    assert process.returncode == 130, err
+    assert "Traceback" not in err
+    assert "stopped by Ctrl-C: what was found until then is kept, marked as interrupted" in err
+    assert "interrupted" in out
+    assert len(pd.read_csv(forest.folder / "w.csv")) == 240
+    assert "Interrupted." in (forest.folder / "r.html").read_text()
+    assert load_cleaner(forest.folder / "m.safetensors").cleaner.status_ == "interrupted"
+
+
+def test_ctrl_c_before_there_is_anything_to_keep(forest, monkeypatch, capsys):
+    def stopped(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "prepare", stopped)
+    before = forest.files()
+    assert forest.clean(*QUICK, "--out", "w.csv") == 130
+    assert capsys.readouterr().err == "bilevel: stopped by Ctrl-C\n"
+    assert forest.files() == before
+
+
+def test_ctrl_c_while_measuring_keeps_the_result(forest, monkeypatch, capsys):
+    def stopped(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "measure", stopped)
+    assert forest.clean(*QUICK, "--out", "w.csv", "--json") == 130
+    assert json.loads(capsys.readouterr().out)["status"] == "interrupted"
+    assert len(pd.read_csv("w.csv")) == 240
+
+
+# --- predict ---
+
+
+@pytest.fixture
+def model(forest, capsys):
+    assert forest.clean(*QUICK, "--model", "model.safetensors", "--holdout", "0") == 0
+    capsys.readouterr()
+    return load_cleaner("model.safetensors")
+
+
+def test_predict_agrees_with_the_model(forest, model):
+    new = forest.test.drop(columns="species")
+    forest.write("new.csv", new)
+    finished = bilevel("predict", "model.safetensors", "new.csv", "--out", "p.csv", cwd=forest.folder)
+    assert (finished.returncode, finished.stdout) == (0, "")
+    frame = pd.read_csv("p.csv")
+    assert list(frame.columns) == ["row", "predicted_label", "probability_ash", "probability_fir", "probability_oak"]
+    features = model.encoder.transform(command.Table("t", new), of="t")
+    assert frame.predicted_label.tolist() == model.cleaner.predict(features).tolist()
+    np.testing.assert_array_equal(frame.filter(like="probability"), model.cleaner.predict_proba(features))
+    assert (frame.predicted_label == forest.test.species).mean() > 0.8
+
+
+def test_predict_to_standard_output_and_parquet(forest, model, capsys):
+    assert cli.main(["predict", "model.safetensors", "test.csv"]) == 0
+    shown = capsys.readouterr()
+    assert shown.err == ""  # the label column is not worth a note
+    assert shown.out.splitlines()[0] == "row,predicted_label,probability_ash,probability_fir,probability_oak"
+    assert len(shown.out.splitlines()) == 101
+    assert cli.main(["predict", "model.safetensors", "test.csv", "--out", "p.parquet"]) == 0
+    assert capsys.readouterr().err == "bilevel: 100 predictions are in p.parquet\n"
+    assert len(pd.read_parquet("p.parquet")) == 100
+
+
+def test_a_reader_that_leaves_early(forest, model):
+    forest.write("long.csv", pd.concat([forest.test] * 200))
+    line = f"{sys.executable} -m bilevel predict model.safetensors long.csv | head -1"
+    finished = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=120, cwd=forest.folder)
+    assert finished.stdout.startswith("row,predicted_label")
+    assert finished.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda frame: frame.drop(columns="width"), "new.csv lacks a column of model.safetensors: 'width'"),
+        (lambda frame: frame.rename(columns={"width": "Width"}), "'width'; it has 'Width' instead"),
+        (lambda frame: frame.assign(bark=["mossy", *frame.bark[1:]]),
+         "new.csv, row 1 below the header, column 'bark': 'mossy' does not occur in model.safetensors"),
+        (lambda frame: frame.assign(height=["tall", *frame.height[1:]]), "column 'height': 'tall' is not a number"),
+        (lambda frame: frame.assign(height=[None, *frame.height[1:]]), "column 'height': the cell is empty"),
+    ],
+)  # fmt: skip
+def test_tables_that_do_not_fit_the_model(forest, model, capsys, change, message):
+    forest.write("new.csv", change(forest.test.drop(columns="species")))
+    assert cli.main(["predict", "model.safetensors", "new.csv", "--out", "p.csv"]) == 2
+    assert message in capsys.readouterr().err
+    assert "p.csv" not in forest.files()
+
+
+def test_unknown_categories_may_be_allowed(forest, model, capsys):
+    forest.write("new.csv", forest.test.assign(bark="mossy", age=3))
+    assert cli.main(["predict", "model.safetensors", "new.csv", "--allow-unknown"]) == 0
+    shown = capsys.readouterr()
+    assert len(shown.out.splitlines()) == 101
+    assert "new.csv has columns that model.safetensors does not use, which are ignored: 'age'" in shown.err
+
+
+def test_predict_refuses_to_replace_files(forest, model, capsys):
+    for arguments, message in (
+        (["--out", "test.csv", "--force"], "would replace a file that is read"),
+        (["--out", "trusted.csv"], "the file exists and was left as it is; --force replaces it"),
+        (["--out", "p.html"], "the name of a table ends in"),
+    ):
+        assert cli.main(["predict", "model.safetensors", "test.csv", *arguments]) == 2
+        assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", [b"", b"height,width\n1,2\n", bytes(1000)])
+def test_predict_with_a_foreign_model(forest, capsys, content):
+    forest.write("model.safetensors", content)
+    assert cli.main(["predict", "model.safetensors", "test.csv"]) == 2
+    assert "model.safetensors" in capsys.readouterr().err
+
+
+def test_a_model_saved_from_python_predicts_a_table(forest, capsys):
+    numbers = forest.frame[["height", "width"]]
+    cleaner = HyperCleaner(noise="rows", steps=2, random_state=0)
+    cleaner.fit(numbers, forest.frame.species.to_numpy(), trusted=np.arange(240) < 60)
+    save_cleaner("model.safetensors", cleaner)
+    assert cli.main(["predict", "model.safetensors", "test.csv", "--out", "p.csv"]) == 0
+    frame = pd.read_csv("p.csv")
+    np.testing.assert_array_equal(frame.predicted_label, cleaner.predict(forest.test[["height", "width"]]))
+    cleaner.fit(numbers.to_numpy(), forest.frame.species.to_numpy(), trusted=np.arange(240) < 60)
+    save_cleaner("model.safetensors", cleaner, overwrite=True)
+    forest.write("numbers.csv", forest.test[["height", "width"]])
+    assert cli.main(["predict", "model.safetensors", "numbers.csv", "--out", "q.csv"]) == 0
+    pd.testing.assert_frame_equal(pd.read_csv("q.csv"), frame)
+    capsys.readouterr()
+    assert cli.main(["predict", "model.safetensors", "test.csv"]) == 2
+    assert "model.safetensors takes 2 columns of numbers, and test.csv has 4" in capsys.readouterr().err
+
+
+# --- help ---
+
+
+def test_help_teaches(capsys):
+    assert cli.main(["clean", "--help"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    for part in ("--trusted-column", "Exit codes: 0 done", "--json", "weights.csv", "jq .label_issues", "Ctrl-C"):
+        assert part in text
+    assert cli.main(["predict", "--help"]) == 0
+    assert "bilevel predict model.safetensors new.csv" in " ".join(capsys.readouterr().out.split())

@@ -1,0 +1,266 @@
+"""HyperCleaner: the contract of scikit-learn, and what it finds."""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+
+import numpy as np
+import pandas as pd
+import pytest
+import sklearn
+from scipy import sparse
+from sklearn.base import clone
+from sklearn.datasets import load_digits
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import roc_auc_score
+from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import Pipeline, make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import check_estimator
+
+import bilevel
+from bilevel import HyperCleaner
+from bilevel.applications.hyper_cleaning import TrustWarning
+from bilevel.errors import BilevelError, InvalidInput
+
+NOISES = ("rows", "class-pairs", "transition")
+
+
+def digits(seed=0, trusted=80, wrong=0.4):
+    """Rows, given labels, trusted mask, whether a label is wrong, true labels; k is called k + 3."""
+    pixels, labels = load_digits(return_X_y=True)
+    rng = np.random.default_rng(seed)
+    order = rng.permutation(len(labels))[:1000]
+    X, true = (pixels[order] / 16.0).astype(np.float32), labels[order]
+    mask = np.isin(np.arange(1000), rng.choice(1000, trusted, replace=False))
+    flipped = ~mask & (rng.random(1000) < wrong)
+    return X, np.where(flipped, (true + 3) % 10, true), mask, flipped, true
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    X, y, mask, flipped, true = digits()
+    return HyperCleaner(random_state=0).fit(X, y, trusted=mask), X, y, mask, flipped, true
+
+
+def test_check_estimator():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # every check fits without trusted rows
+        check_estimator(HyperCleaner(random_state=0, steps=10), on_skip=None)
+
+
+def test_finds_wrong_labels_and_is_not_fooled(fitted):
+    cleaner, X, y, mask, flipped, true = fitted
+    issues = cleaner.label_issues()
+    assert list(issues.columns) == ["is_label_issue", "label_quality", "given_label", "predicted_label"]
+    assert roc_auc_score(~flipped[~mask], issues["label_quality"][~mask]) > 0.97
+    naive = LogisticRegression(C=0.1, max_iter=200).fit(X, y).score(X, true)
+    assert cleaner.score(X, true) > max(0.92, naive + 0.1)
+    assert cleaner.refit(LogisticRegression(C=0.1, max_iter=200)).score(X, true) > naive + 0.1
+    assert not issues["is_label_issue"][mask].any()
+    assert cleaner.noise_ == "transition"
+    assert set(cleaner.selection_) == set(NOISES)
+
+
+def test_transition_matrix_shows_the_confusion(fitted):
+    cleaner = fitted[0]
+    assert cleaner.transition_.shape == (10, 10)
+    np.testing.assert_allclose(cleaner.transition_.sum(1), 1.0, atol=1e-5)
+    assert np.mean([cleaner.transition_[k, (k + 3) % 10] for k in range(10)]) == pytest.approx(0.4, abs=0.1)
+
+
+@pytest.mark.parametrize("noise", NOISES)
+def test_each_noise_model(noise):
+    X, y, mask, flipped, _true = digits(trusted=200, wrong=0.3)
+    cleaner = HyperCleaner(noise=noise, random_state=0).fit(X, y, trusted=mask)
+    quality = cleaner.label_issues()["label_quality"]
+    assert roc_auc_score(~flipped[~mask], quality[~mask]) > 0.9
+    assert cleaner.noise_ == noise
+    assert np.all((cleaner.sample_weight_ >= 0) & (cleaner.sample_weight_ <= 1))
+    assert np.all(cleaner.sample_weight_[mask] == 1)
+    assert cleaner.sample_weight_[flipped].mean() < cleaner.sample_weight_[~flipped & ~mask].mean() + (
+        noise == "class-pairs"
+    )
+
+
+@pytest.mark.parametrize("loss", ["squared", "smoothed hinge"])
+def test_other_losses(loss):
+    X, y, mask, _, true = digits(wrong=0.2)
+    cleaner = HyperCleaner(loss=loss, random_state=0).fit(X, y, trusted=mask)
+    assert cleaner.score(X, true) > 0.8
+    assert "transition" not in cleaner.selection_  # it needs probabilities
+
+
+def test_radius_is_learned_or_kept(fitted):
+    X, y, mask, _, _true = fitted[1:]
+    assert fitted[0].radius_ > 0
+    small = HyperCleaner(radius=2.0, noise="transition", random_state=0).fit(X, y, trusted=mask)
+    assert small.radius_ == 2.0
+    assert np.abs(small.coef_).sum(1).max() <= 2.0 * (1 + 1e-5)
+    other = HyperCleaner(constraint=bilevel.sets.L2Ball(1.0), noise="rows", random_state=0).fit(X, y, trusted=mask)
+    assert other.radius_ is None
+    assert np.linalg.norm(other.coef_, axis=1).max() <= 1 + 1e-5
+
+
+def test_trusted_rows_beside_or_among_the_others_are_the_same():
+    X, y, mask, _, _true = digits()
+    among = HyperCleaner(noise="transition", random_state=0).fit(np.r_[X[~mask], X[mask]], np.r_[y[~mask], y[mask]],
+                                                               trusted=np.arange(1000) >= (~mask).sum())  # fmt: skip
+    beside = HyperCleaner(noise="transition", random_state=0).fit(
+        X[~mask], y[~mask], X_trusted=X[mask], y_trusted=y[mask]
+    )
+    np.testing.assert_array_equal(among.coef_, beside.coef_)
+    assert len(beside.label_issues()) == (~mask).sum()
+    one, other = (c.refit(LogisticRegression(C=0.1, max_iter=200)).coef_ for c in (among, beside))
+    np.testing.assert_allclose(one, other, atol=1e-4)
+
+
+def test_dense_sparse_and_mapped_rows_agree(tmp_path):
+    X, y, mask, _, _ = digits()
+    X = X.astype(np.float64)
+    path = tmp_path / "rows.npy"
+    np.save(path, X)
+    models = [
+        HyperCleaner(noise="transition", random_state=0, steps=5).fit(rows, y, trusted=mask)
+        for rows in (X, sparse.csr_matrix(X), np.load(path, mmap_mode="r"))
+    ]
+    for model in models[1:]:
+        np.testing.assert_allclose(model.coef_, models[0].coef_, rtol=1e-6, atol=1e-8)
+
+
+def test_pandas_in_pandas_out_and_labels_of_any_type():
+    X, y, mask, _, _ = digits()
+    names = np.array([f"digit {k}" for k in range(10)], dtype=object)
+    table = pd.DataFrame(X, columns=[f"pixel {i}" for i in range(64)], index=[f"row {i}" for i in range(1000)])
+    cleaner = HyperCleaner(noise="transition", random_state=0).fit(
+        table, pd.Series(names[y], index=table.index), trusted=mask
+    )
+    issues = cleaner.label_issues()
+    assert list(issues.index) == list(table.index)
+    assert set(issues["predicted_label"]) <= set(names)
+    assert cleaner.predict(table)[0] in names
+    assert list(cleaner.feature_names_in_) == list(table.columns)
+    assert cleaner.refit(LogisticRegression(max_iter=500)).predict(table)[0] in names
+
+
+def test_without_trusted_rows_it_warns():
+    X, y, *_ = digits(wrong=0.1)
+    with pytest.warns(TrustWarning, match="ASSUMED TO BE RIGHT"):
+        cleaner = HyperCleaner(noise="transition", random_state=0).fit(X, y)
+    assert cleaner.trusted_.sum() == 100
+
+
+def test_clone_and_pickle(fitted):
+    cleaner, X, y, _mask, *_ = fitted
+    assert clone(cleaner).get_params() == cleaner.get_params()
+    copy = pickle.loads(pickle.dumps(cleaner))
+    np.testing.assert_array_equal(copy.predict_proba(X), cleaner.predict_proba(X))
+    assert len(pickle.dumps(cleaner)) < X.nbytes / 2  # the rows stay behind
+    with pytest.raises(InvalidInput, match="left its rows behind"):
+        copy.refit(LogisticRegression())
+    again = copy.refit(LogisticRegression(C=0.1, max_iter=200), X, y)
+    np.testing.assert_array_equal(again.coef_, cleaner.refit(LogisticRegression(C=0.1, max_iter=200)).coef_)
+
+
+def test_pipeline_and_grid_search_split_the_mask():
+    X, y, mask, *_ = digits()
+    pipeline = make_pipeline(StandardScaler(), HyperCleaner(noise="transition", random_state=0, steps=5))
+    search = GridSearchCV(pipeline, {"hypercleaner__ridge": [1e-3, 1e-1]}, cv=3)
+    search.fit(X, y, hypercleaner__trusted=mask)
+    assert search.best_params_["hypercleaner__ridge"] in (1e-3, 1e-1)
+    assert search.best_estimator_[-1].trusted_.sum() == mask.sum()
+
+
+def test_pipeline_scales_trusted_rows_too():
+    X, y, mask, *_ = digits()
+    X = X * 1000.0 + 500.0
+    with sklearn.config_context(enable_metadata_routing=True):
+        cleaner = HyperCleaner(noise="transition", random_state=0).set_fit_request(X_trusted=True, y_trusted=True)
+        scaler = StandardScaler()
+        pipeline = Pipeline([("scale", scaler), ("clean", cleaner)], transform_input=["X_trusted"])
+        pipeline.fit(X[~mask], y[~mask], X_trusted=X[mask], y_trusted=y[mask])
+    scale = StandardScaler().fit(X[~mask])
+    by_hand = HyperCleaner(noise="transition", random_state=0).fit(
+        scale.transform(X[~mask]), y[~mask], X_trusted=scale.transform(X[mask]), y_trusted=y[mask]
+    )
+    np.testing.assert_allclose(pipeline[-1].coef_, by_hand.coef_, rtol=1e-5, atol=1e-6)
+
+
+def test_interruption_keeps_what_was_learned():
+    X, y, mask, *_ = digits()
+
+    def interrupt(moment):
+        if moment.done == 8:
+            raise KeyboardInterrupt
+
+    cleaner = HyperCleaner(random_state=0, callback=interrupt).fit(X, y, trusted=mask)
+    assert cleaner.status_ == "interrupted"
+    assert cleaner.noise_ == "transition"
+    assert cleaner.n_iter_ == 8
+    assert cleaner.predict(X).shape == (1000,)
+
+
+def test_progress_counts_to_its_end(capsys):
+    X, y, mask, *_ = digits()
+    moments = []
+    HyperCleaner(random_state=0, callback=moments.append, verbose=True).fit(X, y, trusted=mask)
+    assert [moment.done for moment in moments] == sorted(moment.done for moment in moments)
+    assert moments[-1].done <= moments[-1].total
+    assert "training" in capsys.readouterr().err
+
+
+def test_the_same_seed_gives_the_same_bits(fitted):
+    cleaner, X, y, mask, *_ = fitted
+    np.testing.assert_array_equal(HyperCleaner(random_state=0).fit(X, y, trusted=mask).coef_, cleaner.coef_)
+
+
+@pytest.mark.parametrize("solver", ["dmlcbo", "approx", "vpbgd", "projected-soba", bilevel.DMLCBO(upper_step=0.5)])
+def test_solvers(solver):
+    X, y, mask, _, true = digits(wrong=0.2)
+    cleaner = HyperCleaner(noise="class-pairs", radius=15.0, solver=solver, steps=5, random_state=0).fit(
+        X, y, trusted=mask
+    )
+    assert cleaner.score(X, true) > 0.7
+
+
+BAD = {
+    "noise": ({"noise": "row"}, {}, "noise must be"),
+    "loss": ({"loss": "hinge"}, {}, "loss"),
+    "radius": ({"radius": -1.0}, {}, "radius must be"),
+    "solver": ({"solver": "adam"}, {}, "solver must be"),
+    "steps": ({"steps": 0}, {}, "steps must be"),
+    "ridge": ({"ridge": -1.0}, {}, "ridge must be"),
+    "mask of another length": ({}, {"trusted": np.ones(3, bool)}, "one truth value per row"),
+    "mask of names": ({}, {"trusted": np.array(["yes"] * 1000)}, "truth values"),
+    "empty mask": ({}, {"trusted": np.zeros(1000, bool)}, "marks no row"),
+    "full mask": ({}, {"trusted": np.ones(1000, bool)}, "nothing to clean"),
+    "half a pair": ({}, {"X_trusted": np.zeros((2, 64))}, "go together"),
+    "unknown trusted label": ({}, {"X_trusted": np.zeros((2, 64)), "y_trusted": [0, 99]}, "99"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input(case):
+    X, y, mask, *_ = digits()
+    settings, arguments, message = BAD[case]
+    with pytest.raises(BilevelError, match=message):
+        HyperCleaner(**settings).fit(X, y, **(arguments if arguments else {"trusted": mask}))
+
+
+def test_missing_values_are_named():
+    X, y, mask, *_ = digits()
+    table = pd.DataFrame(X, columns=[f"pixel {i}" for i in range(64)])
+    table.iloc[7, 5] = np.nan
+    with pytest.raises(InvalidInput, match="NaN.*row 7, column 'pixel 5'"):
+        HyperCleaner().fit(table, y, trusted=mask)
+    holes = sparse.csr_matrix(X)
+    holes.data[0] = np.inf
+    with pytest.raises(InvalidInput, match="inf.*row 0"):
+        HyperCleaner().fit(holes, y, trusted=mask)
+
+
+def test_one_class_is_refused():
+    X, _, mask, *_ = digits()
+    with pytest.raises(InvalidInput, match="one class"):
+        HyperCleaner().fit(X, np.zeros(1000, int), trusted=mask)
