@@ -173,7 +173,7 @@ class _Placed(Linearization):
         self.problem.costs.hessian_products += 1
         moved = self._back(self._map[2], self._at_y.lower_hvp(w))
         with torch.enable_grad():
-            stretched = self._map[1] * v  # its derivative in x is that of s alone
+            stretched = self._map[1] * leaves(v)[0]  # its derivative in x is that of s alone
         return add(add(self._at_y.lower_cross(w), moved), self._back(stretched, self._at_y.lower_grad_y))
 
 

@@ -8,7 +8,6 @@ from bilevel.testing.known_problems import known_problems
 from bilevel.testing.solvers import run_known
 
 RUNS = [
-    (bilevel.DMLCBO(), 3000),
     (bilevel.ProjectedSOBA(), 300),
     (bilevel.PenaltyMomentum(), 300),
     (bilevel.MEHA(), 300),
@@ -29,7 +28,8 @@ RUNS = [
 
 
 def test_every_solver_is_among_them():
-    assert {type(solver) for solver, _ in RUNS} == set(solver_classes())
+    """DMLCBO has `test_known_problems.py::test_dmlcbo_untuned_on_other_instances`."""
+    assert {type(solver) for solver, _ in RUNS} == set(solver_classes()) - {bilevel.DMLCBO}
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ minimised over x in X, y in Y and z in [0, r]^m by one step on each variable (th
 y lies in Y at every step and satisfies h(x, y) <= 0 in the limit of growing c. Without h the multipliers disappear and
 G is g minus its Moreau envelope. First-order only.
 
-Checked against the paper and the authors' code (all directions at the old point, lambda+ in closed form). Differs in:
+As in the paper and the authors' code, all directions are taken at the old point, lambda+ in closed form. Differs in:
 1. steps of their own for x, y and z, where the experiments of the paper give x and y one step; 2. "auto" steps from
 curvatures, where the paper tunes; 3. c_k grows without the cap of 10 of the authors' code.
 """

@@ -13,7 +13,7 @@ Upper level: x is projected on X at every T-th step only, and q learns the part 
     x <- P_X( x_hat - T alpha q )  at every T-th step,   else x_hat
     q <- q + (x - x_hat) / (T alpha)  at every T-th step
 
-Checked against the paper and the authors' code; differs in: 1. the last of the S lower steps always projects, so that
+Differs from the paper and the authors' code in: 1. the last of the S lower steps always projects, so that
 the y of every state is feasible; 2. y and w follow x at each of the T steps, where the authors hold them and renew
 grad_x f alone; 3. q, which is 0 in the paper: x then drifts off X along the normal part of h, and where X is active the
 answer is off by O(alpha (T - 1)). With q the fixed point is that of T = 1.

@@ -19,8 +19,8 @@ x and y share the step alpha, because P_C is a projection of the pair. The proje
 rounding by the method of multipliers (`sets.inequality_set`), so that every iterate is feasible; h must be convex in
 (x, y) together. Its products with derivatives of h are counted. Without h there are no multipliers and C = X x Y.
 
-Checked against the paper and the authors' code (theta and lambda move together from the old pair, then x, y and z from
-the new one). Differs in: 1. a step of its own for lambda, where the paper gives theta and lambda one; 2. "auto" steps.
+As in the paper and the authors' code, theta and lambda move together from the old pair, then x, y and z from the new
+one. Differs in: 1. a step of its own for lambda, where the paper gives theta and lambda one; 2. "auto" steps.
 """
 
 from __future__ import annotations

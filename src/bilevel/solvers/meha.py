@@ -14,7 +14,7 @@ proximal map is P_Y):
 
 The gradient of v_gamma is g_x(x, theta*) in x and (y - theta*)/gamma in y. A finite c biases the answer by O(1/c).
 
-Checked against the paper and the authors' code (theta, then x, then y at the new x). Differs in: 1. "auto" steps of y
+As in the paper and the authors' code, theta moves first, then x, then y at the new x. Differs in: 1. "auto" steps of y
 and theta from the curvature of g, where the paper tunes; 2. the nonsmooth part is the indicator of Y alone.
 """
 
