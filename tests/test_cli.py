@@ -34,7 +34,8 @@ def python(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProc
     ],
 )
 def test_torch_is_not_loaded(code):
-    check = "import sys; heavy = {'torch', 'numpy', 'pandas', 'sklearn', 'matplotlib'} & set(sys.modules); assert not heavy, heavy"
+    heavy = "{'torch', 'numpy', 'pandas', 'sklearn', 'matplotlib'}"
+    check = f"import sys; heavy = {heavy} & set(sys.modules); assert not heavy, heavy"
     finished = python("-c", f"{code}\n{check}")
     assert finished.returncode == 0, finished.stderr
 
