@@ -33,7 +33,7 @@ def cut_level(b: Tensor, radius: Tensor) -> Tensor:
         return _by_sorting(b, radius)
     if b.numel() == b.shape[-1] and radius.numel() == 1:
         level = torch.full_like(b[..., :1], cut_level_of_one(b.reshape(-1), float(radius)))
-        return level.expand(torch.broadcast_shapes(level.shape, radius.shape))
+        return torch.broadcast_tensors(level, radius)[0]
     return _by_newton(b, radius)
 
 
@@ -98,7 +98,7 @@ def _by_sorting(b: Tensor, radius: Tensor) -> Tensor:
 def _by_newton(b: Tensor, radius: Tensor) -> Tensor:
     """Newton's method on all rows at once, until no row changes its number of positive entries."""
     level = torch.maximum((b.sum(-1, keepdim=True) - radius) / b.shape[-1], -radius)
-    positive, count = b.new_empty(torch.broadcast_shapes(b.shape, radius.shape)), None
+    positive, count = b - level, None
     for _ in range(ROUNDS):
         torch.sub(b, level, out=positive).clamp_min_(0)
         excess = positive.sum(-1, keepdim=True) - radius

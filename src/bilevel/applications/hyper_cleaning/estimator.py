@@ -58,7 +58,7 @@ class HyperCleaner(ClassifierMixin, BaseEstimator):
         "auto", the name of a solver ("dmlcbo", "approx", "implicit", "vpbgd", "rmd-pcd", "projected-soba") or an
         object such as `bilevel.DMLCBO(upper_step=0.5)`.
     steps
-        Upper-level steps per noise model; default 60 for "rows", 20 for the others.
+        Upper-level steps per noise model; default 20, and 10 for "class-pairs".
     trusted_fraction
         Without trusted rows, this share of the rows is taken on trust, with a warning.
     batch_size

@@ -123,7 +123,7 @@ class RowMean:
     def _collected(self, parts: Iterator[Tensor]) -> Tensor:
         """Derivatives in x from blocks of rows: put side by side, or added up."""
         total = torch.cat(list(parts)) if self._noise.per_row else torch.stack(list(parts)).sum(0)
-        return total / self._count
+        return total.div_(self._count)
 
 
 def scores_of(design: Design, y: Model) -> Tensor:

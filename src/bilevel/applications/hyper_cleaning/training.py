@@ -24,12 +24,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...curvature import largest_curvature
 from ...errors import InvalidInput, NotFinite
 from ...hypergradients import LinearSolve
 from ...loop import iterate
-from ...lower import solve_lower
 from ...sets.base import ConvexSet
 from ...solvers import DMLCBO, Approx, Solver
+from ...solvers.inner import InnerSolution, solve_to
 from .centred import CentredDesign, column_means
 from .design import Design
 from .losses import LogLikelihood, Loss
@@ -39,7 +40,7 @@ from .row_mean import Model
 
 ROWS_PER_CLASS, SMALLEST_SAMPLE = 200, 2000
 """A matrix of class pairs is learned from so many noisy rows per class, and from no fewer than so many in all."""
-STEPS = {"rows": 30, "class-pairs": 20, "transition": 20}
+STEPS = {"transition": 20, "class-pairs": 10, "rows": 20}
 """Upper-level steps of each noise model."""
 WIDE = 1e4
 """The radius of a ball that holds nobody back."""
@@ -228,14 +229,14 @@ class _Training:
             return torch.full((len(self.held_out),), math.inf)
         problem, x = self._last_problem(result, result.rows, self.judges)
         with self.interruption.caught():
-            result.y = solve_lower(problem, x, result.y, tol=3e-3, max_steps=40).y
+            result.y = trained(problem, x, problem.constraint_at(x).project(result.y), steps=25).y
         chances = problem.loss.probabilities(problem.scores(result.y, self.held_out.design))
         return (chances - one_hot(self.held_out.labels, problem.classes, chances.new_ones(()))).square().sum(-1)
 
     def _model_of(self, rows: Rows) -> Model:
         """The model that trusts these rows and no others."""
         problem = self.settings.problem(rows, rows, noise=Certain(), radius=WIDE, batch_size=None)
-        return solve_lower(problem, problem.start(), tol=3e-3, max_steps=60).y  # type: ignore[return-value]
+        return trained(problem, problem.start(), problem.y0, steps=60).y  # type: ignore[return-value]
 
     def _run(self, name: str, noise: NoiseModel, rows: Rows) -> Learned:
         """Learn the x of one noise model."""
@@ -243,7 +244,8 @@ class _Training:
         x, y = self._start(problem)
         result = Learned(name, problem, rows, x=x, y=y)
         with self.interruption.caught(), suppress(NotFinite):  # a run that diverges keeps an infinite loss
-            y = solve_lower(problem, x, y, tol=3e-3, max_steps=40).y
+            if isinstance(noise, Transition):  # far from its lower level the radius would be misled
+                y = trained(problem, x, y, steps=40).y
             states = iterate(problem, x, y, solver=self._solver(problem), seed=self.settings.seed)
             for state in islice(states, self._steps(name)):
                 self._note(result, state)
@@ -322,12 +324,13 @@ class _Training:
         """Train on all noisy rows as x says and on all trusted rows; and the radius of the ball."""
         problem, x = self._last_problem(winner, self.noisy, self.trusted)
         y: Any = winner.y
+        tol = POLISHED * self.settings.classes**0.5
         with self.interruption.caught():
+            y, curvature = problem.constraint_at(x).project(y), None
             for _ in range(POLISHING // STRIDE):
-                solved = solve_lower(problem, x, y, tol=POLISHED * self.settings.classes**0.5, max_steps=STRIDE)
-                y = solved.y
+                y, residual, _, curvature = trained(problem, x, y, steps=STRIDE, tol=tol, curvature=curvature)
                 self._advance("training", math.nan)
-                if solved.converged:
+                if residual <= tol:
                     break
         return y, None if self.settings.constraint is not None else self._radius(winner)
 
@@ -354,6 +357,15 @@ class _Training:
             return matrix.diagonal()[labels]
         joint = problem.loss.probabilities(problem.scores(y, self.noisy.design)) * matrix.T[labels]
         return joint.gather(1, labels[:, None])[:, 0] / joint.sum(-1)
+
+
+def trained(
+    problem: CleaningProblem, x: Any, y: Any, *, steps: int, tol: float = 3e-3, curvature: float | None = None
+) -> InnerSolution:
+    """The lower level from y, by so many accelerated steps at most; the curvature found serves the next call."""
+    if curvature is None:
+        curvature = largest_curvature(problem.linearize(x, y), steps=10)
+    return solve_to(problem, x, y, tol=tol, max_steps=steps, curvature=curvature)
 
 
 def split(labels: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
