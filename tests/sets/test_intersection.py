@@ -16,6 +16,7 @@ from bilevel.sets import (
     L2Ball,
     NonNegative,
     NuclearNormBall,
+    Polyhedron,
     PSDCone,
     Simplex,
     from_projection,
@@ -74,6 +75,21 @@ def test_intersections_that_have_a_closed_form():
     ]
     for Y, known in pairs:
         torch.testing.assert_close(Y.project(z), known.project(z), rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_half_spaces_are_a_polyhedron(seed):
+    """Two algorithms, points and Jacobians: some rows nearly parallel, one given twice, a common point on them all."""
+    generator = torch.Generator().manual_seed(seed)
+    rows, center = torch.randn(8, 5, generator=generator, **F64), torch.randn(5, generator=generator, **F64)
+    rows[6], rows[7] = rows[0] + 1e-5 * rows[1], 2 * rows[2]
+    h = rows @ center + (seed % 2) * torch.rand(8, generator=generator, **F64)
+    Y, known = Intersection(*(HalfSpace(row, side) for row, side in zip(rows, h, strict=True))), Polyhedron(rows, h)
+    z = center + 3 * torch.randn(10, 5, generator=generator, **F64)
+    torch.testing.assert_close(Y.project(z), known.project(z), rtol=0, atol=1e-10)
+    if seed % 2:  # at a common point of all rows, every z has a kink nearby
+        v = torch.randn(10, 5, generator=generator, **F64)
+        torch.testing.assert_close(Y.jacobian(z).apply(v), known.jacobian(z).apply(v), rtol=0, atol=1e-7)
 
 
 def test_matrices_with_a_second_derivative():
