@@ -6,7 +6,7 @@ import cvxpy
 import pytest
 import torch
 
-from bilevel.errors import EmptySet, Incompatible, InvalidType, NotConverged
+from bilevel.errors import EmptySet, Incompatible, InvalidInput, InvalidType, NotConverged
 from bilevel.sets import (
     Box,
     HalfSpace,
@@ -105,6 +105,8 @@ def test_an_empty_intersection_is_noticed():
         Intersection(Box(0.0, 1.0), Box(2.0, 3.0)).project(torch.zeros(2))
     with pytest.raises(Incompatible, match="points of the same kind"):
         Intersection(PSDCone(), L2Ball())
+    with pytest.raises(InvalidInput, match="max_rounds must be at least 1, got 0"):
+        Intersection(L2Ball(), max_rounds=0)
 
 
 @pytest.mark.parametrize("distance", [1e-3, 1.0, 1e6])
