@@ -30,7 +30,7 @@ class Intersection(ConvexSet):
 
     Where the sets only touch (two balls with one common point, a ball and its tangent) the multipliers are infinite
     and an error of e in the sets moves the answer by sqrt(e): about 1e-8 of the size is then the best that
-    can be had in float64, and less than `tol` is refused.
+    can be had in float64. An answer whose estimated error exceeds `tol` is refused with the numbers.
 
     Parameters
     ----------
@@ -56,6 +56,8 @@ class Intersection(ConvexSet):
             raise Incompatible(f"the sets must have points of the same kind, got event_ndim {sorted(kinds)}")
         if not 0 < tol < 1:
             raise InvalidInput(f"tol must lie between 0 and 1, got {tol}")
+        if max_rounds < 1:
+            raise InvalidInput(f"max_rounds must be at least 1, got {max_rounds}")
         self.sets, self.tol, self.max_rounds = sets, tol, max_rounds
         self.event_ndim = sets[0].event_ndim  # type: ignore[misc]
         self.separable = all(part.separable for part in sets)  # type: ignore[misc]

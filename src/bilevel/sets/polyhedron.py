@@ -30,9 +30,9 @@ class Polyhedron(ConvexSet):
 
     Examples
     --------
-    >>> Y = Polyhedron(torch.tensor([[1.0, 1.0], [1.0, -1.0]]), torch.tensor([1.0, 1.0]))
-    >>> Y.project(torch.tensor([1.0, 2.0]))
-    tensor([0., 1.])
+    >>> Y = Polyhedron(torch.tensor([[1.0, 1.0], [1.0, 0.0]]), torch.tensor([1.0, 0.25]))
+    >>> Y.project(torch.tensor([2.0, 1.5]))
+    tensor([0.2500, 0.7500])
     """
 
     polyhedral = True
