@@ -16,7 +16,7 @@ RESIDUAL = 1e-9
 """An oracle answer with a larger KKT residual than this is not used."""
 
 # The objective is strongly convex: a gap g leaves an error of sqrt(2 g), attained at points on the boundary of
-# the set. So gaps below 1e-12 are asked for, in several attempts, since the last digits cost dual feasibility:
+# the set, and so do residuals of feasibility, by which the gap may be hidden. So gaps below 1e-12 are asked for, in several attempts, since the last digits cost dual feasibility:
 # (gap, regularisation of the linear systems, longest step, with refinement of the linear systems to 1e-15).
 _ATTEMPTS = (
     (1e-14, 1e-10, 0.99, True),
@@ -72,7 +72,7 @@ class Oracle:
         return self._problems[shifted]
 
     def answers(self, z: Tensor) -> Iterator[tuple[Tensor, float]]:
-        """Projections of one point, each with the error that its gap allows; large residuals are left out."""
+        """Projections of one point, each with the error that its residuals allow; large ones are left out."""
         self._point.value = z.detach().double().numpy()
         for shifted, settings in ((False, _ATTEMPTS), (True, _ATTEMPTS[:7])):
             problem = self._problem(shifted)
@@ -99,4 +99,5 @@ class Oracle:
                 if self._variable.id in solution.primal_vars and max(raw.r_prim, raw.r_dual, gap) <= RESIDUAL:
                     value = np.array(solution.primal_vars[self._variable.id], dtype=np.float64)
                     answer = torch.from_numpy(value.reshape(z.shape))
-                    yield z + answer if shifted else answer, math.sqrt(2 * gap)
+                    hidden = raw.r_prim + raw.r_dual  # times vectors of size about 1, in the units of the oracle
+                    yield z + answer if shifted else answer, math.sqrt(2 * (gap + hidden))
