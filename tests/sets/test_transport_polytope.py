@@ -89,6 +89,15 @@ def test_large_potentials_are_harmless(offset):
         assert float(Y.jacobian(z).apply(noise).sum(-1).abs().max()) <= 1e-12
 
 
+def test_points_of_the_polytope_beside_others():
+    """Elements of a batch that need no step, whose Newton matrix is singular, do not disturb those that do."""
+    Y = BirkhoffPolytope(8)
+    z = 10 * torch.randn(400, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    inside = Y.project(z)
+    both = Y.project(torch.cat([inside, z]))
+    torch.testing.assert_close(both, torch.cat([inside, inside]), rtol=0, atol=1e-12)
+
+
 def test_errors_carry_the_numbers():
     with pytest.raises(EmptySet, match="totals that differ by 1"):
         TransportPolytope(torch.ones(2), torch.ones(3))

@@ -189,7 +189,8 @@ def transport_potentials(z: Tensor, rows: Tensor, columns: Tensor) -> tuple[Tens
         size = gradient.abs().amax((-2, -1), keepdim=True)
         if not z.numel() or float(size.max()) <= 1e-15 * (m + n):
             break
-        hessian = _laplacian(z - a - b > 0) + (1e-3 * size).clamp_max(1e-3) * eye + 1e-15 * eye
+        # A Laplacian is singular: the shift is far above its rounding also where nothing is left to do.
+        hessian = _laplacian(z - a - b > 0) + (1e-3 * size).clamp(1e-12, 1e-3) * eye
         step = -torch.linalg.solve(hessian, gradient)
         descent = (gradient * step).sum((-2, -1), keepdim=True)
         here, length = value(a, b), torch.ones_like(size)
