@@ -15,8 +15,9 @@ from ..errors import MissingExtra
 RESIDUAL = 1e-9
 """An oracle answer with a larger KKT residual than this is not used."""
 
-# The objective is strongly convex: a gap g leaves an error of sqrt(2 g), attained at points on the boundary of
-# the set, and so do residuals of feasibility, by which the gap may be hidden. So gaps below 1e-12 are asked for, in several attempts, since the last digits cost dual feasibility:
+# The objective is strongly convex: a gap g leaves an error of sqrt(2 g), attained at points on the boundary of the set,
+# and so do residuals of feasibility, behind which a gap may hide. So gaps below 1e-12 are asked for, in several
+# attempts, since the last digits cost dual feasibility:
 # (gap, regularisation of the linear systems, longest step, with refinement of the linear systems to 1e-15).
 _ATTEMPTS = (
     (1e-14, 1e-10, 0.99, True),
