@@ -27,14 +27,15 @@ def python(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProc
         "import bilevel; dir(bilevel); bilevel.__version__; bilevel.BilevelError",
         "from bilevel.cli import main; assert main(['--help']) == 0",
         "from bilevel.cli import main; assert main(['demo', '--help']) == 0",
+        "from bilevel.cli import main; assert main(['clean', '--help']) == 0",
+        "from bilevel.cli import main; assert main(['predict', '--help']) == 0",
         "from bilevel.cli import main; assert main(['--version']) == 0",
         "from bilevel.cli import main; assert main(['no-such-command']) == 2",
     ],
 )
 def test_torch_is_not_loaded(code):
-    check = (
-        "import sys; heavy = {'torch', 'numpy', 'sklearn', 'matplotlib'} & set(sys.modules); assert not heavy, heavy"
-    )
+    heavy = "{'torch', 'numpy', 'pandas', 'sklearn', 'matplotlib'}"
+    check = f"import sys; heavy = {heavy} & set(sys.modules); assert not heavy, heavy"
     finished = python("-c", f"{code}\n{check}")
     assert finished.returncode == 0, finished.stderr
 
@@ -48,7 +49,7 @@ def test_help_teaches_with_examples(capsys):
     assert cli.main(["--help"]) == 0
     text = capsys.readouterr().out
     assert "Examples" in text
-    assert "bilevel demo --help" in text
+    assert "bilevel clean --help" in text
     assert cli.main(["demo", "--help"]) == 0
     text = capsys.readouterr().out
     for part in ("wrong labels", "--seed", "--steps", "--out", "--force", "Examples", "bilevel demo --seed 3"):

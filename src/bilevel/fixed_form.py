@@ -168,7 +168,7 @@ class _Placed(Linearization):
     def _lower_hvp(self, v: Vector) -> Vector:
         return self._scaled(self._at_y.lower_hvp(self._scaled(v)))
 
-    def _lower_cross(self, v: Vector) -> Vector:
+    def _lower_cross(self, v: Any) -> Vector:
         add, w = self.problem.x_space.add, self._scaled(v)
         self.problem.costs.hessian_products += 1
         moved = self._back(self._map[2], self._at_y.lower_hvp(w))

@@ -6,7 +6,7 @@ import cvxpy
 import pytest
 import torch
 
-from bilevel.errors import EmptySet, Incompatible, InvalidType, NotConverged
+from bilevel.errors import EmptySet, Incompatible, InvalidInput, InvalidType, NotConverged
 from bilevel.sets import (
     Box,
     HalfSpace,
@@ -16,6 +16,7 @@ from bilevel.sets import (
     L2Ball,
     NonNegative,
     NuclearNormBall,
+    Polyhedron,
     PSDCone,
     Simplex,
     from_projection,
@@ -76,6 +77,21 @@ def test_intersections_that_have_a_closed_form():
         torch.testing.assert_close(Y.project(z), known.project(z), rtol=0, atol=1e-11)
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_half_spaces_are_a_polyhedron(seed):
+    """Two algorithms, points and Jacobians: some rows nearly parallel, one given twice, a common point on them all."""
+    generator = torch.Generator().manual_seed(seed)
+    rows, center = torch.randn(8, 5, generator=generator, **F64), torch.randn(5, generator=generator, **F64)
+    rows[6], rows[7] = rows[0] + 1e-5 * rows[1], 2 * rows[2]
+    h = rows @ center + (seed % 2) * torch.rand(8, generator=generator, **F64)
+    Y, known = Intersection(*(HalfSpace(row, side) for row, side in zip(rows, h, strict=True))), Polyhedron(rows, h)
+    z = center + 3 * torch.randn(10, 5, generator=generator, **F64)
+    torch.testing.assert_close(Y.project(z), known.project(z), rtol=0, atol=1e-10)
+    if seed % 2:  # at a common point of all rows, every z has a kink nearby
+        v = torch.randn(10, 5, generator=generator, **F64)
+        torch.testing.assert_close(Y.jacobian(z).apply(v), known.jacobian(z).apply(v), rtol=0, atol=1e-7)
+
+
 def test_matrices_with_a_second_derivative():
     Y = Intersection(PSDCone(), NuclearNormBall(torch.tensor(1.0, **F64)))
     z = torch.randn(3, 3, generator=torch.Generator().manual_seed(3), **F64).requires_grad_()
@@ -89,6 +105,8 @@ def test_an_empty_intersection_is_noticed():
         Intersection(Box(0.0, 1.0), Box(2.0, 3.0)).project(torch.zeros(2))
     with pytest.raises(Incompatible, match="points of the same kind"):
         Intersection(PSDCone(), L2Ball())
+    with pytest.raises(InvalidInput, match="max_rounds must be at least 1, got 0"):
+        Intersection(L2Ball(), max_rounds=0)
 
 
 @pytest.mark.parametrize("distance", [1e-3, 1.0, 1e6])

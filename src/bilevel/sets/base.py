@@ -167,7 +167,8 @@ class ConvexSet(ABC):
     def checked(self, z: Any) -> Any:
         """z itself, once it is known to be of the kind that the set takes, and finite: every method starts with it."""
         z = self.of_kind(z)
-        check_finite(type(self).__name__, z, int(self.event_ndim))  # type: ignore[arg-type]
+        ndim = 0 if self.separable else int(self.event_ndim)  # type: ignore[arg-type]
+        check_finite(type(self).__name__, z, ndim)
         return z
 
 
@@ -188,17 +189,19 @@ def tensor_of_points(owner: str, z: Any, event_ndim: int) -> Tensor:
 
 
 def check_finite(owner: str, z: Tensor, event_ndim: int) -> None:
-    """Refuse NaN, infinite values, and values so large that their sum overflows."""
+    """Refuse NaN, infinite values, and values so large that their sum over `event_ndim` dimensions overflows."""
     if not can_look_at_values():
         return
     # A finite z.z proves all that is asked, at the price of one fast pass; only then is every entry looked at.
     flat = z.detach().reshape(-1)
     if math.isfinite(torch.dot(flat, flat)):
         return
-    wide = torch.float32 if z.dtype in HALF else z.dtype
     bad = int((~torch.isfinite(z)).sum())
     if bad:
         raise NotFinite(f"{owner}: {bad} of {z.numel()} entries of the point are NaN or infinite")
+    if event_ndim == 0:
+        return
+    wide = torch.float32 if z.dtype in HALF else z.dtype
     sums = torch.linalg.vector_norm(z.detach().flatten(z.ndim - event_ndim), 1, dim=-1, dtype=wide)
     if bool((sums > largest(wide)).any()):
         raise InvalidInput(

@@ -31,7 +31,7 @@ class FreeSpace(ConvexSet):
 
     def checked(self, z: Any) -> Any:
         z = self.of_kind(z)
-        tree_map(lambda u: check_finite("FreeSpace", u, min(1, u.ndim)), z)
+        tree_map(lambda u: check_finite("FreeSpace", u, 0), z)
         return z
 
     def project(self, z: Any) -> Any:

@@ -131,23 +131,16 @@ class ConicSet(ConvexSet):
         # Cones have no size: (x, w) of the programme divided by a unit are (x, w) divided by it.
         unit = max(float(z.abs().max()), float(self._b.abs().max()) if len(self._b) else 0.0) or 1.0
         data, chain = self._data(z / unit)
-        best: tuple[float, Any, str] = (math.inf, None, "no answer")
+        data["b"] = data["b"] / unit
+        best: tuple[float, Any, str] = (math.inf, (), "no answer")
         for options in _ATTEMPTS:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                scaled = {**data, "b": data["b"] / unit}
-                try:
-                    raw = chain.solve_via_data(self._problem, scaled, False, False, {**_TIGHT, **options})
-                except BaseException as panic:  # Clarabel's eigenvalue routine may panic, which is no Exception
-                    if type(panic).__name__ != "PanicException":
-                        raise
-                    continue
-            if "Infeasible" in str(raw.status):
-                raise EmptySet(f"from_cvxpy: no point satisfies the constraints (solver: {raw.status})")
+            raw = self._clarabel(data, chain, options)
+            if raw is None:
+                continue
             x, s, dual = (unit * torch.tensor(list(v), dtype=torch.float64) for v in (raw.x, raw.s, raw.z))
-            left, *solution = self._newton(self._linear(z), x, s - dual)
+            left, *answer = self._newton(self._linear(z), x, s - dual)
             if left < best[0]:
-                best = (left, solution, str(raw.status))
+                best = (left, tuple(answer), str(raw.status))
             if left <= 1e-12 * unit:
                 break
         left, solution, status = best
@@ -155,7 +148,21 @@ class ConicSet(ConvexSet):
             raise NotConverged(
                 f"from_cvxpy: the solver ({status}) leaves a KKT residual of {left / unit:.2g} of the size"
             )
-        return tuple(solution)
+        return solution
+
+    def _clarabel(self, data: Any, chain: Any, options: dict[str, Any]) -> Any:
+        """The solver's answer, None if it breaks down."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                raw = chain.solve_via_data(self._problem, data, False, False, {**_TIGHT, **options})
+            except BaseException as panic:  # Clarabel's eigenvalue routine may panic, which is no Exception
+                if type(panic).__name__ != "PanicException":
+                    raise
+                return None
+        if "Infeasible" in str(raw.status):
+            raise EmptySet(f"from_cvxpy: no point satisfies the constraints (solver: {raw.status})")
+        return raw
 
     def _newton(self, q: Tensor, x: Tensor, w: Tensor) -> tuple[float, Tensor, Tensor, Tensor]:
         """Newton steps on the KKT equations as long as they help: the residual left, x, w and the inverse."""

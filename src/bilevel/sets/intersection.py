@@ -9,11 +9,10 @@ from torch import Tensor
 
 from ..errors import EmptySet, Incompatible, InvalidInput, InvalidType, NotConverged
 from .base import ConvexSet, Face, can_look_at_values, event_norm, tracked
+from .linearised_kkt import KKTFace, LinearisedKKT
 
 ROUNDING, GOOD = 1e-14, 1e-11
 """Relative errors: Newton steps aim at the first; no more multipliers are tried below the second."""
-FLAT, PARALLEL = 1e-9, 1e-10
-"""Eigenvalues of a Jacobian that count as 0; sines of angles between normals that count as 0."""
 INNER, HALVINGS, POLISH, PATIENCE = 30, 30, 40, 2
 """Newton steps for given multipliers, halvings of a step; Newton steps on the KKT equations, those without gain."""
 FAR = 1e6
@@ -31,7 +30,7 @@ class Intersection(ConvexSet):
 
     Where the sets only touch (two balls with one common point, a ball and its tangent) the multipliers are infinite
     and an error of e in the sets moves the answer by sqrt(e): about 1e-8 of the size is then the best that
-    can be had in float64, and less than `tol` is refused.
+    can be had in float64. An answer whose estimated error exceeds `tol` is refused with the numbers.
 
     Parameters
     ----------
@@ -57,6 +56,8 @@ class Intersection(ConvexSet):
             raise Incompatible(f"the sets must have points of the same kind, got event_ndim {sorted(kinds)}")
         if not 0 < tol < 1:
             raise InvalidInput(f"tol must lie between 0 and 1, got {tol}")
+        if max_rounds < 1:
+            raise InvalidInput(f"max_rounds must be at least 1, got {max_rounds}")
         self.sets, self.tol, self.max_rounds = sets, tol, max_rounds
         self.event_ndim = sets[0].event_ndim  # type: ignore[misc]
         self.separable = all(part.separable for part in sets)  # type: ignore[misc]
@@ -104,40 +105,44 @@ class Intersection(ConvexSet):
         """y, the normals u (k, ...) and a weight for which u/weight is no larger than z or y; without gradients."""
         if not can_look_at_values():
             raise Incompatible("Intersection iterates on values: give leading batch dimensions instead of vmap")
-        best = Best(z, len(self.sets), int(self.event_ndim))  # type: ignore[arg-type]
+        nearest = torch.stack(torch.broadcast_tensors(*(part.project(z) for part in self.sets)))
+        z = z.expand_as(nearest[0])  # a parameter may have one value per batch element
+        best = Best(z, nearest, int(self.event_ndim))  # type: ignore[arg-type]
         if not z.numel():
             return best.answer()
-        nearest = torch.stack([part.project(z) for part in self.sets])
-        away = event_norm(z - nearest, best.ndim).amax(0)  # y is at least as far from z
-        best.reach = torch.maximum(event_norm(nearest, best.ndim).amin(0), away - event_norm(z, best.ndim))
-        self._try(best, z, torch.zeros_like(best.normals), worse=ROUNDING)
-        for k, y in enumerate(nearest):  # one set alone may hold the point back
-            alone = torch.zeros_like(best.normals)
-            alone[k] = z - y
-            self._try(best, y, alone, worse=ROUNDING)
+        self._try_each_alone(best, nearest)
         if best.worst() <= ROUNDING:
             return best.answer()
-        y, normals = z, torch.zeros_like(best.normals)
-        first = (away / best.reach.clamp_min(1e-300)).clamp(1.0, 1e15).reshape(best.weight.shape)
-        for round in range(self.max_rounds):
-            y, normals = self._augmented_lagrangian(z, y, normals, 4.0**round * first, best.error > GOOD)
+        y, normals, weight = z, torch.zeros_like(nearest), best.first_weight
+        for step in range(self.max_rounds):
+            y, normals = self._augmented_lagrangian(z, y, normals, 4.0**step * weight, best.error > GOOD)
             self._polish(best, y, normals)
             if best.worst() <= GOOD:
                 break
-            if round >= 5 and best.worst() > self.tol:
+            if step >= 5 and best.worst() > self.tol:
                 self._check_not_empty(best, y)
                 self._check_not_empty(best, best.y)
+        self._check_accuracy(best)
+        # The tip of a cone, without the rounding of z.
+        self._try(best, torch.zeros_like(z), best.normals, angle=best.angle)
+        return best.answer()
+
+    def _try_each_alone(self, best: Best, nearest: Tensor) -> None:
+        """No set, or one set alone, may hold the point back."""
+        self._try(best, best.z, torch.zeros_like(nearest), worse=ROUNDING)
+        for k, y in enumerate(nearest):
+            alone = torch.zeros_like(nearest)
+            alone[k] = best.z - y
+            self._try(best, y, alone, worse=ROUNDING)
+
+    def _check_accuracy(self, best: Best) -> None:
         error = max(best.worst(), float(best.rounding.max()))
         if error > self.tol:
-            apart = float(event_norm(self._gaps(best.y, 0 * normals, best.weight), best.ndim).max())
+            apart = float(event_norm(self._gaps(best.y, 0 * best.normals, best.weight), best.ndim).max())
             raise NotConverged(
                 f"Intersection: the estimated error is {error:.2g} of the size of the point and a gap of {apart:.2g} "
                 f"is left between the sets, which hardly touch: enlarge one of them, or raise tol (now {self.tol:.2g})"
             )
-        self._try(
-            best, torch.zeros_like(z), best.normals, angle=best.angle
-        )  # the tip of a cone, without the rounding of z
-        return best.answer()
 
     def _try(
         self,
@@ -245,17 +250,24 @@ class Intersection(ConvexSet):
 class Best:
     """For each point of a batch, the (y, u) of smallest error so far."""
 
-    def __init__(self, z: Tensor, count: int, ndim: int) -> None:
+    def __init__(self, z: Tensor, nearest: Tensor, ndim: int) -> None:
+        """`nearest` has the P_i(z) along dimension 0."""
         self.z, self.ndim = z, ndim
-        self.y, self.normals = z, z.new_zeros(count, *z.shape)
+        self.y, self.normals = z.clone(), torch.zeros_like(nearest)
         self.weight = z.new_ones(z.shape[: z.ndim - ndim] + (1,) * ndim)
         self.error = torch.full_like(event_norm(z, ndim), torch.inf)
-        self.reach = torch.zeros_like(self.error)
         self.angle = torch.ones_like(self.error)
+        self._away = event_norm(z - nearest, ndim).amax(0)  # y is at least as far from z
+        self._reach = torch.maximum(event_norm(nearest, ndim).amin(0), self._away - event_norm(z, ndim))
+
+    @property
+    def first_weight(self) -> Tensor:
+        """Large enough to bring y from a far z to the sets."""
+        return (self._away / self._reach.clamp_min(1e-300)).clamp(1.0, 1e15).reshape(self.weight.shape)
 
     def set_size(self, y: Tensor) -> Tensor:
         """|y|, or the part of it that is known from the P_i(z): what gaps between the sets are measured by."""
-        return torch.maximum(self.reach, event_norm(y, self.ndim)).clamp_min(1e-300)
+        return torch.maximum(self._reach, event_norm(y, self.ndim)).clamp_min(1e-300)
 
     def size(self, y: Tensor) -> Tensor:
         """max(|z|, |y|): what errors of y are measured by."""
@@ -297,93 +309,3 @@ class Best:
 
     def answer(self) -> tuple[Tensor, Tensor, Tensor]:
         return self.y, self.normals, self.weight
-
-
-class LinearisedKKT:
-    """The equations y + sum u_i = z, y = P_i(y + u_i/weight) with P_i replaced by its Jacobian J_i.
-
-    Where J_i = 0 the set fixes y (projectors Q_i on these directions); elsewhere it acts as a spring of stiffness
-    weight J_i^+ (I - J_i). So y moves in the common null space of all Q_i, against M = I + the springs.
-    """
-
-    def __init__(self, faces: list[Face], y: Tensor, weight: Tensor, event_ndim: int) -> None:
-        self.faces, self.event_ndim, self.shape = faces, event_ndim, y.shape
-        batch, event = y.shape[: y.ndim - event_ndim], y.shape[y.ndim - event_ndim :]
-        n = event.numel()
-        self.eye = torch.eye(n, dtype=y.dtype, device=y.device)
-        points = self.eye.reshape(n, *(1,) * len(batch), *event).expand(n, *batch, *event)
-        J = torch.stack([face.apply(points).reshape(n, *batch, n).movedim(0, -1) for face in faces])
-        self.J = (J + J.mT) / 2
-        self.weight = weight.reshape((*weight.shape[: weight.ndim - event_ndim], 1, 1))
-
-    def descent(self, slope: Tensor) -> Tensor:
-        """(I + weight sum (I - J_i))^-1 slope: the Newton direction of the augmented Lagrangian."""
-        hessian = self.eye + self.weight * (self.eye - self.J).sum(0)
-        return torch.linalg.solve(hessian, self.column(slope)).reshape(slope.shape)
-
-    def column(self, v: Tensor) -> Tensor:
-        return v.flatten(v.ndim - self.event_ndim).unsqueeze(-1)
-
-    @property
-    def factors(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """weight J_i^+, the springs weight J_i^+ (I - J_i), M, H and the pseudo-inverse of the stacked Q_i."""
-        if not hasattr(self, "_factors"):
-            values, vectors = torch.linalg.eigh(self.J)
-            values = values.clamp(0, 1)
-            fixed = values <= FLAT
-            inverse = torch.where(fixed, 0.0, 1 / torch.where(fixed, 1.0, values))
-            give = self.weight * (vectors * inverse.unsqueeze(-2)) @ vectors.mT
-            spring = self.weight * (vectors * ((1 - values) * inverse).unsqueeze(-2)) @ vectors.mT
-            Q = (vectors * fixed.unsqueeze(-2)) @ vectors.mT
-            left, angles, right = torch.linalg.svd(Q.movedim(0, -3).flatten(-3, -2), full_matrices=False)
-            held = angles > PARALLEL
-            back = (right.mT * torch.where(held, 1 / angles, 0.0).unsqueeze(-2)) @ left.mT
-            free = (right.mT * (~held).unsqueeze(-2)) @ right
-            M = self.eye + spring.sum(0)
-            H = free @ torch.linalg.solve(free @ M @ free + self.eye - free, free)
-            self.rank = (~held).sum(-1)
-            self.angle = torch.where(held, angles, 1.0).amin(-1)
-            self._factors = give, Q, M, (H + H.mT) / 2, back
-        return self._factors
-
-    def newton(self, y: Tensor, normals: Tensor, off: Tensor, gaps: Tensor) -> tuple[Tensor, Tensor]:
-        """(y, u) after one Newton step, for off = y + sum u - z and gaps = y - P_i(y + u_i/weight)."""
-        give, Q, M, H, back = self.factors
-        off, F = self.column(off), gaps.flatten(y.ndim + 1 - self.event_ndim).unsqueeze(-1)
-        # Q_i dy = -Q_i F_i;  M dy + sum weight J_i^+ F_i + sum Q_i nu_i = -off
-        right = -off - (give @ F).sum(0)
-        start = -back @ (Q @ F).movedim(0, -3).flatten(-3, -2)
-        dy = start + H @ (right - M @ start)
-        nu = (back.mT @ (right - M @ dy)).unflatten(-2, (len(Q), -1)).movedim(-3, 0)
-        du = give @ ((self.eye - self.J) @ dy + F) + Q @ nu
-        return y + dy.reshape(y.shape), normals + du.reshape(normals.shape)
-
-
-class KKTFace(Face):
-    """H = T (T'MT)^-1 T', T the directions that no set fixes, M = I + the stiffness of the sets."""
-
-    def __init__(self, kkt: LinearisedKKT) -> None:
-        self._kkt = kkt
-        self._matrix = kkt.factors[3]
-        self.dimension = kkt.rank
-        self.is_projector = all(face.is_projector for face in kkt.faces)
-
-    def _product(self, matrix: Tensor, v: Tensor) -> Tensor:
-        return (matrix @ self._kkt.column(v.double())).reshape(v.shape)
-
-    def apply(self, v: Tensor) -> Tensor:
-        return self._product(self._matrix, v).to(v)
-
-    def parameter_vjp(self, u: Tensor) -> dict[str, Tensor]:
-        """A change dp_i of P_i moves the gap F_i by -dp_i: the part i sees weight J_i^+ H u + nu_i,
-        with sum Q_i nu_i = u - M H u.
-        """
-        give, Q, M, H, back = self._kkt.factors
-        column = self._kkt.column(u.double())
-        a = H @ column
-        nu = (back.mT @ (column - M @ a)).unflatten(-2, (len(Q), -1)).movedim(-3, 0)
-        return {
-            f"{k}.{name}": value
-            for k, (face, part) in enumerate(zip(self._kkt.faces, give @ a + Q @ nu, strict=True))
-            for name, value in face.parameter_vjp(part.reshape(u.shape).to(u)).items()
-        }

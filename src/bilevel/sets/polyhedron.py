@@ -9,6 +9,7 @@ from .. import tolerances
 from ..errors import EmptySet, InvalidInput
 from .active_set import active_rows, least_violation
 from .base import ConvexSet, Face, can_look_at_values, event_norm, parameter, tracked
+from .held_rows import HeldRows, adjoint, product
 
 
 class Polyhedron(ConvexSet):
@@ -29,9 +30,9 @@ class Polyhedron(ConvexSet):
 
     Examples
     --------
-    >>> Y = Polyhedron(torch.tensor([[1.0, 1.0], [1.0, -1.0]]), torch.tensor([1.0, 1.0]))
-    >>> Y.project(torch.tensor([1.0, 2.0]))
-    tensor([0., 1.])
+    >>> Y = Polyhedron(torch.tensor([[1.0, 1.0], [1.0, 0.0]]), torch.tensor([1.0, 0.25]))
+    >>> Y.project(torch.tensor([2.0, 1.5]))
+    tensor([0.2500, 0.7500])
     """
 
     polyhedral = True
@@ -98,7 +99,7 @@ class Polyhedron(ConvexSet):
         if tracked(z, *self.tensor_parameters().values()):
             B = held.take_rows(rows)
             for _ in range(2):  # each step makes one more derivative of z = y + B'm, By = c exact
-                y, multipliers = held.newton(y, multipliers, wide - y - _adjoint(B, multipliers), c - _product(B, y))
+                y, multipliers = held.newton(y, multipliers, wide - y - adjoint(B, multipliers), c - product(B, y))
         return y.to(z)
 
     def jacobian(self, z: Tensor) -> Face:
@@ -144,65 +145,6 @@ class Polyhedron(ConvexSet):
     def __repr__(self) -> str:
         shapes = [f"{name}=tensor{tuple(value.shape)}" for name, value in self.tensor_parameters().items()]
         return f"{type(self).__name__}({', '.join(shapes)})"
-
-
-class HeldRows:
-    """The active rows B (..., k, n) of each point, B' = QR; zero rows fill up where a point has fewer than others.
-
-    Not B B', which would square the angles between the rows.
-    """
-
-    def __init__(self, rows: Tensor, mask: Tensor) -> None:
-        self.mask = mask
-        most = min(rows.shape)
-        if can_look_at_values():
-            most = min(most, int(mask.sum(-1).max()) if mask.numel() else 0)
-        self.index = mask.to(torch.int8).argsort(dim=-1, descending=True, stable=True)[..., :most]
-        self.used = mask.gather(-1, self.index)
-        self.B = self.take_rows(rows)
-        Q, R = torch.linalg.qr(self.B.mT)
-        self._Q = Q * self.used.unsqueeze(-2)
-        self._R = R + torch.diag_embed((~self.used).to(R)) * (1 - R.diagonal(dim1=-2, dim2=-1)).unsqueeze(-1)
-
-    def take(self, side: Tensor) -> Tensor:
-        """The entries (..., k) of the active rows."""
-        return side.expand(self.mask.shape).gather(-1, self.index) * self.used
-
-    def take_rows(self, rows: Tensor) -> Tensor:
-        return rows[self.index] * self.used.unsqueeze(-1)
-
-    def tangent(self, v: Tensor) -> Tensor:
-        """(I - B^+ B) v."""
-        for _ in range(2):
-            v = v - _product(self._Q, _adjoint(self._Q, v))
-        return v
-
-    def pseudo(self, f: Tensor) -> Tensor:
-        """B^+ f."""
-        return _product(self._Q, torch.linalg.solve_triangular(self._R.mT, f.unsqueeze(-1), upper=False).squeeze(-1))
-
-    def along(self, v: Tensor) -> Tensor:
-        """(B^+)' v, shape (..., k)."""
-        inner = _adjoint(self._Q, v).unsqueeze(-1)
-        return torch.linalg.solve_triangular(self._R, inner, upper=True).squeeze(-1) * self.used
-
-    def spread(self, entries: Tensor) -> Tensor:
-        """Entries (..., k) of the active rows in the places of all rows, zero elsewhere."""
-        index = self.index.expand(entries.shape)
-        empty = entries.new_zeros(*entries.shape[:-1], self.mask.shape[-1])
-        return empty.scatter(-1, index, entries * self.used)
-
-    def nearest(self, z: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
-        """y = z - B^+ (Bz - c) and the multipliers m, z - y = B'm."""
-        y = z
-        for _ in range(3):  # the second and third rounds remove the rounding of the first
-            y = y - self.pseudo(_product(self.B, y) - c)
-        return y, self.along(z - y)
-
-    def newton(self, y: Tensor, multipliers: Tensor, off: Tensor, gap: Tensor) -> tuple[Tensor, Tensor]:
-        """One Newton step for z = y + B'm, c = By, with what is missing in the two equations."""
-        dy = self.tangent(off) + self.pseudo(gap)
-        return y + dy, multipliers + self.along(off - dy)
 
 
 class PolyhedronFace(Face):
@@ -262,14 +204,6 @@ class PolyhedronFace(Face):
             products[name] = turns.sum_to_size(matrix.shape).to(matrix)
             products[side_name] = sides.sum_to_size(right.shape).to(right)
         return products
-
-
-def _product(matrix: Tensor, v: Tensor) -> Tensor:
-    return (matrix @ v.unsqueeze(-1)).squeeze(-1)
-
-
-def _adjoint(matrix: Tensor, v: Tensor) -> Tensor:
-    return (matrix.mT @ v.unsqueeze(-1)).squeeze(-1)
 
 
 def _checked_rows(

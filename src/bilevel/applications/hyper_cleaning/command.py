@@ -30,7 +30,6 @@ from ...files import write_together
 from .estimator import HyperCleaner
 from .model_file import SavedCleaner, cleaner_writer, load_cleaner
 from .preparation import Data, Request, Rows, check_output, check_request, prepare
-from .report import render_report
 from .result import ROW_COLUMNS, Accuracy, CleaningResult, Measurement, quality_text
 from .tables import Table, check_columns, listed, number_column, read_table, table_writer
 
@@ -45,6 +44,8 @@ except ImportError:
 
 FINISHED, INTERRUPTED = 0, 130
 """Exit codes."""
+LARGE = 10_000_000
+"""Bytes of a table that takes seconds to read."""
 SHOWN = 10
 """Suspicious rows on the screen."""
 
@@ -55,6 +56,10 @@ SHOWN = 10
 def clean(request: Request) -> int:
     """Clean a table, write what was asked for and show a summary; returns the exit code."""
     check_request(request)
+    if request.report is not None:
+        from . import report  # noqa: F401  (a missing package is named before the long work)
+    if request.table.is_file() and request.table.stat().st_size > LARGE:
+        print_note(f"reading {request.table}")
     data = prepare(request)
     fitted = train(request, data)
     result = collect(request, data, fitted)
@@ -97,14 +102,15 @@ def measure(cleaner: Any, data: Data) -> Measurement | None:
     """The cleaned model next to logistic regression on various rows, on rows that trained none of them."""
     if data.measured is None:
         return None
+    print_note("measuring accuracy")
 
     def accuracy(name: str, model: Any, rows: Rows) -> Accuracy:
         return Accuracy(name, int((model.predict(rows.features) == rows.labels).sum()), len(rows))
 
-    plain = LogisticRegression(C=0.1, max_iter=200)
+    plain = LogisticRegression(C=0.1)
     everything = joined(data.noisy, data.trusted)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # 200 iterations are plenty for a comparison
+        warnings.simplefilter("ignore")  # its 100 iterations are plenty for a comparison
         models = {
             "all rows as they are": copy(plain).fit(everything.features, everything.labels),
             "trusted rows only": copy(plain).fit(data.trusted.features, data.trusted.labels),
@@ -194,6 +200,8 @@ def write_outputs(request: Request, data: Data, fitted: Fitted, result: Cleaning
     if request.model is not None:
         writers[request.model] = cleaner_writer(fitted.cleaner, data.encoder, request.label)
     if request.report is not None:
+        from .report import render_report
+
         page = render_report(result)
         writers[request.report] = lambda temporary: temporary.write_text(page, encoding="utf-8")
     write_files(writers, force=request.force)

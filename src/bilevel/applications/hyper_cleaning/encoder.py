@@ -102,7 +102,7 @@ class Encoder:
             Let a value that was never seen count as none of the known ones; refused otherwise.
         """
         check_columns(table, self.columns, of)
-        frame = _number_frame(table, self.numbers)
+        frame = _number_frame(table, self.numbers).copy()
         for name, values in self.categories.items():
             frame[name] = category_column(table, name)
             if not allow_unknown:
@@ -176,6 +176,9 @@ def category_names(table: Table, categorical: Collection[str] = (), pixels: Coll
 
 
 def _number_frame(table: Table, names: Sequence[str]) -> pd.DataFrame:
+    frame = table.frame[list(names)]
+    if all(kind.kind in "iuf" for kind in frame.dtypes) and np.isfinite(frame.to_numpy()).all():
+        return frame.astype(float)  # the usual case, at once; otherwise the column and the cell are named
     return pd.DataFrame({name: number_column(table, name) for name in names}, index=range(len(table)))
 
 

@@ -276,6 +276,10 @@ class HyperCleaner(ClassifierMixin, BaseEstimator):
         """The probability of each class, shape (n, classes)."""
         return self._probabilities(self._scores(X))
 
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """The share of rows, or of `sample_weight`, whose label is predicted."""
+        return super().score(X, y, sample_weight)
+
     def label_issues(self) -> Any:
         """One line for each row of X: is_label_issue, label_quality, given_label, predicted_label.
 
@@ -318,7 +322,8 @@ class HyperCleaner(ClassifierMixin, BaseEstimator):
         features, labels = _take(X, kept), np.asarray(y)[kept]
         if extra_X is not None:
             features, labels = _joined(features, extra_X), np.concatenate([labels, np.asarray(extra_y)])
-        return clone(estimator).fit(features, labels)
+        model: Any = clone(estimator)
+        return model.fit(features, labels)
 
     def _describe(self, X: Any, y: np.ndarray) -> None:
         """What `label_issues` says of the rows of X."""

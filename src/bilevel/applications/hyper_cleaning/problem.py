@@ -31,7 +31,7 @@ class CleaningProblem(Problem):
 
         f(x, y) = mean over trusted rows of l_b(s)  +  evidence * mean over witness rows of phi_i(x, s_i)
         g(x, y) = mean over noisy rows of phi_i(x, s_i)  +  trusted_in_lower * mean over trusted rows of l_b(s)
-                  + ridge |weight|^2 + intercept_ridge |bias|^2
+        + ridge |weight|^2 + intercept_ridge |bias|^2
 
     with the scores s = weight a + bias of a row a, over the models whose weight lies in a convex set. What x is and
     how it enters phi is said by `noise`. With noise="rows", intercept=False this is the problem of the paper.

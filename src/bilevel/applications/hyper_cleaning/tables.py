@@ -346,8 +346,7 @@ def number_column(table: Table, column: str) -> np.ndarray:
     """A column of numbers as floating point, shape (n,); the first cell that is none is named."""
     values = _filled(table, column)
     if pd.api.types.is_bool_dtype(values) or pd.api.types.is_numeric_dtype(values):
-        array = values.to_numpy()
-        return array if array.dtype == np.float32 else array.astype(float)
+        return values.to_numpy(float)
     numbers = _as_numbers(values.astype(str).str.strip())
     odd = ~np.isfinite(numbers)
     if odd.any():
@@ -399,8 +398,9 @@ def category_column(table: Table, column: str) -> np.ndarray:
 
 def check_columns(table: Table, expected: Sequence[str], of: str) -> list[str]:
     """Refuse a table that lacks columns of the table `of`; returns the columns that `of` does not have."""
-    missing = [name for name in expected if name not in table.columns]
-    extra = [name for name in table.columns if name not in expected]
+    present, wanted = table.columns, set(expected)
+    missing = sorted(wanted - set(present), key=list(expected).index)
+    extra = [name for name in present if name not in wanted]
     if missing:
         also = f"; it has {listed(extra)} instead" if extra else ""
         raise InvalidInput(f"{table.name} lacks {_count(missing)} of {of}: {listed(missing)}{also}")

@@ -192,7 +192,9 @@ class _Training:
         self.history: list[dict[str, float | str]] = []
         self.began = time.perf_counter()
         self.done = 0
-        self.total = sum(self._steps(name) for name in settings.candidates) + POLISHING // STRIDE
+        # A stride of the last training takes about twice the products of a step of learning, over all rows.
+        self.stride_units = max(1, round(2 * len(noisy) / min(len(noisy), sample_size(settings.classes))))
+        self.total = sum(map(self._steps, settings.candidates)) + POLISHING // STRIDE * self.stride_units
 
     # --- learning x -----------------------------------------------------------------------------------------------
 
@@ -314,8 +316,8 @@ class _Training:
     def _steps(self, name: str) -> int:
         return self.settings.steps or STEPS.get(name, STEPS["rows"])
 
-    def _advance(self, stage: str, loss: float) -> None:
-        self.done = min(self.done + 1, self.total)
+    def _advance(self, stage: str, loss: float, units: int = 1) -> None:
+        self.done = min(self.done + units, self.total)
         self.show(Moment(stage, self.done, self.total, loss))
 
     # --- the model ------------------------------------------------------------------------------------------------
@@ -329,7 +331,7 @@ class _Training:
             y, curvature = problem.constraint_at(x).project(y), None
             for _ in range(POLISHING // STRIDE):
                 y, residual, _, curvature = trained(problem, x, y, steps=STRIDE, tol=tol, curvature=curvature)
-                self._advance("training", math.nan)
+                self._advance("training", math.nan, self.stride_units)
                 if residual <= tol:
                     break
         return y, None if self.settings.constraint is not None else self._radius(winner)
