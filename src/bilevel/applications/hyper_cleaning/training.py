@@ -331,7 +331,7 @@ class _Training:
             y, curvature = problem.constraint_at(x).project(y), None
             for _ in range(POLISHING // STRIDE):
                 y, residual, _, curvature = trained(problem, x, y, steps=STRIDE, tol=tol, curvature=curvature)
-                self._advance("training", math.nan, self.stride_units)
+                self._advance("training", math.nan, self.total if residual <= tol else self.stride_units)
                 if residual <= tol:
                     break
         return y, None if self.settings.constraint is not None else self._radius(winner)
