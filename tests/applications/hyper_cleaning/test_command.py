@@ -108,9 +108,13 @@ def test_parquet_and_csv_give_the_same(forest):
     assert forest.read("a.csv") == forest.read("b.csv")
 
 
-def test_a_trusted_column_is_a_trusted_table(forest):
-    frame = pd.concat([forest.frame.assign(checked="no"), forest.trusted.assign(checked="yes")])
-    forest.write("both.csv", frame)
+@pytest.mark.parametrize("numbered", [False, True])
+def test_a_trusted_column_is_a_trusted_table(forest, numbered):
+    codes = {"ash": 1, "fir": 2, "oak": 3} if numbered else {name: name for name in ("ash", "fir", "oak")}
+    frame, trusted = (table.assign(species=table.species.map(codes)) for table in (forest.frame, forest.trusted))
+    forest.write("train.csv", frame)
+    forest.write("trusted.csv", trusted)
+    forest.write("both.csv", pd.concat([frame.assign(checked="no"), trusted.assign(checked="yes")]))
     settings = [*QUICK, "--holdout", "0"]
     assert forest.clean(*settings, "--out", "a.csv", "--model", "a.safetensors") == 0
     arguments = ["--trusted-column", "checked", "--out", "b.csv", "--model", "b.safetensors"]
@@ -119,7 +123,7 @@ def test_a_trusted_column_is_a_trusted_table(forest):
     pd.testing.assert_frame_equal(one, two[:240])
     assert (two.weight[240:] == 1).all()
     assert not two.is_label_issue[240:].any()
-    assert two.given_label[240:].tolist() == forest.trusted.species.tolist()
+    assert two.given_label[240:].tolist() == trusted.species.tolist()
     np.testing.assert_array_equal(
         load_cleaner("a.safetensors").cleaner.coef_, load_cleaner("b.safetensors").cleaner.coef_
     )

@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from ..._version import __version__
 from ...errors import InvalidInput, MissingExtra
 from ...files import write_together
 from .estimator import HyperCleaner
@@ -134,23 +135,19 @@ def joined(first: Rows, second: Rows) -> Rows:
 
 def rows_frame(cleaner: Any, data: Data) -> pd.DataFrame:
     """One row for each row of the table, in its order. Trusted rows count fully and are never suspected."""
-    size = len(data.given)
-    frame = pd.DataFrame({"row": np.arange(1, size + 1), "given_label": data.given}, columns=list(ROW_COLUMNS))
+    size, marked = len(data.given), data.marked
     issues = cleaner.label_issues()
-    doubtful = frame.index[~data.marked]
-    for name in ("predicted_label", "label_quality", "is_label_issue"):
-        frame[name] = pd.Series(np.asarray(issues[name]), index=doubtful)
-    frame["weight"] = pd.Series(np.asarray(cleaner.sample_weight_, dtype=float), index=doubtful)
-    if data.marked.any():
-        marked = frame.index[data.marked]
-        features = data.encoder.transform(data.table.rows(data.marked), of=data.table.name)
-        chances = cleaner.predict_proba(features)
-        given = np.searchsorted(cleaner.classes_, data.given[data.marked])
-        frame.loc[marked, "predicted_label"] = cleaner.predict(features)
-        frame.loc[marked, "label_quality"] = chances[np.arange(len(given)), given]
-        frame.loc[marked, "is_label_issue"] = False
-        frame.loc[marked, "weight"] = 1.0
-    return frame.astype({"is_label_issue": bool, "label_quality": float, "weight": float})
+    predicted, quality = np.empty(size, cleaner.classes_.dtype), np.empty(size)
+    suspected, weight = np.zeros(size, bool), np.ones(size)
+    predicted[~marked], quality[~marked] = issues["predicted_label"], issues["label_quality"]
+    suspected[~marked], weight[~marked] = issues["is_label_issue"], cleaner.sample_weight_
+    if marked.any():
+        features = data.encoder.transform(data.table.rows(marked), of=data.table.name)
+        given = np.searchsorted(cleaner.classes_, data.given[marked])
+        predicted[marked] = cleaner.predict(features)
+        quality[marked] = np.take_along_axis(cleaner.predict_proba(features), given[:, None], axis=1)[:, 0]
+    columns = (np.arange(1, size + 1), data.given, predicted, quality, suspected, weight)
+    return pd.DataFrame(dict(zip(ROW_COLUMNS, columns, strict=True)))
 
 
 def collect(request: Request, data: Data, fitted: Fitted) -> CleaningResult:
@@ -188,8 +185,8 @@ def collect(request: Request, data: Data, fitted: Fitted) -> CleaningResult:
 
 def versions() -> dict[str, str]:
     """Of what computed this."""
-    packages = ("bilevel", "torch", "scikit-learn", "pandas", "numpy")
-    return {name: importlib.metadata.version(name) for name in packages} | {"Python": platform.python_version()}
+    others = {name: importlib.metadata.version(name) for name in ("torch", "scikit-learn", "pandas", "numpy")}
+    return {"bilevel": __version__, **others, "Python": platform.python_version()}
 
 
 def write_outputs(request: Request, data: Data, fitted: Fitted, result: CleaningResult) -> None:
