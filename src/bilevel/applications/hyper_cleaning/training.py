@@ -397,7 +397,7 @@ def simplest_of_the_best(scores: dict[str, Tensor]) -> str:
     Examples
     --------
     >>> close, far = torch.tensor([0.1, 0.4, 0.1]), torch.tensor([0.9, 0.9, 0.8])
-    >>> simplest_of_the_best({"simple": close, "flexible": close - torch.tensor([0.0, 0.1, 0.0])})
+    >>> simplest_of_the_best({"simple": close, "flexible": close - torch.tensor([-0.05, 0.1, 0.0])})
     'simple'
     >>> simplest_of_the_best({"simple": far, "flexible": close})
     'flexible'
