@@ -40,7 +40,7 @@ class Flattened(ConvexSet):
             raise InvalidInput(f"ndim must be an integer of at least 1, got {ndim!r}")
         self.base, self.ndim = base, ndim
         self.event_ndim = ndim  # type: ignore[misc]
-        self.separable = base.separable  # type: ignore[misc]
+        self.separable, self.polyhedral = base.separable, base.polyhedral  # type: ignore[misc]
 
     def project(self, z: Tensor) -> Tensor:
         z = self.checked(z)
@@ -54,7 +54,7 @@ class Flattened(ConvexSet):
         return self.base.excess(y.flatten(-self.ndim))
 
     def margin(self, z: Tensor) -> Tensor | None:
-        return self.base.margin(z.flatten(-self.ndim))
+        return self.base.margin(self.checked(z).flatten(-self.ndim))
 
     def tensor_parameters(self) -> dict[str, Tensor]:
         return {f"base.{name}": value for name, value in self.base.tensor_parameters().items()}

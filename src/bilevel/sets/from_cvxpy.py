@@ -191,9 +191,10 @@ class ConicSet(ConvexSet):
 
     def jacobian(self, z: Tensor) -> Face:
         points = self.checked(z).detach().double().reshape(-1, *self.shape)
-        inverses = torch.stack([self._solve(point)[2] for point in points])
-        H = inverses[:, self._place][:, :, self._place]
-        H = H.reshape(*z.shape[: z.ndim - len(self.shape)], *H.shape[-2:])
+        size = len(self._place)
+        blocks = [self._solve(point)[2][self._place][:, self._place] for point in points]
+        H = torch.stack(blocks) if blocks else points.new_zeros(0, size, size)
+        H = H.reshape(*z.shape[: z.ndim - len(self.shape)], size, size)
         return MatrixFace((H + H.mT) / 2, len(self.shape))
 
     def excess(self, y: Tensor) -> tuple[Tensor, Tensor, str]:
