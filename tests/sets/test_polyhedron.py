@@ -138,6 +138,15 @@ def test_nearly_parallel_rows(angle):
     torch.testing.assert_close(by_autograd, torch.full((2,), 1 / angle, **F64))
 
 
+@pytest.mark.parametrize("n", [21, 34, 60])
+def test_many_rows_through_one_point(n):
+    """Constant vectors on a box whose rows are given twice, cut by planes: the answer is constant as well."""
+    Y = TestDegeneratePolyhedron().set_at(0, n, 1.0)
+    half = float(Y.h[0])
+    z = torch.linspace(-3, 3, 31, **F64)[:, None] * torch.ones(n, **F64)
+    torch.testing.assert_close(Y.project(z), z.clamp(-half, half), rtol=0, atol=1e-12)
+
+
 def test_rows_too_parallel_to_tell_apart_are_refused():
     G = torch.tensor([[0.0, 1.0], [1e-10, -1.0]], **F64)
     with pytest.raises(NotConverged, match="drop rows that nearly depend on others"):

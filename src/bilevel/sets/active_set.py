@@ -26,6 +26,8 @@ Array = NDArray[Any]
 
 EXACT, CLEAR, ACCEPTABLE = 1e-12, 1e-9, 1e-8
 """Relative KKT residuals: exact to rounding; clearly no kink (slacks and multipliers); good enough at all."""
+DEPENDENT = 1e-13
+"""Singular values of unit rows below this are rounding: dropping one of the rows moves the answer by no more."""
 REFINEMENTS = 6
 FAR = 1e6
 """Rows further away than this times the largest violation are brought to that distance for the solver."""
@@ -204,8 +206,6 @@ class ActiveSet:
         Lawson & Hanson (1974), chapter 23: min |x| s.t. E x <= t has the active rows u > 0 of
         min |[E'; t'] u + e_{n+1}|, u >= 0, here for x orthogonal to the rows of A.
         """
-        from scipy.optimize import nnls
-
         start = np.linalg.lstsq(self.A, gap, rcond=None)[0] if len(gap) else np.zeros(self.G.shape[1])
         E = self.G[near] - self.G[near] @ self._rows.T @ self._rows
         t = slack[near] - self.G[near] @ start
@@ -213,9 +213,42 @@ class ActiveSet:
         if len(t):
             target = np.zeros(E.shape[1] + 1)
             target[-1] = -1.0
-            with contextlib.suppress(RuntimeError):  # too many rounds: no answer, the caller keeps its best
-                active[near] = nnls(np.vstack([E.T, t]), target)[0] > 0
+            active[near] = independent(E, nonnegative_least_squares(np.vstack([E.T, t]), target)) > 0
         return active
+
+
+def nonnegative_least_squares(matrix: Array, target: Array) -> Array:
+    """argmin |matrix u - target| over u >= 0, or the best that was found."""
+    from scipy.optimize import lsq_linear, nnls
+
+    with contextlib.suppress(RuntimeError):  # too many rounds
+        u = nnls(matrix, target)[0]
+        slope = matrix.T @ (matrix @ u - target)
+        if max(float(-slope.min()), float(np.abs(slope[u > 0]).max(initial=0.0))) <= CLEAR * np.abs(matrix).max():
+            return u
+    # Repeated columns may lead nnls astray.
+    return lsq_linear(matrix, target, (0, np.inf), method="bvls", tol=EXACT).x.clip(0)
+
+
+def independent(rows: Array, multipliers: Array) -> Array:
+    """Multipliers u >= 0 with the same rows'u, positive on independent rows only (Caratheodory's theorem).
+
+    At a degenerate vertex rounding hides that rows depend on each other. Rows that are only nearly dependent stay:
+    dropping one of them could move the nearest point far along the others.
+    """
+    u = multipliers.copy()
+    held = np.flatnonzero(u > 0)
+    while len(held):
+        left, values, _ = np.linalg.svd(rows[held])
+        if len(held) <= rows.shape[1] and values[-1] > DEPENDENT:
+            break
+        null = left[:, -1] * (1 if left[:, -1].max() > 0 else -1)
+        steps = np.divide(u[held], null, out=np.full(len(held), np.inf), where=null > CLEAR)
+        first = int(steps.argmin())
+        u[held] = (u[held] - steps[first] * null).clip(0)
+        u[held[first]] = 0
+        held = np.flatnonzero(u > 0)
+    return u
 
 
 def least_violation(rows: Array, right: Array, equations: int) -> tuple[float, float]:

@@ -100,5 +100,7 @@ class Oracle:
                 if self._variable.id in solution.primal_vars and max(raw.r_prim, raw.r_dual, gap) <= RESIDUAL:
                     value = np.array(solution.primal_vars[self._variable.id], dtype=np.float64)
                     answer = torch.from_numpy(value.reshape(z.shape))
-                    hidden = raw.r_prim + raw.r_dual  # times vectors of size about 1, in the units of the oracle
+                    # What the residuals of feasibility hide from the gap, and its own rounding.
+                    hidden = raw.r_prim * np.linalg.norm(raw.z) + raw.r_dual * np.linalg.norm(raw.x)
+                    hidden += 16 * np.finfo(np.float64).eps * abs(float(raw.obj_val))
                     yield z + answer if shifted else answer, math.sqrt(2 * (gap + hidden))
