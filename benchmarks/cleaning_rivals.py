@@ -1,6 +1,6 @@
 """Finding wrong labels: HyperCleaner at its defaults next to what people do today.
 
-    python -m benchmarks.cleaning_rivals --data DATA [--seeds 5] [--out results/cleaning-rivals.json]
+    python -m benchmarks.cleaning_rivals --data DATA [--seeds 5] [--first-seed 10] [--out results/cleaning-rivals.json]
 
 5,000 rows of MNIST and of FashionMNIST, ten classes, 40 % wrong labels, 500 or 100 trusted rows. Scikit-learn's
 logistic regression (C = 0.1) is refitted on the rows kept by each method and on the trusted rows, and scored on the
@@ -32,6 +32,7 @@ import numpy as np
 
 from .paper_data import Task, ten_classes
 
+DATASETS = ("mnist", "fashion-mnist")
 ENVIRONMENT = Path("build/cleanlab-venv")
 CLEANLAB = """
 import sys, time, warnings
@@ -53,7 +54,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.cleaning_rivals", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
     parser.add_argument("--data", type=Path, required=True, help="folder with mnist/ and fashion-mnist/")
+    parser.add_argument("--datasets", nargs="+", default=DATASETS, choices=DATASETS)
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--first-seed", type=int, default=10, help="seeds 0 to 2 were seen while defaults were chosen")
     parser.add_argument("--out", type=Path, default=Path("build/cleaning-rivals.json"))
     arguments = parser.parse_args()
     import torch
@@ -61,12 +64,12 @@ def main() -> None:
     torch.set_num_threads(1)
     python = _cleanlab_python()
     cells = []
-    for name in ("mnist", "fashion-mnist"):
+    seeds = range(arguments.first_seed, arguments.first_seed + arguments.seeds)
+    for name in arguments.datasets:
         for noise in ("uniform", "class-dependent"):
             for trusted in (500, 100):
-                runs = [_run(python, ten_classes(arguments.data, name, noise, trusted, seed), seed)
-                        for seed in range(arguments.seeds)]  # fmt: skip
-                cells.append({"data": name, "noise": noise, "trusted": trusted, "runs": runs})
+                runs = [_run(python, ten_classes(arguments.data, name, noise, trusted, seed), seed) for seed in seeds]
+                cells.append({"data": name, "noise": noise, "trusted": trusted, "seeds": list(seeds), "runs": runs})
                 _show(cells[-1], header=len(cells) == 1)
                 arguments.out.parent.mkdir(parents=True, exist_ok=True)
                 arguments.out.write_text(json.dumps({"threads": 1, "cells": cells}, indent=1) + "\n")

@@ -35,18 +35,18 @@ class ProgressBar(Silent):
         How many steps the run will take.
     start
         The step number it starts from (more than 0 when it resumes).
-    began
-        When it began, by `time.monotonic`; default when the bar is opened.
+    counter
+        How `done` of `steps` is written.
     """
 
-    def __init__(self, steps: int, start: int = 0, began: float | None = None) -> None:
-        self._steps, self._start, self._began = steps, start, began
+    def __init__(self, steps: int, start: int = 0, counter: str = "step {done}/{steps}") -> None:
+        self._steps, self._start, self._counter = steps, start, counter
         self._clock = TimeLeft(steps)
-        self._display: _Plain | _Rich = _Plain(steps)
+        self._display: _Plain | _Rich = _Plain(steps, counter)
 
     def __enter__(self) -> Self:
-        self._display = _display(self._steps, self._clock)
-        self._clock.update(0, self._began)
+        self._display = _display(self._steps, self._clock, self._counter)
+        self._clock.update(0)
         self._display.open()
         return self
 
@@ -57,7 +57,7 @@ class ProgressBar(Silent):
         text = f"upper {record.upper:.5g}  lower residual {record.lower_residual:.1e}"
         self.show(record.step - self._start, text)
 
-    def show(self, done: int, text: str) -> None:
+    def show(self, done: float, text: str) -> None:
         """`done` steps are done, and `text` says how it goes."""
         self._clock.update(done)
         self._display.show(done, text, self._clock)
@@ -79,19 +79,19 @@ class TimeLeft:
 
     def __init__(self, steps: int) -> None:
         self._steps = steps
-        self._seen: list[tuple[int, float]] = []
+        self._seen: list[tuple[float, float]] = []
 
-    def update(self, done: int, now: float | None = None) -> None:
+    def update(self, done: float, now: float | None = None) -> None:
         """`done` steps are done."""
         self._seen.append((done, time.monotonic() if now is None else now))
 
     def seconds(self, now: float | None = None) -> float:
-        """An estimate in seconds; NaN before anything is known."""
-        if len(self._seen) < 2 or self._seen[-1][0] <= 0:
+        """An estimate in seconds; NaN before a hundredth is done."""
+        if len(self._seen) < 2 or self._seen[-1][0] < 0.01 * self._steps:
             return math.nan
         done, then = self._seen[-1]
         earlier, began = max((pair for pair in self._seen[:-1] if 2 * pair[0] <= done), default=self._seen[0])
-        left = (self._steps - done) * (then - began) / max(done - earlier, 1)
+        left = (self._steps - done) * (then - began) / (done - earlier or 1)
         return max(left - ((time.monotonic() if now is None else now) - then), 0.0)
 
     def __str__(self) -> str:
@@ -118,19 +118,19 @@ def readable(seconds: float) -> str:
 class _Plain:
     """Without rich, or without a terminal: a line each time another tenth of the run is done."""
 
-    def __init__(self, steps: int) -> None:
-        self._steps = steps
+    def __init__(self, steps: int, counter: str) -> None:
+        self._steps, self._counter = steps, counter
         self._lines = 0
 
     def open(self) -> None:
         return None
 
-    def show(self, done: int, text: str, clock: TimeLeft) -> None:
-        tenths = LINES * done // self._steps
+    def show(self, done: float, text: str, clock: TimeLeft) -> None:
+        tenths = int(LINES * done // self._steps)
         if tenths > self._lines:
             self._lines = tenths
             ending = "" if done >= self._steps else f", {clock}"
-            _write(f"step {done}/{self._steps}{ending}: {text}\n")
+            _write(f"{self._counter.format(done=done, steps=self._steps)}{ending}: {text}\n")
 
     def close(self) -> None:
         return None
@@ -139,9 +139,13 @@ class _Plain:
 class _Rich:
     """A live bar; the time left counts down between evaluations."""
 
-    def __init__(self, console: Any, steps: int, clock: TimeLeft) -> None:
+    def __init__(self, console: Any, steps: int, clock: TimeLeft, counter: str) -> None:
         from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TextColumn
         from rich.text import Text
+
+        class Count(ProgressColumn):
+            def render(self, task: Task) -> Text:
+                return Text(counter.format(done=task.completed, steps=steps).removeprefix("step "))
 
         class Left(ProgressColumn):
             def render(self, task: Task) -> Text:
@@ -149,7 +153,7 @@ class _Rich:
 
         self._bar = Progress(
             SpinnerColumn(finished_text="✓" if console.encoding.startswith("utf") else "+"), BarColumn(),
-            TextColumn("{task.completed:.0f}/{task.total:.0f}"), Left(), TextColumn("[dim]{task.description}"),
+            Count(), Left(), TextColumn("[dim]{task.description}"),
             console=console,
         )  # fmt: skip
         self._task = self._bar.add_task("", total=steps)
@@ -157,21 +161,21 @@ class _Rich:
     def open(self) -> None:
         self._bar.start()
 
-    def show(self, done: int, text: str, clock: TimeLeft) -> None:
+    def show(self, done: float, text: str, clock: TimeLeft) -> None:
         self._bar.update(self._task, completed=done, description=text)
 
     def close(self) -> None:
         self._bar.stop()
 
 
-def _display(steps: int, clock: TimeLeft) -> _Plain | _Rich:
+def _display(steps: int, clock: TimeLeft, counter: str) -> _Plain | _Rich:
     try:
         from rich.console import Console
     except ImportError:
-        return _Plain(steps)
+        return _Plain(steps, counter)
     console = Console(stderr=True)
     live = console.is_terminal or console.is_jupyter
-    return _Rich(console, steps, clock) if live else _Plain(steps)
+    return _Rich(console, steps, clock, counter) if live else _Plain(steps, counter)
 
 
 def _write(text: str) -> None:

@@ -7,6 +7,7 @@ import torch
 
 import bilevel
 from bilevel.applications.hyper_cleaning import CleaningProblem, Design, design
+from bilevel.applications.hyper_cleaning.design import PickedDesign
 
 
 def matrix(n=37, d=6, dtype=np.float64):
@@ -15,10 +16,23 @@ def matrix(n=37, d=6, dtype=np.float64):
     return values.astype(dtype)
 
 
-def mapped(tmp_path, values):
+def mapped(tmp_path, values, mode="r"):
     path = tmp_path / "rows.dat"
     values.tofile(path)
-    return np.memmap(path, dtype=values.dtype, mode="r", shape=values.shape)
+    return np.memmap(path, dtype=values.dtype, mode=mode, shape=values.shape)
+
+
+def changed(array, values):
+    array[:] = values
+    return array
+
+
+def picked(values, kind=lambda rows: rows):
+    """The values, with other rows between them that are left out."""
+    index = np.delete(np.arange(len(values) + 5), [0, 7, 8, 20, len(values) + 4])
+    rows = np.full((len(values) + 5, values.shape[1]), 99.0, dtype=values.dtype)
+    rows[index] = values
+    return PickedDesign(Design.of(kind(rows)), torch.from_numpy(index))
 
 
 KINDS = {
@@ -30,6 +44,9 @@ KINDS = {
     "other byte order": lambda values, tmp_path: values.astype(values.dtype.newbyteorder()),
     "mapped": lambda values, tmp_path: mapped(tmp_path, values),
     "mapped, other byte order": lambda values, tmp_path: mapped(tmp_path, values.astype(values.dtype.newbyteorder())),
+    "copied on write": lambda values, tmp_path: changed(mapped(tmp_path, np.zeros_like(values), "c"), values),
+    "some rows": lambda values, tmp_path: picked(values),
+    "some mapped rows": lambda values, tmp_path: picked(values, lambda rows: mapped(tmp_path, rows)),
     "CSR array": lambda values, tmp_path: scipy.sparse.csr_array(values),
     "CSC matrix": lambda values, tmp_path: scipy.sparse.csc_matrix(values),
 }
@@ -69,9 +86,33 @@ def test_nothing_is_copied_that_torch_can_take_as_it_is(kind, tmp_path):
     X = KINDS[kind](matrix(), tmp_path)
     A = Design.of(X)
     address = X.data_ptr() if isinstance(X, torch.Tensor) else X.__array_interface__["data"][0]
-    assert A._array.data_ptr() == address
     first = next(iter(A.blocks()))[1]
     assert first._array.data_ptr() == address
+
+
+def test_pages_are_given_back_after_each_block(tmp_path, monkeypatch):
+    """And no page of another block: 100 columns of 8 bytes do not fill whole pages."""
+    rows = mapped(tmp_path, np.zeros((1000, 100)))
+    file, given_back = design.mapped_file(rows[::2]), []
+    assert file is not None
+    monkeypatch.setattr(design, "BLOCK_BYTES", 80_000)
+    monkeypatch.setattr(design, "mapped_file", lambda X: Watched(file, given_back))
+    monkeypatch.setattr(np, "frombuffer", lambda watched, dtype: np.ndarray((1,), dtype, buffer=file))
+    assert len(list(Design.of(rows).blocks())) == 10
+    for k, (first, length) in enumerate(given_back):
+        assert 80_000 * k <= first <= 80_000 * k + 4096
+        assert 80_000 * (k + 1) - 4096 <= first + length <= 80_000 * (k + 1)
+
+
+class Watched:
+    """A mapped file that remembers which pages were given back."""
+
+    def __init__(self, file, calls):
+        self.file, self.calls = file, calls
+
+    def madvise(self, option, first, length):
+        self.file.madvise(option, first, length)
+        self.calls.append((first, length))
 
 
 def test_blocks_of_a_sparse_matrix_are_views(monkeypatch):

@@ -8,6 +8,8 @@ everything else are tiny; centred, the same model is reached in several times fe
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -38,12 +40,9 @@ class CentredDesign(Design):
     def rows(self, index: Tensor) -> Design:
         return CentredDesign(self.design.rows(index), self.means)
 
-    def _neighbours(self, rows: slice) -> Design:
-        return CentredDesign(self.design._neighbours(rows), self.means)
-
-    @property
-    def _bytes(self) -> int:
-        return self.design._bytes
+    def blocks(self) -> Iterator[tuple[slice, Design]]:
+        for rows, block in self.design.blocks():
+            yield rows, CentredDesign(block, self.means)
 
 
 def column_means(design: Design) -> Tensor:

@@ -5,6 +5,7 @@ A block is small enough to stay in the processor's cache between the two product
 
 from __future__ import annotations
 
+import mmap
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -18,6 +19,8 @@ from ...errors import InvalidInput, InvalidType
 
 BLOCK_BYTES = 1 << 23
 """The size of one block of rows: a few of them fit into the last cache of a processor."""
+SCATTERED = 256
+"""Rows from all over a file are taken so many at a time: the system maps many pages around each."""
 
 
 class Design(ABC):
@@ -81,15 +84,6 @@ class Design(ABC):
     def rows(self, index: Tensor) -> Design:
         """The design of the rows `index`, copied."""
 
-    @abstractmethod
-    def _neighbours(self, rows: slice) -> Design:
-        """The design of neighbouring rows."""
-
-    @property
-    @abstractmethod
-    def _bytes(self) -> int:
-        """The size of the numbers that the products run through."""
-
     def blocks(self) -> Iterator[tuple[slice, Design]]:
         """A cut into blocks of neighbouring rows."""
         n = self.shape[0]
@@ -97,6 +91,15 @@ class Design(ABC):
         for start in range(0, n, step):
             rows = slice(start, min(start + step, n))
             yield rows, self._neighbours(rows)
+
+    def _neighbours(self, rows: slice) -> Design:
+        """The design of neighbouring rows."""
+        raise NotImplementedError
+
+    @property
+    def _bytes(self) -> int:
+        """The size of the numbers that the products run through."""
+        raise NotImplementedError
 
 
 class DenseDesign(Design):
@@ -125,8 +128,12 @@ class DenseDesign(Design):
         return self._array.numel() * self._array.itemsize
 
 
-class ConvertedDesign(Design):
-    """A as an array of other numbers, converted block by block: a memory-mapped file of bytes or half floats."""
+class MappedDesign(Design):
+    """A as an array in a memory-mapped file, or of other numbers, taken block by block and converted as needed.
+
+    After each block its pages are given back to the system, so that a file of any size takes the memory of one
+    block; while there is room, the system keeps them and the next pass reads nothing from the disk.
+    """
 
     device = torch.device("cpu")
 
@@ -141,17 +148,60 @@ class ConvertedDesign(Design):
         return torch.stack([block.rmatmul(R[rows]) for rows, block in self.blocks()]).sum(0)
 
     def rows(self, index: Tensor) -> Design:
-        return self._converted(self._array[index.numpy()])
+        parts = []
+        for some in np.split(index.numpy(), range(SCATTERED, len(index), SCATTERED)):
+            parts.append(self._array[some].astype(NUMPY[self.dtype]))
+            give_back(self._array)
+        return DenseDesign(_tensor(np.concatenate(parts)))
+
+    def blocks(self) -> Iterator[tuple[slice, Design]]:
+        for rows, block in super().blocks():
+            yield rows, block
+            give_back(self._array[rows])
 
     def _neighbours(self, rows: slice) -> Design:
         return self._converted(self._array[rows])
 
     def _converted(self, array: np.ndarray) -> Design:
-        return DenseDesign(torch.from_numpy(np.asarray(array).astype(NUMPY[self.dtype])))
+        return DenseDesign(_tensor(np.asarray(array).astype(NUMPY[self.dtype], copy=not _viewable(array))))
 
     @property
     def _bytes(self) -> int:
         return self._array.size * self.dtype.itemsize
+
+
+class PickedDesign(Design):
+    """Some of the rows of a design, in increasing order and without a copy: few rows should be left out.
+
+    Examples
+    --------
+    >>> design = Design.of(torch.tensor([[1.0], [2.0], [3.0]]))
+    >>> PickedDesign(design, torch.tensor([0, 2])).rmatmul(torch.ones(2, 1))
+    tensor([[4.]])
+    """
+
+    def __init__(self, design: Design, index: Tensor) -> None:
+        self.design, self.index = design, index
+        self.shape, self.dtype, self.device = (len(index), design.shape[1]), design.dtype, design.device
+
+    def matmul(self, V: Tensor) -> Tensor:
+        return self.design.matmul(V)[self.index]
+
+    def rmatmul(self, R: Tensor) -> Tensor:
+        everywhere = R.new_zeros(self.design.shape[0], R.shape[1])
+        return self.design.rmatmul(everywhere.index_copy(0, self.index, R))
+
+    def rows(self, index: Tensor) -> Design:
+        return self.design.rows(self.index[index])
+
+    def blocks(self) -> Iterator[tuple[slice, Design]]:
+        first = 0
+        for rows, block in self.design.blocks():
+            last = int(torch.searchsorted(self.index, rows.stop))
+            if last > first:
+                chosen = self.index[first:last] - rows.start
+                yield slice(first, last), block if len(chosen) == block.shape[0] else PickedDesign(block, chosen)
+            first = last
 
 
 class SparseDesign(Design):
@@ -215,11 +265,42 @@ def _of_tensor(X: Tensor, dtype: torch.dtype) -> Design:
 
 
 def _of_array(X: np.ndarray, dtype: torch.dtype) -> Design:
-    # What torch cannot take as it is: another byte order, steps backwards or between elements.
-    viewable = X.dtype.isnative and all(stride >= 0 and stride % X.itemsize == 0 for stride in X.strides)
-    if not viewable or X.dtype != NUMPY[dtype]:
-        design = ConvertedDesign(X, dtype)
-        return design if isinstance(X, np.memmap) else design._neighbours(slice(0, len(X)))
+    if mapped_file(X) is not None:
+        return MappedDesign(X, dtype)
+    if _viewable(X) and X.dtype == NUMPY[dtype]:
+        return DenseDesign(_tensor(np.asarray(X)))
+    return MappedDesign(X, dtype)._neighbours(slice(0, len(X)))
+
+
+def _viewable(X: np.ndarray) -> bool:
+    """Whether torch takes the array as it is: not another byte order, steps backwards or between elements."""
+    return X.dtype.isnative and all(stride >= 0 and stride % X.itemsize == 0 for stride in X.strides)
+
+
+def _tensor(array: np.ndarray) -> Tensor:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")  # nothing writes to it
-        return DenseDesign(torch.from_numpy(np.asarray(X)))
+        return torch.from_numpy(array)
+
+
+def mapped_file(X: np.ndarray) -> mmap.mmap | None:
+    """The memory-mapped file in which an array lies, if it holds no changes of its own."""
+    base: Any = X
+    while isinstance(base, np.ndarray):
+        if isinstance(base, np.memmap) and base.mode not in ("r", "r+"):
+            return None  # copied on write: pages given back would lose what was written
+        base = base.base
+    return base if isinstance(base, mmap.mmap) else None
+
+
+def give_back(X: np.ndarray) -> None:
+    """Let the system reuse the pages of an array in a memory-mapped file; they are read again when needed."""
+    file = mapped_file(X)
+    if file is None or not hasattr(mmap, "MADV_DONTNEED"):
+        return
+    low, high = np.lib.array_utils.byte_bounds(X)
+    start = np.frombuffer(file, np.uint8).__array_interface__["data"][0]
+    # Only whole pages: the neighbours of a block may be in use.
+    first, last = -((start - low) // mmap.PAGESIZE) * mmap.PAGESIZE, (high - start) // mmap.PAGESIZE * mmap.PAGESIZE
+    if last > first:
+        file.madvise(mmap.MADV_DONTNEED, first, last - first)

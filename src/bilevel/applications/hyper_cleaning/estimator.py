@@ -18,7 +18,7 @@ from ... import solvers
 from ...errors import InvalidInput, InvalidType
 from ...sets.base import ConvexSet
 from ...solvers import Solver
-from .design import Design
+from .design import BLOCK_BYTES, Design, PickedDesign, give_back
 from .losses import Loss, loss_of
 from .noise import BY_NAME, NoiseModel
 from .training import Cleaned, Moment, Rows, Settings, name_of, train
@@ -68,7 +68,7 @@ class HyperCleaner(ClassifierMixin, BaseEstimator):
     verbose
         Show progress and the time left.
     callback
-        A function of a `Moment` (stage, done, total, loss), called after each step.
+        A function of a `Moment` (stage, share of the work, loss), called after each step.
 
     Attributes
     ----------
@@ -243,8 +243,10 @@ class HyperCleaner(ClassifierMixin, BaseEstimator):
             number = torch.from_numpy(np.searchsorted(self.classes_, labels))
             return Rows(Design.of(features, dtype=dtype), number)
 
-        noisy = rows(X, y) if not mask.any() else rows(X[~mask], y[~mask])
-        known = [rows(X[mask], y[mask])] if mask.any() else []
+        noisy, known = rows(X, y), []
+        if mask.any():
+            known, left = [rows(X[mask], y[mask])], torch.from_numpy(np.flatnonzero(~mask))
+            noisy = Rows(PickedDesign(noisy.design, left), noisy.labels[left])
         if X_trusted is not None:
             known.append(rows(X_trusted, y_trusted))
         return noisy, known[0] if len(known) == 1 else _stacked(known)
@@ -349,7 +351,8 @@ class HyperCleaner(ClassifierMixin, BaseEstimator):
         return self._raw_scores(X)
 
     def _raw_scores(self, X: Any) -> np.ndarray:
-        return np.asarray(X @ self.coef_.T) + self.intercept_
+        design = Design.of(X, dtype=torch.float32 if X.dtype == np.float32 else torch.float64)
+        return design.matmul(torch.from_numpy(self.coef_.T).to(design.dtype)).numpy() + self.intercept_
 
     def _probabilities(self, scores: np.ndarray) -> np.ndarray:
         count = len(self.classes_)
@@ -396,21 +399,36 @@ def _classes(y: np.ndarray, mask: np.ndarray, y_trusted: Any) -> np.ndarray:
 
 def _refuse_gaps(X: Any, name: str, columns: Any) -> None:
     """Missing and infinite values, with the cell named."""
-    values = X.data if hasattr(X, "tocsr") else X
-    if np.isfinite(values.sum(dtype=np.float64)) and np.isfinite(values).all():
+    gap = _gap_in_sparse(X) if hasattr(X, "tocsr") else _gap_in_array(X)
+    if gap is None:
         return
-    if hasattr(X, "tocsr"):
-        entry = int(np.flatnonzero(~np.isfinite(values))[0])
-        row, column = int(np.searchsorted(X.indptr, entry, side="right")) - 1, int(X.indices[entry])
-        value = values[entry]
-    else:
-        row, column = (int(i) for i in np.argwhere(~np.isfinite(values))[0])
-        value = X[row, column]
+    row, column, value = gap
     where = f"column {columns[column]!r}" if columns is not None else f"column {column}"
     kind = "NaN, a missing value" if np.isnan(value) else "inf, an infinite value"
     raise InvalidInput(
         f"Input {name} contains {kind}: row {row}, {where}. Fill it in (sklearn.impute.SimpleImputer) or drop the row"
     )
+
+
+def _gap_in_sparse(X: Any) -> tuple[int, int, Any] | None:
+    """Row, column and value of the first number that is not finite."""
+    gaps = np.flatnonzero(~np.isfinite(X.data))
+    if not len(gaps):
+        return None
+    return int(np.searchsorted(X.indptr, gaps[0], side="right")) - 1, int(X.indices[gaps[0]]), X.data[gaps[0]]
+
+
+def _gap_in_array(X: np.ndarray) -> tuple[int, int, Any] | None:
+    """The same, block by block."""
+    step = max(1, BLOCK_BYTES // max(1, X[:1].nbytes))
+    for start in range(0, len(X), step):
+        block = X[start : start + step]
+        finite = np.isfinite(block)
+        if not finite.all():
+            row, column = (int(i) for i in np.argwhere(~finite)[0])
+            return start + row, column, block[row, column]
+        give_back(block)
+    return None
 
 
 def _refuse_missing_labels(y: np.ndarray, name: str) -> None:

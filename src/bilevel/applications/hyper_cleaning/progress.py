@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 
 from ...progress import ProgressBar
 from .training import Moment
@@ -20,15 +19,11 @@ def shown(verbose: bool, callback: Show | None = None) -> Iterator[Show]:
     if not verbose:
         yield tell
         return
-    began = time.monotonic()
-    bars: list[ProgressBar] = []
-    with ExitStack() as stack:
+    with ProgressBar(100, counter="{done:.0f} %") as bar:
 
         def show(moment: Moment) -> None:
-            if not bars:  # the first moment says how much there is to do
-                bars.append(stack.enter_context(ProgressBar(moment.total, began=began)))
             loss = "" if math.isnan(moment.loss) else f", held-out loss {moment.loss:.4g}"
-            bars[0].show(moment.done, moment.stage + loss)
+            bar.show(100 * moment.share, moment.stage + loss)
             tell(moment)
 
         yield show

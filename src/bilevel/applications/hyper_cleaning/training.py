@@ -37,6 +37,7 @@ from .losses import LogLikelihood, Loss
 from .noise import Certain, ClassPairs, NoiseModel, RowWeights, Transition, noise_of, one_hot, sum_by_label
 from .problem import CleaningProblem
 from .row_mean import Model
+from .work import FIRST, STEP, expected, strides_left
 
 ROWS_PER_CLASS, SMALLEST_SAMPLE = 200, 2000
 """A matrix of class pairs is learned from so many noisy rows per class, and from no fewer than so many in all."""
@@ -104,8 +105,7 @@ class Moment:
     """Where training stands, for whoever shows it."""
 
     stage: str
-    done: int  # units of work, of `total` if nothing ends early
-    total: int
+    share: float  # of the work, from 0 to 1: what is left is estimated
     loss: float  # on the trusted rows held out; NaN in the last stage
 
 
@@ -191,17 +191,15 @@ class _Training:
         self.interruption = Interruption()
         self.history: list[dict[str, float | str]] = []
         self.began = time.perf_counter()
-        self.done = 0
-        # A stride of the last training takes about twice the products of a step of learning, over all rows.
-        self.stride_units = max(1, round(2 * len(noisy) / min(len(noisy), sample_size(settings.classes))))
-        self.total = sum(map(self._steps, settings.candidates)) + POLISHING // STRIDE * self.stride_units
+        self.sample_size = min(len(noisy), sample_size(settings.classes))
+        self.work = expected({name: self._steps(name) for name in settings.candidates}, self.sample_size, len(noisy))
 
     # --- learning x -----------------------------------------------------------------------------------------------
 
     def learn(self) -> tuple[Learned, dict[str, float]]:
         """The noise model that does best on the trusted rows held out, and the loss of each there."""
         candidates = self.settings.candidates
-        size = sample_size(self.settings.classes)
+        size = self.sample_size
         sample = self.noisy.take(some(len(self.noisy), size, self.generator)) if len(self.noisy) > size else self.noisy
         self.start_model = self._model_of(self.judges)
         learned: list[Learned] = []
@@ -211,10 +209,12 @@ class _Training:
             if not self.interruption.happened:
                 learned.append(self._run(name, noise, rows))
                 scores[name] = self._trial(learned[-1])
+                self.work.expect(name, 0.0)
         best = simplest_of_the_best(scores)
         winner = next(result for result in learned if result.name == best)
         if winner.problem.noise.per_row and len(winner.problem.labels) < len(self.noisy):
             winner = self._run(winner.name, winner.problem.noise, self.noisy)  # a weight for every row
+        self.work.expect("all rows", 0.0)
         if not (math.isfinite(winner.loss) or self.interruption.happened):
             raise NotFinite(
                 f"training left the numbers behind (noise={winner.name!r}): scale the columns, for example with "
@@ -306,7 +306,10 @@ class _Training:
         if isinstance(state.x, dict):
             entry["radius"] = float(state.x["log_radius"].exp())
         self.history.append(entry)
-        self._advance(f"learning {result.name}", loss)
+        again = len(result.rows) > self.sample_size and self.work.left.get("all rows")
+        passes = (FIRST if state.step == 1 else STEP)[result.name]
+        self.work.advance("all rows" if again else result.name, passes * len(result.rows))
+        self.show(Moment(f"learning {result.name}", self.work.share, loss))
 
     def _loss(self, problem: CleaningProblem, y: Model) -> float:
         """The mean loss on the trusted rows held out."""
@@ -316,10 +319,6 @@ class _Training:
     def _steps(self, name: str) -> int:
         return self.settings.steps or STEPS.get(name, STEPS["rows"])
 
-    def _advance(self, stage: str, loss: float, units: int = 1) -> None:
-        self.done = min(self.done + units, self.total)
-        self.show(Moment(stage, self.done, self.total, loss))
-
     # --- the model ------------------------------------------------------------------------------------------------
 
     def finish(self, winner: Learned) -> tuple[Model, float | None]:
@@ -328,10 +327,13 @@ class _Training:
         y: Any = winner.y
         tol = POLISHED * self.settings.classes**0.5
         with self.interruption.caught():
-            y, curvature = problem.constraint_at(x).project(y), None
-            for _ in range(POLISHING // STRIDE):
+            y, curvature, residual = problem.constraint_at(x).project(y), None, math.inf
+            for left in reversed(range(POLISHING // STRIDE)):
+                before = residual
                 y, residual, _, curvature = trained(problem, x, y, steps=STRIDE, tol=tol, curvature=curvature)
-                self._advance("training", math.nan, self.total if residual <= tol else self.stride_units)
+                self.work.advance("training", STRIDE * len(self.noisy))
+                self.work.expect("training", strides_left(before, residual, tol, left) * STRIDE * len(self.noisy))
+                self.show(Moment("training", self.work.share, math.nan))
                 if residual <= tol:
                     break
         return y, None if self.settings.constraint is not None else self._radius(winner)
