@@ -43,8 +43,8 @@ ROWS_PER_CLASS, SMALLEST_SAMPLE = 200, 2000
 """A matrix of class pairs is learned from so many noisy rows per class, and from no fewer than so many in all."""
 STEPS = {"transition": 20, "class-pairs": 10, "rows": 20}
 """Upper-level steps of each noise model."""
-WIDE = 1e4
-"""The radius of a ball that holds nobody back."""
+WIDE, SMALLEST = 1e4, 1e-3
+"""The radius of a ball that holds nobody back, and the smallest that learning starts from."""
 POLISHING, POLISHED, STRIDE = 100, 1e-3, 25
 """The last training: steps at most, the residual to reach per root of the number of classes, steps at a time."""
 
@@ -201,7 +201,9 @@ class _Training:
         candidates = self.settings.candidates
         size = self.sample_size
         sample = self.noisy.take(some(len(self.noisy), size, self.generator)) if len(self.noisy) > size else self.noisy
-        self.start_model = self._model_of(self.judges)
+        problem = self._trusting(self.judges)
+        self.start_model: Any = trained(problem, problem.start(), problem.y0, steps=60).y
+        self.start_radius = self._first_radius()
         learned: list[Learned] = []
         scores: dict[str, Tensor] = {}
         for name, noise in candidates.items():
@@ -232,13 +234,37 @@ class _Training:
         problem, x = self._last_problem(result, result.rows, self.judges)
         with self.interruption.caught():
             result.y = trained(problem, x, problem.constraint_at(x).project(result.y), steps=25).y
-        chances = problem.loss.probabilities(problem.scores(result.y, self.held_out.design))
+        return self._brier(problem, result.y)
+
+    def _brier(self, problem: CleaningProblem, y: Model) -> Tensor:
+        """(1 - p)^2 + the squares of the other probabilities, for each trusted row held out."""
+        chances = problem.loss.probabilities(problem.scores(y, self.held_out.design))
         return (chances - one_hot(self.held_out.labels, problem.classes, chances.new_ones(()))).square().sum(-1)
 
-    def _model_of(self, rows: Rows) -> Model:
-        """The model that trusts these rows and no others."""
-        problem = self.settings.problem(rows, rows, noise=Certain(), radius=WIDE, batch_size=None)
-        return trained(problem, problem.start(), problem.y0, steps=60).y  # type: ignore[return-value]
+    def _trusting(self, rows: Rows, radius: float = WIDE) -> CleaningProblem:
+        """The problem that trusts these rows and has no others."""
+        return self.settings.problem(rows, rows, noise=Certain(), radius=radius, batch_size=None)
+
+    def _first_radius(self) -> float:
+        """Half the size that the judges ask for: held back, the model shows if it wants more.
+
+        Where columns are many, the judges ask for too much: then a quarter as long as that serves the rows held out.
+        """
+        radius = max(float(self.start_model["weight"].abs().sum(-1).mean()) / 2, SMALLEST)
+        if self.settings.radius != "auto" or self.settings.constraint is not None:
+            return radius
+        scores = self._scores_within(radius)
+        while radius / 4 >= SMALLEST:
+            smaller = self._scores_within(radius / 4)
+            if simplest_of_the_best({"as it is": scores, "smaller": smaller}) == "as it is":
+                break
+            radius, scores = radius / 4, smaller
+        return radius
+
+    def _scores_within(self, radius: float) -> Tensor:
+        """Brier scores of the judges' model in a ball."""
+        problem = self._trusting(self.judges, radius)
+        return self._brier(problem, trained(problem, problem.start(), problem.y0, steps=60).y)  # type: ignore[arg-type]
 
     def _run(self, name: str, noise: NoiseModel, rows: Rows) -> Learned:
         """Learn the x of one noise model."""
@@ -264,10 +290,8 @@ class _Training:
         )  # fmt: skip
 
     def _start(self, problem: CleaningProblem) -> tuple[Any, Any]:
-        """The ball at half the size that the trusted rows ask for: held back, the model shows if it wants more."""
         y = self.start_model
-        size = float(y["weight"].abs().sum(-1).mean())
-        x = problem.start(radius=max(size / 2, 1e-3))
+        x = problem.start(radius=self.start_radius)
         seen = self._pairs_seen(problem)
         if seen is not None:
             x = {**x, "noise": seen} if isinstance(x, dict) else seen
