@@ -4,7 +4,8 @@
 
 Weights per row, logistic loss, no intercept, |y|_1 <= 1, c = 0.001, means over rows, 30 % of the labels flipped.
 2,000 + 2,000 images, 5,000 + 5,000 rows of cod-rna, 1,000 + 1,000 of madelon; pixels in [0, 1], others standardised.
-The measure is the accuracy on the test rows of the last iterate of DMLCBO, a score of exactly zero counting half.
+The measure is the accuracy on the test rows of the last iterate of DMLCBO() at its defaults, a score of exactly zero
+counting half.
 Beside it: the same at the lower level solved for the last x, where ties appear that the iterates' tiny remainders
 break; and what HyperCleaner reaches at its defaults, with an intercept and a radius chosen on the trusted rows.
 
@@ -35,6 +36,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.cleaning_paper", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
     parser.add_argument("--data", type=Path, required=True, help="folder with the official files")
+    parser.add_argument("--datasets", nargs="+", default=list(PAPER), choices=list(PAPER))
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--out", type=Path, default=Path("build/cleaning-paper.json"))
@@ -43,7 +45,7 @@ def main() -> None:
 
     torch.set_num_threads(1)
     rows = []
-    for name in PAPER:
+    for name in arguments.datasets:
         runs = [run(paper_task(arguments.data, name, seed), seed, arguments.steps) for seed in range(arguments.seeds)]
         rows.append({"data": name, "rows": ROWS[name], "runs": runs})
         show(rows[-1], header=len(rows) == 1)
@@ -63,7 +65,7 @@ def run(task: Task, seed: int, steps: int) -> dict[str, float]:
         task.X, task.given, task.trusted_X, task.trusted_y,
         noise="rows", loss="logistic", radius=1.0, ridge=1e-3, intercept=False,
     )  # fmt: skip
-    solver = bilevel.DMLCBO(upper_step=1.0, hypergradient=bilevel.LinearSolve(tol=1e-2, max_iterations=5))
+    solver = bilevel.DMLCBO()
     solution = bilevel.minimize(problem, problem.start(), solver=solver, steps=steps, evaluate_every=steps, seed=seed)
     solved = bilevel.solve_lower(problem, solution.x, solution.y, tol=1e-8)
 
@@ -96,6 +98,7 @@ def show(row: dict, *, header: bool) -> None:
     (ours, error), (paper, spread) = summary("last iterate"), PAPER[row["data"]]
     margin = 2 * (error**2 + spread**2 / 10) ** 0.5
     verdict = "above" if ours > paper + margin else "below" if ours < paper - margin else "within two standard errors"
+    verdict = verdict if len(runs) > 1 else "none from one seed"
     auto, auto_error = summary("HyperCleaner")
     print(
         f"{row['data']:<14}{ours:>8.2f} +- {error:4.2f}{paper:>8.2f} +- {spread:4.2f}  {verdict:<28}"
