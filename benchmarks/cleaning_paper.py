@@ -26,6 +26,7 @@ for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
 
 import numpy as np
 
+from .harness import hardware
 from .paper_data import ROWS, Task, paper_task
 
 PAPER = {"cod-rna": (80.42, 0.05), "mnist": (94.24, 0.01), "madelon": (56.33, 1.83), "fashion-mnist": (88.85, 0.60)}
@@ -50,8 +51,10 @@ def main() -> None:
         rows.append({"data": name, "rows": ROWS[name], "runs": runs})
         show(rows[-1], header=len(rows) == 1)
         arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        arguments.out.write_text(json.dumps({"steps": arguments.steps, "threads": 1, "rows": rows}, indent=1) + "\n")
-    print(f"\nstored in {arguments.out}")
+        content = {"steps": arguments.steps, "hardware": hardware(), "rows": rows}
+        arguments.out.write_text(json.dumps(content, indent=1) + "\n")
+        arguments.out.with_suffix(".md").write_text(markdown(rows))
+    print(f"\nstored in {arguments.out}, and as a table in {arguments.out.with_suffix('.md')}")
 
 
 def run(task: Task, seed: int, steps: int) -> dict[str, float]:
@@ -86,25 +89,51 @@ def run(task: Task, seed: int, steps: int) -> dict[str, float]:
     }
 
 
+def summary(row: dict, what: str) -> tuple[float, float]:
+    """Mean and standard error over the seeds."""
+    values = [run[what] for run in row["runs"]]
+    return mean(values), stdev(values) / len(values) ** 0.5 if len(values) > 1 else float("nan")
+
+
+def verdict(row: dict) -> str:
+    """Our mean next to the printed one."""
+    (ours, error), (paper, spread) = summary(row, "last iterate"), PAPER[row["data"]]
+    margin = 2 * (error**2 + spread**2 / 10) ** 0.5
+    if len(row["runs"]) < 2:
+        return "none from one seed"
+    return "above" if ours > paper + margin else "below" if ours < paper - margin else "within two standard errors"
+
+
 def show(row: dict, *, header: bool) -> None:
     if header:
         print(f"{'data':<14}{'last iterate':>16}{'paper':>16}  {'verdict':<28}{'solved':>8}{'HyperCleaner':>16}")
-    runs = row["runs"]
-
-    def summary(what: str) -> tuple[float, float]:
-        values = [run[what] for run in runs]
-        return mean(values), stdev(values) / len(values) ** 0.5 if len(values) > 1 else float("nan")
-
-    (ours, error), (paper, spread) = summary("last iterate"), PAPER[row["data"]]
-    margin = 2 * (error**2 + spread**2 / 10) ** 0.5
-    verdict = "above" if ours > paper + margin else "below" if ours < paper - margin else "within two standard errors"
-    verdict = verdict if len(runs) > 1 else "none from one seed"
-    auto, auto_error = summary("HyperCleaner")
+    (ours, error), (paper, spread) = summary(row, "last iterate"), PAPER[row["data"]]
+    auto, auto_error = summary(row, "HyperCleaner")
     print(
-        f"{row['data']:<14}{ours:>8.2f} +- {error:4.2f}{paper:>8.2f} +- {spread:4.2f}  {verdict:<28}"
-        f"{summary('lower level solved')[0]:>8.2f}{auto:>8.2f} +- {auto_error:4.2f}",
+        f"{row['data']:<14}{ours:>8.2f} +- {error:4.2f}{paper:>8.2f} +- {spread:4.2f}  {verdict(row):<28}"
+        f"{summary(row, 'lower level solved')[0]:>8.2f}{auto:>8.2f} +- {auto_error:4.2f}",
         flush=True,
     )
+
+
+def markdown(rows: list[dict]) -> str:
+    """Means with standard errors; of the paper its mean and +-."""
+    lines = [
+        "| data | paper | last iterate | verdict | lower level solved | columns kept | F | HyperCleaner | its radius |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for row in rows:
+        paper, spread = PAPER[row["data"]]
+        ours, solved, auto = (
+            "{:.2f} ± {:.2f}".format(*summary(row, what))
+            for what in ("last iterate", "lower level solved", "HyperCleaner")
+        )
+        kept, upper, radius = (summary(row, what)[0] for what in ("columns kept", "upper value", "radius"))
+        lines.append(
+            f"| {row['data']} | {paper:.2f} ± {spread:.2f} | {ours} | {verdict(row)} | {solved} | {kept:.1f} "
+            f"| {upper:.4f} | {auto} | {radius:.1f} |"
+        )
+    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":

@@ -30,9 +30,12 @@ for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
 
 import numpy as np
 
+from .harness import hardware
 from .paper_data import Task, ten_classes
 
 DATASETS = ("mnist", "fashion-mnist")
+METHODS = ("cleanlab", "trusted filter", "HyperCleaner")
+WHAT = (("auroc", 4), ("refit", 2))
 ENVIRONMENT = Path("build/cleanlab-venv")
 CLEANLAB = """
 import sys, time, warnings
@@ -72,38 +75,43 @@ def main() -> None:
                 cells.append({"data": name, "noise": noise, "trusted": trusted, "seeds": list(seeds), "runs": runs})
                 _show(cells[-1], header=len(cells) == 1)
                 arguments.out.parent.mkdir(parents=True, exist_ok=True)
-                arguments.out.write_text(json.dumps({"threads": 1, "cells": cells}, indent=1) + "\n")
-    print(f"\nstored in {arguments.out}")
+                arguments.out.write_text(json.dumps({"hardware": hardware(), "cells": cells}, indent=1) + "\n")
+                arguments.out.with_suffix(".md").write_text(_markdown(cells))
+    print(f"\nstored in {arguments.out}, and as a table in {arguments.out.with_suffix('.md')}")
 
 
 def _run(python: Path, task: Task, seed: int) -> dict[str, dict[str, float]]:
     """AUROC, refit accuracy and seconds of each method, and the accuracies they lie between."""
     everything = np.ones(len(task.given), bool)
     result = {
-        "noisy": {"refit": _refit(task, everything, with_trusted=False)},
-        "trusted only": {"refit": _refit(task, ~everything)},
-        "truly clean": {"refit": _refit(task, ~task.wrong)},
+        "noisy": {"refit": refit(task, everything, with_trusted=False)},
+        "trusted only": {"refit": refit(task, ~everything)},
+        "truly clean": {"refit": refit(task, ~task.wrong)},
     }
     methods = {"cleanlab": lambda: _cleanlab(python, task), "trusted filter": lambda: _filter(task),
-               "HyperCleaner": lambda: _cleaner(task, seed)}  # fmt: skip
+               "HyperCleaner": lambda: _clean(task, seed)}  # fmt: skip
     for name, method in methods.items():
         kept, quality, seconds, *more = method()
-        result[name] = {"auroc": _auroc(task, quality), "refit": _refit(task, kept), "seconds": seconds}
+        result[name] = {"auroc": auroc(task, quality), "refit": refit(task, kept), "seconds": seconds}
         if more:
             result[name]["noise"] = more[0]
     return result
 
 
-def _cleaner(task: Task, seed: int) -> tuple:
-    from bilevel import HyperCleaner
-
+def _clean(task: Task, seed: int) -> tuple:
     began = time.perf_counter()
-    cleaner = HyperCleaner(random_state=seed).fit(
-        task.X, task.given, X_trusted=task.trusted_X, y_trusted=task.trusted_y
-    )
+    cleaner = fitted(task, seed)
     issues = cleaner.label_issues()
     seconds = time.perf_counter() - began
     return ~issues["is_label_issue"].to_numpy(), issues["label_quality"].to_numpy(), seconds, cleaner.noise_
+
+
+def fitted(task: Task, seed: int, **settings):
+    """A HyperCleaner of the task."""
+    from bilevel import HyperCleaner
+
+    cleaner = HyperCleaner(random_state=seed, **settings)
+    return cleaner.fit(task.X, task.given, X_trusted=task.trusted_X, y_trusted=task.trusted_y)
 
 
 def _filter(task: Task) -> tuple:
@@ -124,13 +132,15 @@ def _cleanlab(python: Path, task: Task) -> tuple:
         return ~found["issues"], found["quality"], float(found["seconds"])
 
 
-def _auroc(task: Task, quality: np.ndarray) -> float:
+def auroc(task: Task, quality: np.ndarray) -> float:
+    """How well a number per row tells right from wrong labels."""
     from sklearn.metrics import roc_auc_score
 
     return float(roc_auc_score(~task.wrong, quality))
 
 
-def _refit(task: Task, kept: np.ndarray, *, with_trusted: bool = True) -> float:
+def refit(task: Task, kept: np.ndarray, *, with_trusted: bool = True) -> float:
+    """Test accuracy in percent of the reference model, trained on the rows kept."""
     X, y = task.X[kept], task.given[kept]
     if with_trusted:
         X, y = np.concatenate([X, task.trusted_X]), np.concatenate([y, task.trusted_y])
@@ -154,28 +164,53 @@ def _cleanlab_python() -> Path:
     return python.absolute()
 
 
+def average(cell: dict, method: str, what: str) -> float:
+    return mean(run[method][what] for run in cell["runs"])
+
+
+def _ahead(cell: dict, rival: str, what: str) -> tuple[float, float]:
+    """Mean paired difference of HyperCleaner to a rival, and its standard error."""
+    gaps = [run["HyperCleaner"][what] - run[rival][what] for run in cell["runs"]]
+    return mean(gaps), stdev(gaps) / len(gaps) ** 0.5 if len(gaps) > 1 else float("nan")
+
+
 def _show(cell: dict, *, header: bool) -> None:
     if header:
         print("AUROC / refit accuracy %, means over the seeds; differences of HyperCleaner with their standard errors")
         print(f"{'data':<14}{'noise':<16}{'trusted':>7} {'noisy':>6} {'trust.':>6} {'clean':>6}"
               f" {'cleanlab':>14} {'filter':>14} {'HyperCleaner':>14}  seconds (cleanlab, ours)")  # fmt: skip
-    runs = cell["runs"]
+    figures = " ".join(f"{average(cell, m, 'auroc'):.3f} / {average(cell, m, 'refit'):5.2f}" for m in METHODS)
+    ends = " ".join(f"{average(cell, m, 'refit'):6.1f}" for m in ("noisy", "trusted only", "truly clean"))
+    clock = ", ".join(f"{average(cell, method, 'seconds'):.1f}" for method in ("cleanlab", "HyperCleaner"))
+    print(f"{cell['data']:<14}{cell['noise']:<16}{cell['trusted']:>7} {ends} {figures}  {clock}")
+    for rival in METHODS[:2]:
+        for what, digits in WHAT:
+            gap, error = _ahead(cell, rival, what)
+            verdict = "beaten" if gap > 0 else "NOT BEATEN"
+            print(f"    {what:<5} minus {rival:<15} {gap:+.{digits}f} +- {error:.{digits}f}  {verdict}")
+    print(f"    noise models chosen: {[run['HyperCleaner']['noise'] for run in cell['runs']]}", flush=True)
 
-    def average(method: str, what: str) -> float:
-        return mean(run[method][what] for run in runs)
 
-    methods = ("cleanlab", "trusted filter", "HyperCleaner")
-    figures = " ".join(f"{average(m, 'auroc'):.3f} / {average(m, 'refit'):5.2f}" for m in methods)
-    ends = " ".join(f"{average(m, 'refit'):6.1f}" for m in ("noisy", "trusted only", "truly clean"))
-    print(f"{cell['data']:<14}{cell['noise']:<16}{cell['trusted']:>7} {ends} {figures}"
-          f"  {average('cleanlab', 'seconds'):.1f}, {average('HyperCleaner', 'seconds'):.1f}")  # fmt: skip
-    for rival in methods[:2]:
-        for what, digits in (("auroc", 4), ("refit", 2)):
-            gaps = [run["HyperCleaner"][what] - run[rival][what] for run in runs]
-            error = stdev(gaps) / len(gaps) ** 0.5 if len(gaps) > 1 else float("nan")
-            verdict = "beaten" if mean(gaps) > 0 else "NOT BEATEN"
-            print(f"    {what:<5} minus {rival:<15} {mean(gaps):+.{digits}f} +- {error:.{digits}f}  {verdict}")
-    print(f"    noise models chosen: {[run['HyperCleaner']['noise'] for run in runs]}", flush=True)
+def _markdown(cells: list[dict]) -> str:
+    """Two tables: the figures, and by how much HyperCleaner is ahead."""
+    lines = [
+        "| data | noise | trusted rows | noisy | trusted only | cleanlab | trusted filter | HyperCleaner | truly clean "
+        "| seconds: cleanlab, ours |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for cell in cells:
+        figures = [f"{average(cell, m, 'auroc'):.3f} / {average(cell, m, 'refit'):.2f}" for m in METHODS]
+        noisy, trusted, clean = (f"{average(cell, m, 'refit'):.1f}" for m in ("noisy", "trusted only", "truly clean"))
+        clock = ", ".join(f"{average(cell, method, 'seconds'):.1f}" for method in ("cleanlab", "HyperCleaner"))
+        entries = [cell["data"], cell["noise"], str(cell["trusted"]), noisy, trusted, *figures, clean, clock]
+        lines.append(f"| {' | '.join(entries)} |")
+    rivals = [f"{what} minus {rival}'s" for rival in METHODS[:2] for what in ("AUROC", "refit")]
+    lines += ["", f"| data | noise | trusted rows | {' | '.join(rivals)} |", "|" + " --- |" * 7]
+    for cell in cells:
+        gaps = [(*_ahead(cell, rival, what), digits) for rival in METHODS[:2] for what, digits in WHAT]
+        entries = [f"{gap:+.{digits}f} ± {error:.{digits}f}" for gap, error, digits in gaps]
+        lines.append(f"| {cell['data']} | {cell['noise']} | {cell['trusted']} | {' | '.join(entries)} |")
+    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":
