@@ -2,9 +2,9 @@
 
     python -m benchmarks.cleaning_noise_models --data DATA [--seeds 3] [--first-seed 10] [--out FILE]
 
-The problems of `benchmarks.cleaning_rivals`. For each noise model alone, and for "auto", the means over the seeds of: AUROC of
-the label's quality (the cleaned model's probability of the given label), AUROC of the weight that the noise model gives the
-row, and the accuracy of the reference model refitted on the rows kept and on the trusted ones.
+The problems of `benchmarks.cleaning_rivals`. For each noise model alone, and for "auto", the means over the seeds of:
+AUROC of the label's quality (the cleaned model's probability of the given label), AUROC of the weight that the noise
+model gives the row, and the accuracy of the reference model refitted on the rows kept and on the trusted ones.
 """
 
 from __future__ import annotations
