@@ -66,10 +66,10 @@ class Design(ABC):
         if dtype not in (None, torch.float32, torch.float64):
             raise InvalidType(f"dtype must be torch.float32 or torch.float64, got {dtype}")
         if isinstance(X, Tensor):
-            return _of_tensor(X, dtype or _dtype_for(X))
+            return _of_tensor(X, dtype or dtype_for(X))
         if X.dtype.kind not in "fiub":
             raise InvalidType(f"X must hold numbers, got an array of dtype {X.dtype}: encode its columns first")
-        dtype = dtype or _dtype_for(X)
+        dtype = dtype or dtype_for(X)
         return SparseDesign(X.tocsr(), dtype) if hasattr(X, "tocsr") else _of_array(np.asanyarray(X), dtype)
 
     @abstractmethod
@@ -252,7 +252,7 @@ class _SparseProduct(torch.autograd.Function):
 NUMPY: dict[torch.dtype, Any] = {torch.float32: np.float32, torch.float64: np.float64}
 
 
-def _dtype_for(X: Any) -> torch.dtype:
+def dtype_for(X: Any) -> torch.dtype:
     """Of the products, by the dtype of a tensor or array."""
     is_float = X.dtype.is_floating_point if isinstance(X, Tensor) else X.dtype.kind == "f"
     return torch.float32 if X.dtype.itemsize <= (4 if is_float else 2) else torch.float64
@@ -284,13 +284,14 @@ def _tensor(array: np.ndarray) -> Tensor:
 
 
 def mapped_file(X: np.ndarray) -> mmap.mmap | None:
-    """The memory-mapped file in which an array lies, if it holds no changes of its own."""
+    """The file of an `np.memmap`, or of a view of one, whose pages can be read again."""
+    shared = False
     base: Any = X
     while isinstance(base, np.ndarray):
-        if isinstance(base, np.memmap) and base.mode not in ("r", "r+"):
-            return None  # copied on write: pages given back would lose what was written
+        # Mode "c" is copied on write, and other maps may be private: given back, their pages would be lost.
+        shared = shared or (isinstance(base, np.memmap) and base.mode in ("r", "r+", "w+"))
         base = base.base
-    return base if isinstance(base, mmap.mmap) else None
+    return base if shared and isinstance(base, mmap.mmap) else None
 
 
 def give_back(X: np.ndarray) -> None:

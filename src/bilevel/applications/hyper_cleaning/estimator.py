@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from sklearn.base import BaseEstimator, ClassifierMixin, clone
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _num_samples, check_is_fitted, validate_data
@@ -18,16 +19,28 @@ from ... import solvers
 from ...errors import InvalidInput, InvalidType
 from ...sets.base import ConvexSet
 from ...solvers import Solver
-from .design import BLOCK_BYTES, Design, PickedDesign, give_back
+from ...solvers.base import FIXED_SET, needs_of
+from .design import Design, PickedDesign, dtype_for
+from .inputs import (
+    joined,
+    plain_labels,
+    refuse_gaps,
+    refuse_missing_labels,
+    refuse_other_order,
+    refuse_texts,
+    take,
+)
 from .losses import Loss, loss_of
 from .noise import BY_NAME, NoiseModel
-from .training import Cleaned, Moment, Rows, Settings, name_of, train
+from .training import REMEDY, Cleaned, Moment, Rows, Settings, name_of, train
 
 SOLVERS: dict[str, str] = {
     "dmlcbo": "DMLCBO", "approx": "Approx", "implicit": "Implicit", "vpbgd": "VPBGD", "rmd-pcd": "RMDPCD",
     "projected-soba": "ProjectedSOBA",
 }  # fmt: skip
 """Solvers by the names that `HyperCleaner` and the command line know."""
+DTYPES = [np.float64, np.float32, np.float16, np.uint8, np.int8, np.uint16, np.int16, np.uint32, np.int32, np.int64]
+"""Numbers that are taken as they are, those of a memory-mapped file block by block; others become the first."""
 
 
 class TrustWarning(UserWarning):
@@ -42,8 +55,8 @@ class HyperCleaner(ClassifierMixin, BaseEstimator):
     noise
         What is learned about the labels: "rows", a weight per row (the paper's); "class-pairs", how much each given
         label stands for each class; "transition", how often each class is given each label (the model is then
-        trained through this matrix; not convex, see `Transition`); "auto" tries all and keeps what does best on
-        trusted rows held out.
+        trained through this matrix; not convex, see `Transition`); "auto" tries "transition", "class-pairs" and
+        "rows" and keeps the first whose Brier score on trusted rows held out is within a standard error of the best.
     loss
         "logistic" (two classes), "softmax", "squared", "smoothed hinge", or "auto": logistic or softmax.
     radius
@@ -80,16 +93,17 @@ class HyperCleaner(ClassifierMixin, BaseEstimator):
         How far each row is believed, from 0 to 1: its learned weight, or the probability that its label is right.
         Trusted rows have 1.
     noise_, selection_
-        The noise model used, and the loss of each one tried on trusted rows held out.
+        The noise model used, and the mean Brier score of each one tried on trusted rows held out.
     transition_
         For noise "transition", row j says which labels rows of class j were given; for "class-pairs", row b says
         which classes the label b stands for; otherwise None.
     radius_
         The radius of the ball; None with another set.
-    trusted_
-        Which rows of X were trusted.
+    trusted_, separate_trusted_
+        Which rows of X were trusted, and whether there were others, given as X_trusted.
     history_
-        One dictionary per step: noise, step, seconds, held_out_loss, and radius if it is learned.
+        One dictionary per step: noise, step, seconds, held_out_loss, and radius if it is learned. Empty in a cleaner
+        that was loaded from a file.
     n_iter_, status_
         Steps until the x that was kept; "finished" or "interrupted".
 
@@ -152,6 +166,8 @@ class HyperCleaner(ClassifierMixin, BaseEstimator):
             transform them with `Pipeline(..., transform_input=["X_trusted"])`.
         """
         index = getattr(X, "index", None)
+        for name, column in (("y", y), ("trusted", trusted)):
+            refuse_other_order(X, column, name)
         original = X, y, X_trusted, y_trusted
         X, y = self._checked(X, y, reset=True)
         check_classification_targets(y)
@@ -164,19 +180,23 @@ class HyperCleaner(ClassifierMixin, BaseEstimator):
         noisy, known = self._rows(X, y, mask, X_trusted, y_trusted)
         with _progress(self.verbose, self.callback) as show:
             cleaned = train(noisy, known, settings, show)
+        if cleaned.poor:
+            warnings.warn(f"the cleaned model is poor: {cleaned.poor}; {REMEDY}", ConvergenceWarning, stacklevel=2)
         self._keep(cleaned, mask)
+        self.separate_trusted_ = X_trusted is not None
         self._fitted_on = (*original, index)
         self._describe(X, y)
         return self
 
     def _checked(self, X: Any, y: Any, *, reset: bool, names: tuple[str, str] = ("X", "y")) -> tuple[Any, np.ndarray]:
         columns = getattr(X, "columns", None)
+        refuse_missing_labels(y, names[1])
+        refuse_texts(X, names[0])
         X, y = validate_data(
-            self, X, y, reset=reset, accept_sparse="csr", dtype=[np.float64, np.float32], ensure_all_finite=False,
+            self, X, plain_labels(y), reset=reset, accept_sparse="csr", dtype=DTYPES, ensure_all_finite=False,
             y_numeric=False, ensure_min_samples=2 if reset else 1,
         )  # fmt: skip
-        _refuse_gaps(X, names[0], columns)
-        _refuse_missing_labels(y, names[1])
+        refuse_gaps(X, names[0], columns)
         return X, y
 
     def _mask(self, trusted: Any, X_trusted: Any, y_trusted: Any, y: np.ndarray, seed: int) -> np.ndarray:
@@ -186,6 +206,10 @@ class HyperCleaner(ClassifierMixin, BaseEstimator):
             raise InvalidInput("X_trusted and y_trusted go together: give both or neither")
         if trusted is None:
             return np.zeros(count, bool) if X_trusted is not None else self._taken_on_trust(y, seed)
+        if hasattr(trusted, "isna") and trusted.isna().any():
+            raise InvalidInput(
+                f"trusted has {int(trusted.isna().sum())} missing values: say True or False for every row"
+            )
         mask = np.asarray(trusted)
         if mask.shape != (count,):
             raise InvalidInput(f"trusted must have one truth value per row, shape ({count},), got shape {mask.shape}")
@@ -196,7 +220,10 @@ class HyperCleaner(ClassifierMixin, BaseEstimator):
                 )
             mask = mask.astype(bool)
         if not mask.any() and X_trusted is None:
-            raise InvalidInput("trusted marks no row: at least one label must be known to be right")
+            raise InvalidInput(
+                "trusted marks no row: at least one label must be known to be right. In a search or a cross-validation "
+                "every fold needs trusted rows: shuffle, for example cv=StratifiedKFold(shuffle=True)"
+            )
         if mask.all():
             raise InvalidInput("trusted marks every row: there is nothing to clean")
         return mask
@@ -211,11 +238,14 @@ class HyperCleaner(ClassifierMixin, BaseEstimator):
             TrustWarning,
             stacklevel=3,
         )
+        count = round(share * len(y)) or 1
+        if count >= len(y):
+            raise InvalidInput(f"trusted_fraction={share} leaves none of the {len(y)} rows to be cleaned")
         labels = np.unique(y, return_inverse=True)[1]
         order = np.random.default_rng(seed).permutation(len(y))
         order = order[np.argsort(labels[order], kind="stable")]  # every class in its share
         mask = np.zeros(len(y), bool)
-        mask[order[np.arange(round(share * len(y)) or 1) * len(y) // (round(share * len(y)) or 1)]] = True
+        mask[order[np.arange(count) * len(y) // count]] = True
         return mask
 
     def _settings(self, seed: int) -> Settings:
@@ -229,15 +259,20 @@ class HyperCleaner(ClassifierMixin, BaseEstimator):
             raise InvalidType(f'noise must be "auto", one of {sorted(BY_NAME)} or a noise model, got {self.noise!r}')
         if self.steps is not None and (not isinstance(self.steps, Integral) or self.steps < 1):
             raise InvalidInput(f"steps must be an integer of at least 1, got {self.steps!r}")
+        solver = solver_of(self.solver)
+        if FIXED_SET in needs_of(solver) and self.radius == "auto" and self.constraint is None:
+            raise InvalidInput(
+                f"solver={self.solver!r} needs a set that stays as it is: give a radius, such as radius=1.0, not 'auto'"
+            )
         return Settings(
             classes=count, noise=self.noise, loss=loss, radius=self.radius, constraint=self.constraint,
-            ridge=self.ridge, intercept=self.fit_intercept, solver=solver_of(self.solver),
+            ridge=self.ridge, intercept=self.fit_intercept, solver=solver,
             steps=None if self.steps is None else int(self.steps), batch_size=self.batch_size, seed=seed,
         )  # fmt: skip
 
     def _rows(self, X: Any, y: np.ndarray, mask: np.ndarray, X_trusted: Any, y_trusted: Any) -> tuple[Rows, Rows]:
         """The noisy and the trusted rows, with labels numbered from 0."""
-        dtype = torch.float32 if X.dtype == np.float32 else torch.float64
+        dtype = dtype_for(X)
 
         def rows(features: Any, labels: np.ndarray) -> Rows:
             number = torch.from_numpy(np.searchsorted(self.classes_, labels))
@@ -299,14 +334,16 @@ class HyperCleaner(ClassifierMixin, BaseEstimator):
 
         return pd.DataFrame(self._issues, index=self._index)
 
-    def refit(self, estimator: Any, X: Any = None, y: Any = None) -> Any:
+    def refit(
+        self, estimator: Any, X: Any = None, y: Any = None, *, X_trusted: Any = None, y_trusted: Any = None
+    ) -> Any:
         """Train a copy of any scikit-learn classifier on the rows whose label is believed, and on the trusted ones.
 
         Parameters
         ----------
         estimator
             Any classifier; it is cloned, then fitted.
-        X, y
+        X, y, X_trusted, y_trusted
             The rows that were given to `fit`; needed only when the cleaner was pickled or loaded, for then it has
             left them behind.
         """
@@ -317,13 +354,19 @@ class HyperCleaner(ClassifierMixin, BaseEstimator):
                     "this cleaner has left its rows behind: call refit(estimator, X, y) with those of fit"
                 )
             X, y = self._fitted_on[:2]
-        extra_X, extra_y = self._fitted_on[2:4] if hasattr(self, "_fitted_on") else (None, None)
+        if X_trusted is None and hasattr(self, "_fitted_on"):
+            X_trusted, y_trusted = self._fitted_on[2:4]
+        if self.separate_trusted_ and X_trusted is None:
+            raise InvalidInput(
+                "this cleaner was fitted with X_trusted and has left these rows behind: call refit(estimator, X, y, "
+                "X_trusted=..., y_trusted=...) with those of fit"
+            )
         kept = np.flatnonzero(~self._issues["is_label_issue"])
         if _num_samples(X) != len(self.trusted_):
             raise InvalidInput(f"X has {_num_samples(X)} rows, but the cleaner was fitted to {len(self.trusted_)}")
-        features, labels = _take(X, kept), np.asarray(y)[kept]
-        if extra_X is not None:
-            features, labels = _joined(features, extra_X), np.concatenate([labels, np.asarray(extra_y)])
+        features, labels = take(X, kept), np.asarray(y)[kept]
+        if X_trusted is not None:
+            features, labels = joined(features, X_trusted), np.concatenate([labels, np.asarray(y_trusted)])
         model: Any = clone(estimator)
         return model.fit(features, labels)
 
@@ -344,14 +387,13 @@ class HyperCleaner(ClassifierMixin, BaseEstimator):
     def _scores(self, X: Any) -> np.ndarray:
         check_is_fitted(self)
         columns = getattr(X, "columns", None)
-        X = validate_data(
-            self, X, reset=False, accept_sparse="csr", dtype=[np.float64, np.float32], ensure_all_finite=False
-        )
-        _refuse_gaps(X, "X", columns)
+        refuse_texts(X, "X")
+        X = validate_data(self, X, reset=False, accept_sparse="csr", dtype=DTYPES, ensure_all_finite=False)
+        refuse_gaps(X, "X", columns)
         return self._raw_scores(X)
 
     def _raw_scores(self, X: Any) -> np.ndarray:
-        design = Design.of(X, dtype=torch.float32 if X.dtype == np.float32 else torch.float64)
+        design = Design.of(X, dtype=dtype_for(X))
         return design.matmul(torch.from_numpy(self.coef_.T).to(design.dtype)).numpy() + self.intercept_
 
     def _probabilities(self, scores: np.ndarray) -> np.ndarray:
@@ -384,7 +426,7 @@ def solver_of(solver: str | Solver) -> Solver | None:
 
 
 def _classes(y: np.ndarray, mask: np.ndarray, y_trusted: Any) -> np.ndarray:
-    """The labels of the noisy rows, which must hold all those of the trusted ones."""
+    """The labels of the rows of X, which must hold all those of the trusted ones."""
     classes = np.unique(y)
     if len(classes) < 2:
         raise InvalidInput(
@@ -397,64 +439,8 @@ def _classes(y: np.ndarray, mask: np.ndarray, y_trusted: Any) -> np.ndarray:
     return classes
 
 
-def _refuse_gaps(X: Any, name: str, columns: Any) -> None:
-    """Missing and infinite values, with the cell named."""
-    gap = _gap_in_sparse(X) if hasattr(X, "tocsr") else _gap_in_array(X)
-    if gap is None:
-        return
-    row, column, value = gap
-    where = f"column {columns[column]!r}" if columns is not None else f"column {column}"
-    kind = "NaN, a missing value" if np.isnan(value) else "inf, an infinite value"
-    raise InvalidInput(
-        f"Input {name} contains {kind}: row {row}, {where}. Fill it in (sklearn.impute.SimpleImputer) or drop the row"
-    )
-
-
-def _gap_in_sparse(X: Any) -> tuple[int, int, Any] | None:
-    """Row, column and value of the first number that is not finite."""
-    gaps = np.flatnonzero(~np.isfinite(X.data))
-    if not len(gaps):
-        return None
-    return int(np.searchsorted(X.indptr, gaps[0], side="right")) - 1, int(X.indices[gaps[0]]), X.data[gaps[0]]
-
-
-def _gap_in_array(X: np.ndarray) -> tuple[int, int, Any] | None:
-    """The same, block by block."""
-    step = max(1, BLOCK_BYTES // max(1, X[:1].nbytes))
-    for start in range(0, len(X), step):
-        block = X[start : start + step]
-        finite = np.isfinite(block)
-        if not finite.all():
-            row, column = (int(i) for i in np.argwhere(~finite)[0])
-            return start + row, column, block[row, column]
-        give_back(block)
-    return None
-
-
-def _refuse_missing_labels(y: np.ndarray, name: str) -> None:
-    missing = np.array([label is None or label != label for label in y.tolist()]) if y.dtype.kind in "Of" else None
-    if missing is not None and missing.any():
-        raise InvalidInput(f"Input {name} contains NaN, a missing label: row {int(np.flatnonzero(missing)[0])}")
-
-
 def _best(scores: np.ndarray) -> np.ndarray:
     return (scores[:, 0] > 0).astype(int) if scores.shape[1] == 1 else scores.argmax(1)
-
-
-def _take(X: Any, index: np.ndarray) -> Any:
-    return X.iloc[index] if hasattr(X, "iloc") else (X if hasattr(X, "shape") else np.asarray(X))[index]
-
-
-def _joined(first: Any, second: Any) -> Any:
-    if hasattr(first, "iloc"):
-        import pandas as pd
-
-        return pd.concat([first, second])
-    if hasattr(first, "tocsr"):
-        from scipy import sparse
-
-        return sparse.vstack([first, second]).tocsr()
-    return np.concatenate([first, np.asarray(second)])
 
 
 def _stacked(parts: list[Rows]) -> Rows:

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...errors import InvalidInput
+from ...errors import InvalidInput, InvalidType
 from ...files import document_writer, load_document, write_atomically
 from .encoder import Encoder
 from .estimator import HyperCleaner
@@ -28,7 +28,7 @@ FORMAT, VERSION = "bilevel.HyperCleaner", 1
 
 ARRAYS = ("coef_", "intercept_", "sample_weight_", "trusted_", "transition_")
 """Stored as tensors; those that are None or missing are left out."""
-FACTS = ("n_iter_", "noise_", "radius_", "selection_", "status_")
+FACTS = ("n_iter_", "noise_", "radius_", "selection_", "separate_trusted_", "status_")
 """Stored as JSON, to describe the fit."""
 ISSUES = ("is_label_issue", "label_quality", "given_label", "predicted_label")
 """Stored as tensors, labels as numbers of classes."""
@@ -86,8 +86,14 @@ def load_cleaner(path: str | Path) -> SavedCleaner:
 
 def cleaner_writer(cleaner: Any, encoder: Encoder | None, label: str | None) -> Callable[[Path], None]:
     """What `write_together` calls to write a fitted `HyperCleaner`."""
+    if not isinstance(cleaner, HyperCleaner):
+        raise InvalidType(
+            f"a file holds a HyperCleaner, got {type(cleaner).__name__}: of a Pipeline save its last step, "
+            "pipeline[-1]; its other steps are not in the file"
+        )
     if not hasattr(cleaner, "coef_"):
         raise InvalidInput("this HyperCleaner is not fitted: call fit(X, y, trusted=mask) before saving it")
+    fitted: Any = cleaner
     names = getattr(cleaner, "feature_names_in_", None)
     document = {
         "format": FORMAT,
@@ -103,7 +109,7 @@ def cleaner_writer(cleaner: Any, encoder: Encoder | None, label: str | None) -> 
     }
     arrays = {name: getattr(cleaner, name) for name in ARRAYS} | _encode_issues(cleaner)
     tensors = {name: torch.tensor(np.ascontiguousarray(array)) for name, array in arrays.items() if array is not None}
-    too_long = f"the names and categories of {cleaner.n_features_in_} features are too long for one file"
+    too_long = f"the names and categories of {fitted.n_features_in_} features are too long for one file"
     return document_writer(document, tensors, too_long=too_long)
 
 
@@ -167,6 +173,7 @@ def _decode(document: dict[str, Any], tensors: dict[str, Tensor]) -> SavedCleane
         setattr(cleaner, name, document["facts"][name])
     cleaner._issues = _decode_issues(cleaner, tensors)
     cleaner._index = None
+    cleaner.history_ = []
     saved = SavedCleaner(cleaner, None if encoder is None else Encoder.from_json(encoder), document["label"])
     widths = {len(part) for part in (names, saved.encoder and saved.encoder.feature_names) if part is not None}
     if widths - {cleaner.n_features_in_}:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import cached_property
+from numbers import Integral, Real
 from typing import Any, Literal
 
 import numpy as np
@@ -122,7 +123,7 @@ class CleaningProblem(Problem):
             ("trusted_in_lower", trusted_in_lower),
             ("evidence", evidence),
         ):
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+            if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) < math.inf:
                 raise InvalidInput(f"{name} must be a number of at least 0, got {value!r}")
         self.ridges = {"weight": float(ridge), "bias": float(intercept_ridge)}
         self.trusted_in_lower, self.evidence = float(trusted_in_lower), float(evidence)
@@ -311,7 +312,7 @@ def _constraint(radius: Any, ball: Any, weight_set: ConvexSet | None, *, interce
         return of(weight_set)
     if radius == "auto":
         return lambda x: of_radius(x["log_radius"].exp())
-    if isinstance(radius, bool) or not isinstance(radius, int | float) or not 0 < radius < math.inf:
+    if isinstance(radius, bool) or not isinstance(radius, Real) or not 0 < float(radius) < math.inf:
         raise InvalidInput(f'radius must be a positive number or "auto", got {radius!r}')
     return of_radius(float(radius))
 
@@ -353,6 +354,8 @@ def _check_designs(noisy: Design, trusted: Design) -> None:
 
 
 def _batch_size(value: Any) -> int | None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
         raise InvalidInput(f"batch_size must be an integer of at least 1, or None for all rows, got {value!r}")
-    return value
+    return int(value)

@@ -4,7 +4,7 @@
 2. Each noise model in question learns its x, and with radius="auto" the radius of the ball, by gradient. One weight
    per row can fit any judges: there the loss on the rows held out says when to stop. With x fixed, a model is then
    trained on the noisy rows and the judges, and the rows held out decide between the noise models
-   (`simplest_of_the_best`).
+   (`simplest_of_the_best`, by Brier scores).
 3. With the x of the winner, the model is trained on all noisy rows and all trusted rows.
 
 Models with one matrix for all rows learn it from a sample (`sample_size`), in which a third of the noisy rows do not
@@ -43,6 +43,9 @@ ROWS_PER_CLASS, SMALLEST_SAMPLE = 200, 2000
 """A matrix of class pairs is learned from so many noisy rows per class, and from no fewer than so many in all."""
 STEPS = {"transition": 20, "class-pairs": 10, "rows": 20}
 """Upper-level steps of each noise model."""
+POOR = 10
+"""Times the residual to reach: more than that is said."""
+REMEDY = "scale the columns, for example with sklearn.preprocessing.StandardScaler"
 WIDE, SMALLEST = 1e4, 1e-3
 """The radius of a ball that holds nobody back, and the smallest that learning starts from."""
 POLISHING, POLISHED, STRIDE = 100, 1e-3, 25
@@ -141,6 +144,7 @@ class Cleaned:
     history: list[dict[str, float | str]]
     steps: int
     status: str  # "finished" or "interrupted"
+    poor: str  # why the model is not to be trusted; empty if nothing is wrong
 
 
 class Interruption:
@@ -179,6 +183,7 @@ def train(noisy: Rows, trusted: Rows, settings: Settings, show: Callable[[Moment
         history=run.history,
         steps=winner.step,
         status="interrupted" if run.interruption.happened else "finished",
+        poor=run.poor,
     )
 
 
@@ -189,6 +194,7 @@ class _Training:
         judges, held_out = split(trusted.labels, self.generator)
         self.judges, self.held_out = trusted.take(judges), trusted.take(held_out)
         self.interruption = Interruption()
+        self.poor = ""
         self.history: list[dict[str, float | str]] = []
         self.began = time.perf_counter()
         self.sample_size = min(len(noisy), sample_size(settings.classes))
@@ -219,8 +225,7 @@ class _Training:
         self.work.expect("all rows", 0.0)
         if not (math.isfinite(winner.loss) or self.interruption.happened):
             raise NotFinite(
-                f"training left the numbers behind (noise={winner.name!r}): scale the columns, for example with "
-                "sklearn.preprocessing.StandardScaler, or give a larger ridge"
+                f"training left the numbers behind (noise={winner.name!r}): {REMEDY}, or give a larger ridge"
             )
         return winner, {name: float(score.mean()) for name, score in scores.items()}
 
@@ -250,7 +255,12 @@ class _Training:
 
         Where columns are many, the judges ask for too much: then a quarter as long as that serves the rows held out.
         """
-        radius = max(float(self.start_model["weight"].abs().sum(-1).mean()) / 2, SMALLEST)
+        size = float(self.start_model["weight"].abs().sum(-1).mean())
+        if not math.isfinite(size):
+            raise NotFinite(f"a model of the trusted rows has coefficients of {size}: {REMEDY}")
+        if size < SMALLEST:
+            self.poor = f"its columns are so small that coefficients of size {size:.1g} are all that the ridge allows"
+        radius = max(size / 2, SMALLEST)
         if self.settings.radius != "auto" or self.settings.constraint is not None:
             return radius
         scores = self._scores_within(radius)
@@ -360,6 +370,8 @@ class _Training:
                 self.show(Moment("training", self.work.share, math.nan))
                 if residual <= tol:
                     break
+            if residual > POOR * tol:
+                self.poor = f"it ended at a residual of {residual:.2g}, where {tol:.2g} was wanted"
         return y, None if self.settings.constraint is not None else self._radius(winner)
 
     def _last_problem(self, result: Learned, noisy: Rows, trusted: Rows) -> tuple[CleaningProblem, Tensor]:
