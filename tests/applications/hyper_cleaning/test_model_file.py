@@ -17,6 +17,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
 
 import bilevel
 from bilevel import files
@@ -251,3 +252,8 @@ def test_a_document_with_other_content_is_refused(fitted, tmp_path, change, mess
     files.sign(path)
     with pytest.raises(bilevel.InvalidInput, match=message):
         load_cleaner(path)
+
+
+def test_only_a_cleaner_is_saved(tmp_path):
+    with pytest.raises(bilevel.InvalidType, match=r"got Pipeline: of a Pipeline save its last step, pipeline\[-1\]"):
+        save_cleaner(tmp_path / "m.safetensors", make_pipeline(HyperCleaner()))
