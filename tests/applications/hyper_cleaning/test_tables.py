@@ -129,9 +129,20 @@ def test_a_label_that_could_be_two_is_refused():
         matched_labels(table, "label", np.array(["oak", "Oak"]), of="train.csv")
 
 
-@pytest.mark.parametrize("cells", [["yes", "no"], [True, False], [1, 0], [1.0, 0.0], ["TRUE", "False"], [" y ", "n"]])
+@pytest.mark.parametrize(
+    "cells",
+    [
+        ["yes", "no"], [True, False], [1, 0], [1.0, 0.0], ["TRUE", "False"], [" y ", "n"],
+        ["X", None], ["checked", " "], [1.0, None], [True, None], pd.Categorical(["yes", None]),
+    ],
+)  # fmt: skip
 def test_marks(cells):
     assert marks_of(Table("t", pd.DataFrame({"m": cells})), "m").tolist() == [True, False]
+
+
+def test_a_blank_line_in_a_table_of_one_column_is_a_row(tmp_path):
+    table = read_table(write(tmp_path, "size\n1\n\n3\n"))
+    assert table.frame["size"].isna().tolist() == [False, True, False]
 
 
 # --- the encoder ---

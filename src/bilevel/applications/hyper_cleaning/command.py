@@ -205,7 +205,7 @@ def write_outputs(request: Request, data: Data, fitted: Fitted, result: Cleaning
 
 
 def write_files(writers: Mapping[Path, Callable[[Path], Any]], *, force: bool) -> None:
-    """All of them or none; a full disk is a message, not a traceback."""
+    """None of them before the contents of all are safe; a full disk is a message, not a traceback."""
     try:
         write_together(writers, overwrite=force)
     except InvalidInput:

@@ -12,7 +12,9 @@ import numpy as np
 
 from ...errors import InvalidInput
 from ...files import check_writable
+from ...solvers.base import FIXED_SET, needs_of
 from .encoder import Encoder, category_names, parse_image_shape, pixel_columns
+from .estimator import SOLVERS, solver_of
 from .tables import Table, check_columns, check_ending, labels_of, listed, marks_of, matched_labels, read_table
 
 FEWEST_ROWS, FEWEST_TRUSTED, FEWEST_ASIDE = 10, 4, 10
@@ -134,13 +136,25 @@ def check_request(request: Request) -> None:
         raise InvalidInput(f"--seed {request.seed}: a seed is a whole number from 0 to {2**32 - 1}")
     if isinstance(request.radius, float) and not 0 < request.radius < math.inf:
         raise InvalidInput(f"--radius {request.radius:g}: a radius is a positive number, or auto")
-    inputs = {path.resolve() for path in (request.table, request.trusted, request.test) if path is not None}
+    _check_solver(request)
+    inputs: dict[Path, str] = {}
+    for name, path in (("the table", request.table), ("--trusted", request.trusted), ("--test", request.test)):
+        if path is not None and (other := inputs.setdefault(path.resolve(), name)) != name:
+            raise InvalidInput(f"{other} and {name} both name the file {path}: they must hold different rows")
     for option, path in request.outputs.items():
         if path.resolve() in inputs:
             raise InvalidInput(f"{option} {path} would replace a table that is read: choose another name")
         check_output(option, path, force=request.force)
     if len({path.resolve() for path in request.outputs.values()}) < len(request.outputs):
         raise InvalidInput(f"{' and '.join(request.outputs)} must name different files")
+
+
+def _check_solver(request: Request) -> None:
+    """Refuse, in the words of the command line, a solver that does not exist or needs a ball of fixed radius."""
+    if request.solver not in ("auto", *SOLVERS):
+        raise InvalidInput(f"--solver {request.solver}: there is no such solver; choose auto, {', '.join(SOLVERS)}")
+    if request.radius == "auto" and FIXED_SET in needs_of(solver_of(request.solver)):
+        raise InvalidInput(f"--solver {request.solver} needs a fixed radius: add --radius 1")
 
 
 def check_output(option: str, path: Path, *, force: bool) -> None:
@@ -201,6 +215,11 @@ def prepare(request: Request) -> Data:
 
 def _training_table(request: Request) -> Table:
     training = read_table(request.table, texts={request.label, *request.categorical})
+    if len(training.columns) < 2:
+        raise InvalidInput(
+            f"{request.table} has only the column {listed(training.columns)}: a label column and at least one other "
+            "are needed, and the first line must hold their names, separated by commas"
+        )
     training.require(request.label, "--label")
     if request.trusted_column is not None:
         training.require(request.trusted_column, "--trusted-column")
@@ -233,7 +252,7 @@ def _check_sizes(request: Request, labels: np.ndarray, trusted: np.ndarray, colu
     """Refuse too few rows; note labels that no trusted row has."""
     if len(trusted) == 0:
         raise InvalidInput(
-            f"no trusted rows: the column {request.trusted_column!r} of {request.table} says no in every row"
+            f"no trusted rows: the column {request.trusted_column!r} of {request.table} says yes in no row"
         )
     if len(labels) < FEWEST_ROWS:
         raise InvalidInput(f"{request.table} has {len(labels)} rows to clean: at least {FEWEST_ROWS} are needed")
