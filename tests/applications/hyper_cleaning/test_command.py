@@ -181,11 +181,13 @@ def test_further_columns_of_the_trusted_table_are_noted(forest, capsys):
     assert "trusted.csv has columns that train.csv has not, which are ignored: 'reviewer'" in capsys.readouterr().err
 
 
-def test_a_category_of_trusted_rows_alone_is_known(forest):
+def test_a_category_of_trusted_rows_alone_is_known_and_noted(forest, capsys):
     trusted = forest.trusted.copy()
     trusted.loc[:5, "bark"] = "papery"
     forest.write("trusted.csv", trusted)
     assert forest.clean(*QUICK, "--model", "m.safetensors") == 0
+    note = "Only trusted rows have 'papery' in column 'bark': is it spelled as elsewhere?"
+    assert note in capsys.readouterr().err
     encoder = load_cleaner("m.safetensors").encoder
     assert encoder is not None
     assert "papery" in encoder.categories["bark"]
@@ -364,7 +366,8 @@ def test_a_reader_that_leaves_early(forest, model):
         (lambda frame: frame.drop(columns="width"), "new.csv lacks a column of model.safetensors: 'width'"),
         (lambda frame: frame.rename(columns={"width": "Width"}), "'width'; it has 'Width' instead"),
         (lambda frame: frame.assign(bark=["mossy", *frame.bark[1:]]),
-         "new.csv, row 1 below the header, column 'bark': 'mossy' does not occur in model.safetensors"),
+         "new.csv, row 1 below the header, column 'bark': 'mossy' does not occur in model.safetensors, where "
+         "the values are 'rough', 'scaly', 'smooth'; --allow-unknown lets it count as none of them"),
         (lambda frame: frame.assign(height=["tall", *frame.height[1:]]), "column 'height': 'tall' is not a number"),
         (lambda frame: frame.assign(height=[None, *frame.height[1:]]), "column 'height': the cell is empty"),
     ],
@@ -377,11 +380,35 @@ def test_tables_that_do_not_fit_the_model(forest, model, capsys, change, message
 
 
 def test_unknown_categories_may_be_allowed(forest, model, capsys):
-    forest.write("new.csv", forest.test.assign(bark="mossy", age=3))
+    forest.write("new.csv", forest.test.assign(bark=["mossy"] * 7 + ["rough"] * 93, age=3))
     assert cli.main(["predict", "model.safetensors", "new.csv", "--allow-unknown"]) == 0
     shown = capsys.readouterr()
     assert len(shown.out.splitlines()) == 101
     assert "new.csv has columns that model.safetensors does not use, which are ignored: 'age'" in shown.err
+    note = (
+        "new.csv has cells unknown to model.safetensors, which count as none of the known values: 7 in column 'bark'\n"
+    )
+    assert note in shown.err
+
+
+def test_columns_that_were_left_out_on_purpose_are_not_worth_a_note(forest, capsys):
+    both = pd.concat([forest.frame, forest.trusted.assign(checked="x")]).assign(name="tree", owner="Ada")
+    forest.write("both.csv", both)
+    arguments = ["--trusted-column", "checked", "--ignore", "name", "--ignore", "owner", "--model", "m.safetensors"]
+    assert forest.clean(*QUICK, *arguments, table="both.csv") == 0
+    capsys.readouterr()
+    assert cli.main(["predict", "m.safetensors", "both.csv"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_a_table_of_one_column(forest, capsys):
+    for name in ("train.csv", "trusted.csv"):
+        forest.write(name, pd.read_csv(name)[["height", "species"]])
+    assert forest.clean(*QUICK, "--model", "m.safetensors") == 0
+    forest.write("new.csv", forest.test[["height"]])
+    capsys.readouterr()
+    assert cli.main(["predict", "m.safetensors", "new.csv"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 101
 
 
 def test_predict_refuses_to_replace_files(forest, model, capsys):

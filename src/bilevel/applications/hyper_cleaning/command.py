@@ -318,10 +318,15 @@ def features_of(saved: SavedCleaner, rows: Table, model: str, *, allow_unknown: 
     """The rows as the model takes them."""
     if saved.encoder is not None:
         known = saved.encoder.columns
-        extra = [name for name in check_columns(rows, known, model) if name != saved.label]
+        expected = {saved.label, *saved.encoder.ignored}
+        extra = [name for name in check_columns(rows, known, model) if name not in expected]
         if extra:
             print_note(f"{rows.name} has columns that {model} does not use, which are ignored: {listed(extra)}")
-        return saved.encoder.transform(rows, of=model, allow_unknown=allow_unknown)
+        features = saved.encoder.transform(rows, of=model, allow_unknown=allow_unknown)
+        if unknown := saved.encoder.unknown_cells(rows):
+            counts = ", ".join(f"{count:,} in column {name!r}" for name, count in unknown.items())
+            print_note(f"{rows.name} has cells unknown to {model}, which count as none of the known values: {counts}")
+        return features
     cleaner: Any = saved.cleaner
     named = hasattr(cleaner, "feature_names_in_")
     names = list(cleaner.feature_names_in_) if named else rows.columns

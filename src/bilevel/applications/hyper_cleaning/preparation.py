@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,7 +15,17 @@ from ...files import check_writable
 from ...solvers.base import FIXED_SET, needs_of
 from .encoder import Encoder, category_names, parse_image_shape, pixel_columns
 from .estimator import SOLVERS, solver_of
-from .tables import Table, check_columns, check_ending, labels_of, listed, marks_of, matched_labels, read_table
+from .tables import (
+    Table,
+    category_column,
+    check_columns,
+    check_ending,
+    labels_of,
+    listed,
+    marks_of,
+    matched_labels,
+    read_table,
+)
 
 FEWEST_ROWS, FEWEST_TRUSTED, FEWEST_ASIDE = 10, 4, 10
 """Training rows, trusted rows and rows kept aside below which nothing can be learned or measured."""
@@ -191,6 +201,8 @@ def prepare(request: Request) -> Data:
         tables.append(trusted_table)
     _check_sizes(request, given[~marked], trusted_labels, columns)
     encoder = Encoder.fit(tables, request.categorical, columns.pixels)
+    encoder = replace(encoder, ignored=(*request.ignore, *filter(None, [request.trusted_column])))
+    columns.note_unmatched(trusted_table, table.rows(~marked), encoder.categories)
     trusted = Rows(encoder.transform(trusted_table, of=table.name), trusted_labels)
     if request.test is None:
         trusted, measured, where = keep_aside(trusted, request.holdout, request.seed)
@@ -246,6 +258,15 @@ class _Columns:
         if unused:
             self.notes.append(f"{path} has columns that {self.table.name} has not, which are ignored: {listed(unused)}")
         return rows, matched_labels(rows, label, self.classes, of=self.table.name)
+
+    def note_unmatched(self, trusted: Table, doubtful: Table, names: Iterable[str]) -> None:
+        """Note categories that only trusted rows have."""
+        for name in names:
+            alone = set(category_column(trusted, name)) - set(category_column(doubtful, name))
+            if alone:
+                self.notes.append(
+                    f"Only trusted rows have {listed(sorted(alone))} in column {name!r}: is it spelled as elsewhere?"
+                )
 
 
 def _check_sizes(request: Request, labels: np.ndarray, trusted: np.ndarray, columns: _Columns) -> None:
