@@ -54,8 +54,10 @@ def test_the_screen(forest, capsys):
         "of 240 rows",
         "80 from trusted.csv",
         "accuracy, all rows as they are",
+        "accuracy, rows that are kept",
         "accuracy, cleaned",
         "on the 16 trusted rows that were kept aside",
+        "16 rows give a rough figure: --test FILE with at least 50 gives a better one.",
         "Most suspicious rows",
         "report: report.html",
     ):
@@ -158,6 +160,48 @@ def test_pictures_are_recognised(forest, capsys):
 
 
 # --- what is noted ---
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_rows_in_common_are_counted(sparse):
+    from scipy.sparse import csr_matrix
+
+    from bilevel.applications.hyper_cleaning.preparation import shared_rows
+
+    rows = np.random.default_rng(0).integers(0, 3, (4000, 8)).astype(float)
+    some, others = rows[:1500], rows[1500:]
+    expected = sum(bool((others == row).all(axis=1).any()) for row in some)
+    assert 0 < expected < 1500
+    kind = csr_matrix if sparse else np.asarray
+    assert shared_rows(kind(some), [kind(others[:10]), kind(others[10:])]) == expected
+
+
+def test_rows_measured_on_that_are_in_the_table_are_noted(forest, capsys):
+    forest.write("test.csv", pd.concat([forest.test, forest.frame[:7], forest.trusted[:3]]))
+    assert forest.clean(*QUICK, "--test", "test.csv", "--report", "r.html") == 0
+    note = "10 of the rows measured on are also in train.csv or trusted.csv: these accuracies flatter"
+    assert note in capsys.readouterr().err
+    assert note in forest.read("r.html")
+    assert "none of these models was trained" not in forest.read("r.html")
+
+
+def test_trusted_rows_kept_aside_that_are_in_the_table_are_noted(forest, capsys):
+    forest.write("train.csv", pd.concat([forest.frame, forest.trusted]))
+    assert forest.clean(*QUICK) == 0
+    assert "16 of the rows measured on are also in train.csv" in capsys.readouterr().err
+
+
+def test_cleaning_that_did_not_help_is_said(forest, capsys, monkeypatch):
+    monkeypatch.setattr(HyperCleaner, "refit", lambda self, estimator: _Constant())
+    assert forest.clean(*QUICK, "--test", "test.csv") == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "Cleaning did not help: leaving the suspected rows out made the model worse on these rows." in shown
+    assert "rough figure" not in shown
+
+
+class _Constant:
+    def predict(self, rows):
+        return np.full(len(rows), "ash")
 
 
 def test_few_trusted_rows_are_not_kept_aside(forest, capsys):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -29,6 +30,8 @@ from .tables import (
 
 FEWEST_ROWS, FEWEST_TRUSTED, FEWEST_ASIDE = 10, 4, 10
 """Training rows, trusted rows and rows kept aside below which nothing can be learned or measured."""
+BLOCK_ROWS = 1000
+"""Sparse rows that are made dense at a time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +112,8 @@ class Data:
         Rows that do not train, to measure on: those of --test, or trusted rows kept aside; None when there are none.
     where
         Which rows these are, for people, or why there are none.
+    seen
+        How many of these have the features of a row that trains.
     notes
         What the user should know.
     """
@@ -123,6 +128,7 @@ class Data:
     trusted_rows: int
     measured: Rows | None
     where: str
+    seen: int
     notes: tuple[str, ...]
 
 
@@ -210,17 +216,23 @@ def prepare(request: Request) -> Data:
         test, labels = columns.read(request.test)
         measured = Rows(encoder.transform(test, of=table.name, allow_unknown=True), labels)
         where = f"the {len(measured):,} rows of {request.test.name}"
+    noisy = Rows(encoder.transform(table.rows(~marked), of=table.name), given[~marked])
+    seen = 0 if measured is None else shared_rows(measured.features, (noisy.features, trusted.features))
+    if seen:
+        names = " or ".join(path.name for path in (request.table, request.trusted) if path is not None)
+        columns.notes.append(f"{seen:,} of the rows measured on are also in {names}: these accuracies flatter")
     return Data(
         table=table,
         given=given,
         marked=marked,
         encoder=encoder,
         pixels=pixels,
-        noisy=Rows(encoder.transform(table.rows(~marked), of=table.name), given[~marked]),
+        noisy=noisy,
         trusted=trusted,
         trusted_rows=len(trusted_labels),
         measured=measured,
         where=where,
+        seen=seen,
         notes=tuple(columns.notes),
     )
 
@@ -311,3 +323,23 @@ def keep_aside(trusted: Rows, share: float, seed: int) -> tuple[Rows, Rows | Non
         reason = f"{len(trusted)} trusted rows are too few to keep some aside; --test names a table to measure on"
         return trusted, None, reason
     return trusted.pick(~aside), trusted.pick(aside), f"the {count} trusted rows that were kept aside"
+
+
+def shared_rows(rows: Any, others: Sequence[Any]) -> int:
+    """How many of the rows are, number by number, among the others.
+
+    Examples
+    --------
+    >>> shared_rows(np.array([[1.0, 2.0], [1.0, 2.0], [3.0, 4.0]]), [np.eye(2), np.array([[1.0, 2.0]])])
+    2
+    """
+    wanted = Counter(_row_bytes(rows))
+    found = {row for matrix in others for row in _row_bytes(matrix) if row in wanted}
+    return sum(wanted[row] for row in found)
+
+
+def _row_bytes(matrix: Any) -> Iterator[bytes]:
+    for start in range(0, matrix.shape[0], BLOCK_ROWS):
+        block = matrix[start : start + BLOCK_ROWS]
+        for row in block if isinstance(block, np.ndarray) else block.toarray():
+            yield row.tobytes()
