@@ -164,7 +164,7 @@ def test_a_file_that_appears_meanwhile_is_left_alone(tmp_path):
         temporary.write_text("new")
         path.write_text("another program's")
 
-    with pytest.raises(files.FileExists, match="appeared while"):
+    with pytest.raises(files.FileExists, match="appeared while .*; nothing was written$"):
         files.write_atomically(path, write)
     assert path.read_text() == "another program's"
     assert os.listdir(tmp_path) == ["s"]
@@ -196,6 +196,32 @@ def test_several_files_appear_together_or_none_of_them(tmp_path):
     assert os.listdir(tmp_path) == []
     files.write_together({tmp_path / "a": write, tmp_path / "b": write})
     assert sorted(os.listdir(tmp_path)) == ["a", "b"]
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_files_named_before_one_that_fails_stay_and_are_told(tmp_path, monkeypatch, overwrite):
+    def write(temporary: Path) -> None:
+        temporary.write_text("new")
+
+    def write_and_be_overtaken(temporary: Path) -> None:
+        temporary.write_text("new")
+        (tmp_path / "b").write_text("another program's")
+
+    replace = os.replace
+
+    def refuse(source: Path, target: Path) -> None:
+        if target.name == "b":
+            raise OSError(5, "Input/output error")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", refuse)
+    reason = r"b cannot be written \(Input/output error\)" if overwrite else "b appeared while it was being written.*"
+    with pytest.raises(bilevel.InvalidInput, match=f"{reason}; written before it: .*a$") as caught:
+        files.write_together(
+            {tmp_path / "a": write, tmp_path / "b": write_and_be_overtaken, tmp_path / "c": write}, overwrite=overwrite
+        )
+    assert isinstance(caught.value, files.FileExists) is not overwrite
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"a": "new", "b": "another program's"}
 
 
 def test_others_may_read_what_the_settings_of_the_user_say(solution, tmp_path):

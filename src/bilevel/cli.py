@@ -157,8 +157,9 @@ def clean(
 
     You have a table of training rows with doubtful labels, and a few rows whose labels you have checked (fifty are a
     good start, several per label). The command learns how far each label can be believed such that a model trained on
-    the rows does well on the checked ones. You see which labels are suspicious, and how accurate the model is before
-    and after. Tables are CSV files (UTF-8, with a header) or Parquet files; texts are taken as categories.
+    the rows does well on the checked ones. You see which labels are suspicious, and how accurate logistic regression is
+    on all rows and on those that are kept, next to the cleaned model. Tables are CSV files (UTF-8, with a header) or
+    Parquet files; texts are taken as categories.
 
     Ctrl-C ends training early and keeps the best found so far. Exit codes: 0 done, 2 a mistake that the message names
     (nothing is written), 130 stopped by Ctrl-C.
@@ -172,7 +173,8 @@ def clean(
     trusted
         A table with the same columns, whose labels are right.
     trusted_column
-        Instead of --trusted: a column of the table that is true (yes, 1) in rows whose label is right.
+        Instead of --trusted: a column of the table that is true (yes, x, 1) in rows whose label is right; no, 0 or an
+        empty cell in the others.
     out
         Write a table with a line per row: row, given_label, predicted_label, label_quality (probability of the given
         label, 0 to 1), is_label_issue, weight.
@@ -183,12 +185,14 @@ def clean(
     test
         A table with right labels to measure accuracy on. Without it some trusted rows are kept aside for that.
     noise
-        How labels go wrong: each row on its own (rows), by pairs of labels (class-pairs, transition), or whichever does
-        best on trusted rows (auto).
+        How labels go wrong: each row on its own (rows), or by pairs of labels (class-pairs, transition). auto takes the
+        first of transition, class-pairs and rows whose Brier score on trusted rows held out is within one standard
+        error of the smallest.
     radius
         Size of the l1 ball that holds the model: smaller is sparser. auto chooses it on the trusted rows.
     solver
-        The method of bilevel optimisation: dmlcbo, approx, implicit, vpbgd, rmd-pcd, projected-soba, or auto.
+        The method of bilevel optimisation: dmlcbo, approx, implicit, vpbgd (needs a number as --radius), rmd-pcd,
+        projected-soba, or auto.
     steps
         Steps of the solver for each model of noise. More is not always better: early steps learn what many rows share.
     seed

@@ -191,7 +191,11 @@ def write_atomically(path: Path, write: Callable[[Path], Any], *, overwrite: boo
 
 
 def write_together(writers: Mapping[Path, Callable[[Path], Any]], *, overwrite: bool = False) -> None:
-    """Several files as by `write_atomically`, none of them before the contents of all are safe on the disk."""
+    """Several files as by `write_atomically`, none of them before the contents of all are safe on the disk.
+
+    The names appear one after the other. Should one fail, because its file has appeared meanwhile (it is left as it is)
+    or the disk refuses, then the files named before it stay, and the error says which these are.
+    """
     for path in writers:
         check_writable(path, overwrite=overwrite)
     targets = {path: path.resolve() for path in writers}  # a symbolic link stays one
@@ -204,8 +208,7 @@ def write_together(writers: Mapping[Path, Callable[[Path], Any]], *, overwrite: 
             temporaries[path].chmod(mode)
             with temporaries[path].open("r+b") as file:
                 os.fsync(file.fileno())
-        for path, target in targets.items():
-            _rename(temporaries[path], target, overwrite)
+        _rename_all(temporaries, targets, overwrite)
     finally:
         for temporary in temporaries.values():
             temporary.unlink(missing_ok=True)
@@ -223,6 +226,19 @@ def check_writable(path: Path, *, overwrite: bool = False) -> None:
         raise InvalidInput(f"the folder {path.resolve().parent} may not be written to: choose another place for {path}")
     if path.exists() and not overwrite:
         raise FileExists(f"{path} exists and was left as it is: choose another name, or pass overwrite=True")
+
+
+def _rename_all(temporaries: Mapping[Path, Path], targets: Mapping[Path, Path], overwrite: bool) -> None:
+    written: list[str] = []
+    for path, target in targets.items():
+        try:
+            _rename(temporaries[path], target, overwrite)
+        except OSError as error:
+            told = f"written before it: {', '.join(written)}" if written else "nothing was written"
+            if isinstance(error, InvalidInput):
+                raise type(error)(f"{error}; {told}") from None
+            raise InvalidInput(f"{target} cannot be written ({error.strerror or error}); {told}") from None
+        written.append(str(path))
 
 
 def _rename(temporary: Path, target: Path, overwrite: bool) -> None:

@@ -83,7 +83,7 @@ def test_no_trusted_rows(forest, capsys):
 
 def test_a_trusted_column_without_a_trusted_row(refused, forest):
     forest.write("train.csv", forest.frame.assign(checked="no"))
-    assert "no trusted rows: the column 'checked' of train.csv says no in every row" in refused(
+    assert "no trusted rows: the column 'checked' of train.csv says yes in no row" in refused(
         "--trusted-column", "checked"
     )
 
@@ -92,7 +92,27 @@ def test_a_trusted_column_that_says_perhaps(refused, forest):
     checked = ["yes"] * 100 + ["perhaps"] + ["no"] * 139
     forest.write("train.csv", forest.frame.assign(checked=checked))
     message = refused("--trusted-column", "checked")
-    assert "row 101 below the header, column 'checked': 'perhaps' is neither true nor false" in message
+    assert (
+        "row 101 below the header, column 'checked': 'perhaps' is neither true (true, t, yes, y, x, checked, 1, "
+        in message
+    )
+    assert "nor false (false, f, no, n, 0, 0.0, an empty cell)" in message
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["--trusted", "./train.csv"],
+            "the table and --trusted both name the file train.csv: they must hold different",
+        ),
+        (["--test", "train.csv"], "the table and --test both name the file train.csv"),
+        (["--test", "link.csv"], "--trusted and --test both name the file link.csv"),
+    ],
+)
+def test_one_file_in_two_roles(refused, forest, arguments, message):
+    (forest.folder / "link.csv").symlink_to("trusted.csv")
+    assert message in refused(*arguments)
 
 
 def test_a_trusted_column_that_is_not_there(refused):
@@ -323,6 +343,8 @@ def test_a_damaged_parquet_file(refused, forest):
         (["--image-shape", "28"], "--image-shape 28: write height and width as in 28x28"),
         (["--image-shape", "2x2"], "--image-shape 2x2 means 4 pixels, but train.csv has 3 columns besides the label"),
         (["--test", "elsewhere.csv"], "elsewhere.csv: there is no such file"),
+        (["--solver", "foo"], "--solver foo: there is no such solver; choose auto, dmlcbo, approx, "),
+        (["--solver", "vpbgd"], "--solver vpbgd needs a fixed radius: add --radius 1"),
     ],
 )  # fmt: skip
 def test_options_that_do_not_fit(refused, arguments, message):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -129,9 +130,20 @@ def test_a_label_that_could_be_two_is_refused():
         matched_labels(table, "label", np.array(["oak", "Oak"]), of="train.csv")
 
 
-@pytest.mark.parametrize("cells", [["yes", "no"], [True, False], [1, 0], [1.0, 0.0], ["TRUE", "False"], [" y ", "n"]])
+@pytest.mark.parametrize(
+    "cells",
+    [
+        ["yes", "no"], [True, False], [1, 0], [1.0, 0.0], ["TRUE", "False"], [" y ", "n"],
+        ["X", None], ["checked", " "], [1.0, None], [True, None], pd.Categorical(["yes", None]),
+    ],
+)  # fmt: skip
 def test_marks(cells):
     assert marks_of(Table("t", pd.DataFrame({"m": cells})), "m").tolist() == [True, False]
+
+
+def test_a_blank_line_in_a_table_of_one_column_is_a_row(tmp_path):
+    table = read_table(write(tmp_path, "size\n1\n\n3\n"))
+    assert table.frame["size"].isna().tolist() == [False, True, False]
 
 
 # --- the encoder ---
@@ -179,7 +191,7 @@ def test_a_transformer_of_scikit_learn_fitted_to_the_same_rows_agrees_bit_by_bit
 
 def test_an_encoder_survives_json_and_a_fresh_process(tmp_path):
     table = Table("t", FRAME)
-    encoder = Encoder.fit([table], categorical=["region"])
+    encoder = replace(Encoder.fit([table], categorical=["region"]), ignored=("name",))
     text = json.dumps(encoder.to_json())
     again = Encoder.from_json(json.loads(text))
     assert again == encoder
@@ -197,6 +209,13 @@ def test_an_encoder_survives_json_and_a_fresh_process(tmp_path):
         [sys.executable, "-c", code, text, str(tmp_path / "t.parquet")], capture_output=True, text=True, timeout=120
     )
     assert finished.stdout.strip() == encoder.transform(table, of="t").tobytes().hex(), finished.stderr
+
+
+def test_the_columns_left_out_may_be_absent_from_a_file_but_not_damaged():
+    content = {"numbers": [["a", 0.0, 1.0]], "categories": []}
+    assert Encoder.from_json(content).ignored == ()
+    with pytest.raises(bilevel.InvalidInput, match="the names of the columns left out are damaged: 3"):
+        Encoder.from_json({**content, "ignored": [3]})
 
 
 def test_the_order_of_columns_and_further_columns_do_not_matter():

@@ -100,13 +100,10 @@ def train(request: Request, data: Data) -> Fitted:
 
 
 def measure(cleaner: Any, data: Data) -> Measurement | None:
-    """The cleaned model next to logistic regression on various rows, on rows that trained none of them."""
+    """Logistic regression trained on various rows, and the cleaned model, on rows kept from training."""
     if data.measured is None:
         return None
     print_note("measuring accuracy")
-
-    def accuracy(name: str, model: Any, rows: Rows) -> Accuracy:
-        return Accuracy(name, int((model.predict(rows.features) == rows.labels).sum()), len(rows))
 
     plain = LogisticRegression(C=0.1)
     everything = joined(data.noisy, data.trusted)
@@ -118,8 +115,13 @@ def measure(cleaner: Any, data: Data) -> Measurement | None:
             "rows that are kept": cleaner.refit(plain),
             "cleaned": cleaner,
         }
-    before, *others, after = (accuracy(name, model, data.measured) for name, model in models.items())
-    return Measurement(data.where, before, tuple(others), after)
+    right = {name: model.predict(data.measured.features) == data.measured.labels for name, model in models.items()}
+    before, trusted_only, after, cleaned = (Accuracy(name, int(hits.sum()), len(hits)) for name, hits in right.items())
+    differing = int((right[before.model] != right[after.model]).sum())
+    return Measurement(
+        where=data.where, before=before, others=(trusted_only,), after=after, cleaned=cleaned, differing=differing,
+        seen=data.seen,
+    )  # fmt: skip
 
 
 def joined(first: Rows, second: Rows) -> Rows:
@@ -205,7 +207,7 @@ def write_outputs(request: Request, data: Data, fitted: Fitted, result: Cleaning
 
 
 def write_files(writers: Mapping[Path, Callable[[Path], Any]], *, force: bool) -> None:
-    """All of them or none; a full disk is a message, not a traceback."""
+    """None of them before the contents of all are safe; a full disk is a message, not a traceback."""
     try:
         write_together(writers, overwrite=force)
     except InvalidInput:
@@ -256,11 +258,14 @@ def summary(result: CleaningResult) -> Grid:
     if result.measurement is None:
         grid.add_row("accuracy", printable(f"not measured: {result.unmeasured}"))
     else:
-        for entry in result.measurement.models:
-            style = "bold green" if entry is result.measurement.after and result.measurement.gain > 0 else ""
+        measurement = result.measurement
+        for entry in measurement.models:
+            style = "bold green" if entry is measurement.after and not measurement.verdict else ""
             text = f"{entry.share:.1%} ± {entry.standard_error:.1%}"
             grid.add_row(f"accuracy, {entry.model}", Text(text, style))
-        grid.add_row("", printable(f"on {result.measurement.where}, whose labels are assumed right", "dim"))
+        grid.add_row("", printable(f"on {measurement.where}, whose labels are assumed right", "dim"))
+        for sentence in filter(None, (measurement.caution, measurement.verdict)):
+            grid.add_row("", printable(sentence))
     grid.add_row("noise model", printable(result.noise))
     grid.add_row("training", printable(f"{result.seconds:.1f} s, {result.status}"))
     return grid
@@ -318,10 +323,15 @@ def features_of(saved: SavedCleaner, rows: Table, model: str, *, allow_unknown: 
     """The rows as the model takes them."""
     if saved.encoder is not None:
         known = saved.encoder.columns
-        extra = [name for name in check_columns(rows, known, model) if name != saved.label]
+        expected = {saved.label, *saved.encoder.ignored}
+        extra = [name for name in check_columns(rows, known, model) if name not in expected]
         if extra:
             print_note(f"{rows.name} has columns that {model} does not use, which are ignored: {listed(extra)}")
-        return saved.encoder.transform(rows, of=model, allow_unknown=allow_unknown)
+        features = saved.encoder.transform(rows, of=model, allow_unknown=allow_unknown)
+        if unknown := saved.encoder.unknown_cells(rows):
+            counts = ", ".join(f"{count:,} in column {name!r}" for name, count in unknown.items())
+            print_note(f"{rows.name} has cells unknown to {model}, which count as none of the known values: {counts}")
+        return features
     cleaner: Any = saved.cleaner
     named = hasattr(cleaner, "feature_names_in_")
     names = list(cleaner.feature_names_in_) if named else rows.columns

@@ -40,12 +40,15 @@ class Encoder:
         One for each of them: (value - mean) / scale.
     categories
         For each other column its values, sorted.
+    ignored
+        Columns that were left out on purpose: no table needs them, and nobody wonders when one has them.
     """
 
     numbers: tuple[str, ...]
     means: tuple[float, ...]
     scales: tuple[float, ...]
     categories: dict[str, tuple[str, ...]]
+    ignored: tuple[str, ...] = ()
 
     @classmethod
     def fit(cls, tables: Sequence[Table], categorical: Collection[str] = (), pixels: Collection[str] = ()) -> Encoder:
@@ -114,6 +117,14 @@ class Encoder:
 
         return csr_matrix(encoded)
 
+    def unknown_cells(self, table: Table) -> dict[str, int]:
+        """How many cells of each column of categories hold a value that was never seen; columns without are absent."""
+        counts = {
+            name: int((~pd.Series(category_column(table, name)).isin(values)).sum())
+            for name, values in self.categories.items()
+        }
+        return {name: count for name, count in counts.items() if count}
+
     @property
     def _sparse(self) -> bool:
         width = len(self.feature_names)
@@ -147,6 +158,7 @@ class Encoder:
         return {
             "numbers": [list(column) for column in zip(self.numbers, self.means, self.scales, strict=True)],
             "categories": [[name, list(values)] for name, values in self.categories.items()],
+            "ignored": list(self.ignored),
         }
 
     @classmethod
@@ -160,11 +172,15 @@ class Encoder:
         for name, values in categories.items():
             if not values or not all(isinstance(text, str) for text in (name, *values)):
                 raise InvalidInput(f"the categories of column {name!r} are damaged")
+        ignored = tuple(content.get("ignored", ()))  # absent in older files
+        if not all(isinstance(name, str) for name in ignored):
+            raise InvalidInput(f"the names of the columns left out are damaged: {listed(ignored)}")
         return cls(
             numbers=tuple(row[0] for row in rows),
             means=tuple(float(row[1]) for row in rows),
             scales=tuple(float(row[2]) for row in rows),
             categories=categories,
+            ignored=ignored,
         )
 
 
@@ -201,7 +217,7 @@ def _refuse_unknown(table: Table, name: str, found: Any, known: Sequence[str], o
         others = f" ({int(unknown.sum())} such cells in this column)" if unknown.sum() > 1 else ""
         raise InvalidInput(
             f"{table.cell(row, name)}: {shortened(found[row])} does not occur in {of}, where the values are "
-            f"{listed(known)}{others}"
+            f"{listed(known)}{others}; --allow-unknown lets it count as none of them"
         )
 
 

@@ -96,9 +96,9 @@ def accuracy_bars(models: Sequence[Accuracy]) -> Picture:
         return _picture(figure, "Accuracy before and after", f"Accuracy of each model. {words}.")
 
 
-def weight_histogram(weights: np.ndarray, suspected: np.ndarray) -> Picture:
-    """Learned weights of the rows, those with a suspected label in another colour."""
-    return _histogram(weights, suspected, "Weights of the rows", "weight of a row in training")
+def weight_histogram(weights: np.ndarray, suspected: np.ndarray, meaning: str) -> Picture:
+    """Learned weights of the rows, those with a suspected label in another colour; `meaning` names the axis."""
+    return _histogram(weights, suspected, "Weights of the rows", meaning)
 
 
 def quality_histogram(quality: np.ndarray, suspected: np.ndarray) -> Picture:

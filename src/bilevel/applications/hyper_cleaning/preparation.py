@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,11 +13,25 @@ import numpy as np
 
 from ...errors import InvalidInput
 from ...files import check_writable
+from ...solvers.base import FIXED_SET, needs_of
 from .encoder import Encoder, category_names, parse_image_shape, pixel_columns
-from .tables import Table, check_columns, check_ending, labels_of, listed, marks_of, matched_labels, read_table
+from .estimator import SOLVERS, solver_of
+from .tables import (
+    Table,
+    category_column,
+    check_columns,
+    check_ending,
+    labels_of,
+    listed,
+    marks_of,
+    matched_labels,
+    read_table,
+)
 
 FEWEST_ROWS, FEWEST_TRUSTED, FEWEST_ASIDE = 10, 4, 10
 """Training rows, trusted rows and rows kept aside below which nothing can be learned or measured."""
+BLOCK_ROWS = 1000
+"""Sparse rows that are made dense at a time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +112,8 @@ class Data:
         Rows that do not train, to measure on: those of --test, or trusted rows kept aside; None when there are none.
     where
         Which rows these are, for people, or why there are none.
+    seen
+        How many of these have the features of a row that trains.
     notes
         What the user should know.
     """
@@ -111,6 +128,7 @@ class Data:
     trusted_rows: int
     measured: Rows | None
     where: str
+    seen: int
     notes: tuple[str, ...]
 
 
@@ -134,13 +152,25 @@ def check_request(request: Request) -> None:
         raise InvalidInput(f"--seed {request.seed}: a seed is a whole number from 0 to {2**32 - 1}")
     if isinstance(request.radius, float) and not 0 < request.radius < math.inf:
         raise InvalidInput(f"--radius {request.radius:g}: a radius is a positive number, or auto")
-    inputs = {path.resolve() for path in (request.table, request.trusted, request.test) if path is not None}
+    _check_solver(request)
+    inputs: dict[Path, str] = {}
+    for name, path in (("the table", request.table), ("--trusted", request.trusted), ("--test", request.test)):
+        if path is not None and (other := inputs.setdefault(path.resolve(), name)) != name:
+            raise InvalidInput(f"{other} and {name} both name the file {path}: they must hold different rows")
     for option, path in request.outputs.items():
         if path.resolve() in inputs:
             raise InvalidInput(f"{option} {path} would replace a table that is read: choose another name")
         check_output(option, path, force=request.force)
     if len({path.resolve() for path in request.outputs.values()}) < len(request.outputs):
         raise InvalidInput(f"{' and '.join(request.outputs)} must name different files")
+
+
+def _check_solver(request: Request) -> None:
+    """Refuse, in the words of the command line, a solver that does not exist or needs a ball of fixed radius."""
+    if request.solver not in ("auto", *SOLVERS):
+        raise InvalidInput(f"--solver {request.solver}: there is no such solver; choose auto, {', '.join(SOLVERS)}")
+    if request.radius == "auto" and FIXED_SET in needs_of(solver_of(request.solver)):
+        raise InvalidInput(f"--solver {request.solver} needs a fixed radius: add --radius 1")
 
 
 def check_output(option: str, path: Path, *, force: bool) -> None:
@@ -177,6 +207,8 @@ def prepare(request: Request) -> Data:
         tables.append(trusted_table)
     _check_sizes(request, given[~marked], trusted_labels, columns)
     encoder = Encoder.fit(tables, request.categorical, columns.pixels)
+    encoder = replace(encoder, ignored=(*request.ignore, *filter(None, [request.trusted_column])))
+    columns.note_unmatched(trusted_table, table.rows(~marked), encoder.categories)
     trusted = Rows(encoder.transform(trusted_table, of=table.name), trusted_labels)
     if request.test is None:
         trusted, measured, where = keep_aside(trusted, request.holdout, request.seed)
@@ -184,23 +216,34 @@ def prepare(request: Request) -> Data:
         test, labels = columns.read(request.test)
         measured = Rows(encoder.transform(test, of=table.name, allow_unknown=True), labels)
         where = f"the {len(measured):,} rows of {request.test.name}"
+    noisy = Rows(encoder.transform(table.rows(~marked), of=table.name), given[~marked])
+    seen = 0 if measured is None else shared_rows(measured.features, (noisy.features, trusted.features))
+    if seen:
+        names = " or ".join(path.name for path in (request.table, request.trusted) if path is not None)
+        columns.notes.append(f"{seen:,} of the rows measured on are also in {names}: these accuracies flatter")
     return Data(
         table=table,
         given=given,
         marked=marked,
         encoder=encoder,
         pixels=pixels,
-        noisy=Rows(encoder.transform(table.rows(~marked), of=table.name), given[~marked]),
+        noisy=noisy,
         trusted=trusted,
         trusted_rows=len(trusted_labels),
         measured=measured,
         where=where,
+        seen=seen,
         notes=tuple(columns.notes),
     )
 
 
 def _training_table(request: Request) -> Table:
     training = read_table(request.table, texts={request.label, *request.categorical})
+    if len(training.columns) < 2:
+        raise InvalidInput(
+            f"{request.table} has only the column {listed(training.columns)}: a label column and at least one other "
+            "are needed, and the first line must hold their names, separated by commas"
+        )
     training.require(request.label, "--label")
     if request.trusted_column is not None:
         training.require(request.trusted_column, "--trusted-column")
@@ -228,12 +271,21 @@ class _Columns:
             self.notes.append(f"{path} has columns that {self.table.name} has not, which are ignored: {listed(unused)}")
         return rows, matched_labels(rows, label, self.classes, of=self.table.name)
 
+    def note_unmatched(self, trusted: Table, doubtful: Table, names: Iterable[str]) -> None:
+        """Note categories that only trusted rows have."""
+        for name in names:
+            alone = set(category_column(trusted, name)) - set(category_column(doubtful, name))
+            if alone:
+                self.notes.append(
+                    f"Only trusted rows have {listed(sorted(alone))} in column {name!r}: is it spelled as elsewhere?"
+                )
+
 
 def _check_sizes(request: Request, labels: np.ndarray, trusted: np.ndarray, columns: _Columns) -> None:
     """Refuse too few rows; note labels that no trusted row has."""
     if len(trusted) == 0:
         raise InvalidInput(
-            f"no trusted rows: the column {request.trusted_column!r} of {request.table} says no in every row"
+            f"no trusted rows: the column {request.trusted_column!r} of {request.table} says yes in no row"
         )
     if len(labels) < FEWEST_ROWS:
         raise InvalidInput(f"{request.table} has {len(labels)} rows to clean: at least {FEWEST_ROWS} are needed")
@@ -271,3 +323,23 @@ def keep_aside(trusted: Rows, share: float, seed: int) -> tuple[Rows, Rows | Non
         reason = f"{len(trusted)} trusted rows are too few to keep some aside; --test names a table to measure on"
         return trusted, None, reason
     return trusted.pick(~aside), trusted.pick(aside), f"the {count} trusted rows that were kept aside"
+
+
+def shared_rows(rows: Any, others: Sequence[Any]) -> int:
+    """How many of the rows are, number by number, among the others.
+
+    Examples
+    --------
+    >>> shared_rows(np.array([[1.0, 2.0], [1.0, 2.0], [3.0, 4.0]]), [np.eye(2), np.array([[1.0, 2.0]])])
+    2
+    """
+    wanted = Counter(_row_bytes(rows))
+    found = {row for matrix in others for row in _row_bytes(matrix) if row in wanted}
+    return sum(wanted[row] for row in found)
+
+
+def _row_bytes(matrix: Any) -> Iterator[bytes]:
+    for start in range(0, matrix.shape[0], BLOCK_ROWS):
+        block = matrix[start : start + BLOCK_ROWS]
+        for row in block if isinstance(block, np.ndarray) else block.toarray():
+            yield row.tobytes()

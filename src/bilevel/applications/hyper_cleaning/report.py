@@ -46,6 +46,22 @@ PAIRS = {
 }
 """What lines and columns of the matrix are, and how to read it."""
 
+WEIGHTS = {
+    "rows": (
+        "weight of a row in training",
+        "How much each row counts in training, from 0 (left out) to 1.",
+    ),
+    "class-pairs": (
+        "share of the given label that is right",
+        "For each row, the estimated share of rows with its given label whose label is right: one number per label.",
+    ),
+    "transition": (
+        "probability that the given label is right",
+        "For each row, the probability that its given label is right, by the cleaned model and the estimated mix-ups.",
+    ),
+}
+"""What the weight of a row is, on the axis and in the caption."""
+
 
 def render_report(result: CleaningResult) -> str:
     """The page as text."""
@@ -68,6 +84,7 @@ def render_report(result: CleaningResult) -> str:
         pictures=_pictures(result),
         markup=Markup,
         pairs_caption=PAIRS.get(result.noise, PAIRS["transition"])[2],
+        weights_caption=WEIGHTS.get(result.noise, WEIGHTS["rows"])[1],
         noise=NOISE.get(result.noise, result.noise),
         table=_suspicious_rows(result),
         corrections=result.corrections(CORRECTIONS),
@@ -81,10 +98,11 @@ def _resource(name: str) -> str:
 
 def _pictures(result: CleaningResult) -> dict[str, Picture | None]:
     suspected = result.rows["is_label_issue"].to_numpy(bool)
+    meaning, _ = WEIGHTS.get(result.noise, WEIGHTS["rows"])
     lines, columns, _ = PAIRS.get(result.noise, PAIRS["transition"])
     return {
         "accuracy": accuracy_bars(result.measurement.models) if result.measurement else None,
-        "weights": weight_histogram(result.rows["weight"].to_numpy(float), suspected),
+        "weights": weight_histogram(result.rows["weight"].to_numpy(float), suspected, meaning),
         "quality": quality_histogram(result.rows["label_quality"].to_numpy(float), suspected),
         "pairs": None
         if result.transition is None

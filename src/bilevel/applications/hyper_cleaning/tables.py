@@ -32,7 +32,8 @@ TEXT_FILES, PARQUET_FILES = (".csv", ".tsv", ".txt"), (".parquet", ".pq")
 SEPARATORS = ",;\t|"
 MOSTLY = 0.8
 """A column with at least this share of numbers is meant to hold numbers."""
-TRUE_WORDS, FALSE_WORDS = {"true", "yes", "y", "1", "1.0", "t"}, {"false", "no", "n", "0", "0.0", "f"}
+TRUE_WORDS = ("true", "t", "yes", "y", "x", "checked", "1", "1.0")
+FALSE_WORDS = ("false", "f", "no", "n", "0", "0.0", "")
 
 Label = str | int | float | bool
 
@@ -120,11 +121,6 @@ def read_table(path: Path, *, texts: Iterable[str] = ()) -> Table:
         raise
     except OSError as error:
         raise InvalidInput(f"{path} cannot be read ({error.strerror or error})") from None
-    if frame.shape[1] < 2:
-        raise InvalidInput(
-            f"{path} has only the column {listed(frame.columns)}: a label column and at least one other are needed, "
-            "and the first line must hold their names, separated by commas"
-        )
     if len(frame) == 0:
         raise InvalidInput(f"{path} has a header but no rows")
     return Table(str(path), frame)
@@ -156,6 +152,7 @@ def _read_text(path: Path, texts: set[str]) -> pd.DataFrame:
                 io.BytesIO(content), sep=separator, names=names, header=0, encoding="utf-8-sig", index_col=False,
                 dtype={name: str for name in names if name in texts}, keep_default_na=False, na_values=[""],
                 skipinitialspace=True, low_memory=False,
+                skip_blank_lines=len(names) > 1,  # in a table of one column, a blank line is a row with an empty cell
             )  # fmt: skip
     except UnicodeDecodeError:
         raise _wrong_encoding(path, content) from None
@@ -309,13 +306,16 @@ def _same_number(label: Label, text: str) -> bool:
 
 
 def marks_of(table: Table, column: str) -> np.ndarray:
-    """A column of yes and no, true and false or 1 and 0, as booleans, shape (n,)."""
-    values = _filled(table, column)
-    words = values.astype(str).str.strip().str.lower()
-    known = words.isin(TRUE_WORDS | FALSE_WORDS).to_numpy()
+    """A column of yes and no, true and false, 1 and 0 or of ticks, as booleans, shape (n,); an empty cell means no."""
+    values = table.column(column).astype(object)
+    words = values.map(lambda cell: str(cell).strip().lower(), na_action="ignore").fillna("")
+    known = words.isin(TRUE_WORDS + FALSE_WORDS).to_numpy()
     if not known.all():
         row = int(np.flatnonzero(~known)[0])
-        raise InvalidInput(f"{table.cell(row, column)}: {shortened(values[row])} is neither true nor false")
+        raise InvalidInput(
+            f"{table.cell(row, column)}: {shortened(values[row])} is neither true ({', '.join(TRUE_WORDS)}) nor false "
+            f"({', '.join(word or 'an empty cell' for word in FALSE_WORDS)})"
+        )
     return words.isin(TRUE_WORDS).to_numpy()
 
 
