@@ -32,6 +32,9 @@ _HOME = {
     "LinearSystemWarning": "implicit",
     "argmin": "implicit",
     "hypergradient": "implicit",
+    "check_hypergradient": "diagnostics",
+    "HypergradientCheck": "diagnostics",
+    "Cause": "diagnostics",
     "DMLCBO": "solvers",
     "BiCGAFFA": "solvers",
     "DSBLO": "solvers",
@@ -66,7 +69,17 @@ _HOME = {
     "NotConverged": "errors",
     "NotFinite": "errors",
 }
-_MODULES = ("applications", "sets", "solvers", "smoothing", "hypergradients", "errors", "storage", "testing")
+_MODULES = (
+    "applications",
+    "diagnostics",
+    "sets",
+    "solvers",
+    "smoothing",
+    "hypergradients",
+    "errors",
+    "storage",
+    "testing",
+)
 
 __all__ = ["__version__", *_HOME, *_MODULES]
 
@@ -87,9 +100,10 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
-    from . import applications, errors, hypergradients, sets, smoothing, solvers
+    from . import applications, diagnostics, errors, hypergradients, sets, smoothing, solvers
     from .applications.hyper_cleaning import HyperCleaner
     from .comparison import Budget, Comparison, compare
+    from .diagnostics import Cause, HypergradientCheck, check_hypergradient
     from .errors import BilevelError, EmptySet, Incompatible, InvalidInput, InvalidType, MissingExtra
     from .hypergradients import LinearSolve, Neumann, Unrolled
     from .implicit import LinearSystemWarning, argmin, hypergradient
