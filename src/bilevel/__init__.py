@@ -35,6 +35,10 @@ _HOME = {
     "check_hypergradient": "diagnostics",
     "HypergradientCheck": "diagnostics",
     "Cause": "diagnostics",
+    "certificate": "diagnostics",
+    "Certificate": "diagnostics",
+    "goldstein_measure": "diagnostics",
+    "Goldstein": "diagnostics",
     "DMLCBO": "solvers",
     "BiCGAFFA": "solvers",
     "DSBLO": "solvers",
@@ -103,7 +107,15 @@ if TYPE_CHECKING:
     from . import applications, diagnostics, errors, hypergradients, sets, smoothing, solvers
     from .applications.hyper_cleaning import HyperCleaner
     from .comparison import Budget, Comparison, compare
-    from .diagnostics import Cause, HypergradientCheck, check_hypergradient
+    from .diagnostics import (
+        Cause,
+        Certificate,
+        Goldstein,
+        HypergradientCheck,
+        certificate,
+        check_hypergradient,
+        goldstein_measure,
+    )
     from .errors import BilevelError, EmptySet, Incompatible, InvalidInput, InvalidType, MissingExtra
     from .hypergradients import LinearSolve, Neumann, Unrolled
     from .implicit import LinearSystemWarning, argmin, hypergradient
