@@ -39,6 +39,9 @@ _HOME = {
     "Certificate": "diagnostics",
     "goldstein_measure": "diagnostics",
     "Goldstein": "diagnostics",
+    "Theory": "diagnostics",
+    "Constants": "diagnostics",
+    "estimate_constants": "diagnostics",
     "DMLCBO": "solvers",
     "BiCGAFFA": "solvers",
     "DSBLO": "solvers",
@@ -110,10 +113,13 @@ if TYPE_CHECKING:
     from .diagnostics import (
         Cause,
         Certificate,
+        Constants,
         Goldstein,
         HypergradientCheck,
+        Theory,
         certificate,
         check_hypergradient,
+        estimate_constants,
         goldstein_measure,
     )
     from .errors import BilevelError, EmptySet, Incompatible, InvalidInput, InvalidType, MissingExtra
