@@ -169,11 +169,16 @@ class _Check:
         scale = max(max(abs(s.predicted), abs(s.central), abs(s.forward), abs(s.backward)) for s in slopes)
         error = max(s.error for s in slopes) / scale if scale > 0 else 0.0
         worst = max(range(directions), key=lambda k: slopes[k].jump)
+        distance = path.distance(report.face.margin if report.face else math.nan, drawn, step)
         report = replace(
-            report, error=error, slopes=slopes, reach=10 * step, line=lambda t: path.value(drawn[worst], t),
-            kink_distance=path.distance(report.face.margin if report.face else math.nan, drawn, step),
+            report,
+            error=error,
+            slopes=slopes,
+            kink_distance=distance,
             notes=self._notes(report, scale, noise / step),
-        )  # fmt: skip
+            line=lambda t: path.value(drawn[worst], t),
+            reach=max(10 * step, 2 * distance) if distance <= 1.0 else 10 * step,
+        )
         blur = 10 * noise / step / scale if scale > 0 else 0.0
         allowed = max(tol, blur) + 5 * spread / max(scale, 1e-300)
         kinked = any(s.kinked and s.jump > 1e-3 * scale for s in slopes)

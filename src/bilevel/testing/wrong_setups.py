@@ -150,22 +150,25 @@ class HandWritten(Linearization):
         super().__init__(problem, x, y, batch)
         self.parts, self.flaw = problem.parts, problem.flaw
 
-    def _miss(self) -> Any:
-        return self.y - self.parts.A @ self.x - self.parts.b
+    def _miss(self) -> Tensor:
+        x, y = self._point()
+        return y - self.parts.A @ x - self.parts.b
+
+    def _point(self) -> tuple[Any, Any]:
+        return self.x, self.y
 
     def _upper_value(self) -> Tensor:
-        return self.parts.upper(self.x, self.y)  # type: ignore[arg-type]
+        return self.parts.upper(*self._point())
 
     def _lower_value(self) -> Tensor:
-        return self.parts.lower(self.x, self.y)  # type: ignore[arg-type]
+        return self.parts.lower(*self._point())
 
     def _upper_gradients(self) -> tuple[Tensor, Tensor]:
-        x: Any = self.x
-        f_x, f_y = x / 10, self.y - self.parts.t  # type: ignore[operator]
-        f_x, f_y = f_x.clone(), f_y.clone()
-        f_x[0] += x[0].cos() * self.y[0]  # type: ignore[index]
-        f_y[0] += x[0].sin()
-        return f_x, (-f_y if self.flaw == "upper gradient" else f_y)
+        x, y = self._point()
+        first_x, first_y = torch.zeros_like(x), torch.zeros_like(y)
+        first_x[0], first_y[0] = x[0].cos() * y[0], x[0].sin()
+        f_y = y - self.parts.t + first_y
+        return x / 10 + first_x, (-f_y if self.flaw == "upper gradient" else f_y)
 
     def _lower_gradient_x(self) -> Tensor:
         return -self.parts.A.T @ (self.parts.G @ self._miss())
@@ -392,7 +395,8 @@ def point_outside_the_set(p: Parts) -> Setup:
 @wrong(Cause.UNSOLVED)
 def lower_level_stopped_early(p: Parts) -> Setup:
     problem = p.problem(constraint=sets.Box(-9.0, 9.0))
-    return p.setup(problem, y=-0.2 * problem.lower_grad(p.x, p.y0))
+    gradient: Any = problem.lower_grad(p.x, p.y0)
+    return p.setup(problem, y=-0.2 * gradient)
 
 
 # Problems outside the theory.
