@@ -6,9 +6,10 @@ from typing import Any
 
 from torch import Tensor
 
+from ..hypergradients import LinearSolve
 from ..randomness import Noise, Seeds
 from .causes import Cause
-from .parts import Finding
+from .judge import Finding
 from .probe import SPACE, Probe
 
 STEPS = 10
@@ -48,8 +49,6 @@ def check_solver(solver: Any, probe: Probe, y: Tensor, seeds: Seeds) -> Finding 
 
 
 def _ascends(solver: Any, probe: Probe, y: Tensor, moved: Tensor) -> Finding | None:
-    from ..hypergradients import LinearSolve
-
     truth = SPACE.ravel(LinearSolve().estimate(probe.linearize(probe.x, y), Noise()).gradient)
     sizes = float(moved.norm() * truth.norm())
     cosine = float(moved @ truth) / sizes if sizes > 0 else 0.0

@@ -47,10 +47,10 @@ def corner(seed: int) -> KnownStationarity:
 
 
 def one_kink(seed: int) -> KnownStationarity:
-    """y_1 <= 1 at a distance of 0.2 to 0.8 delta from the kink: h = c + a - t a_1 e_1 with t in [0, 1]."""
+    """y_1 <= 1 at a distance of 0.2 to 0.95 delta from the kink: h = c + a - t a_1 e_1 with t in [0, 1]."""
     draw = _normal(seed)
     a, c = draw(2), draw(2)
-    apart = 0.2 + 0.6 * (seed % 7) / 6
+    apart = 0.2 + 0.75 * (seed % 7) / 6
     x = torch.tensor([1.0 - 0.1 * apart, 0.3]).double()
     free = c + a
     low, high = sorted((float(c[0]), float(free[0])))
@@ -73,7 +73,7 @@ def disc(seed: int) -> KnownStationarity:
     a, c, angle = draw(2), draw(2), float(draw(1))
     x = 1.02 * torch.tensor([torch.cos(torch.tensor(angle)), torch.sin(torch.tensor(angle))]).double()
     known = KnownStationarity("disc", _problem(a, c, sets.L2Ball(1.0), x), x, 0.3, 0.0)
-    r, t = torch.linspace(0, 0.3, 60).double(), torch.linspace(0, 2 * torch.pi, 721).double()
+    r, t = torch.linspace(0, 0.3, 31).double(), torch.linspace(0, 2 * torch.pi, 721).double()
     z = x + (r[:, None, None] * torch.stack([t.cos(), t.sin()], -1)).reshape(-1, 2)
     size = z.norm(dim=1, keepdim=True)
     outside = (a - z * (z @ a)[:, None] / size**2) / size
@@ -103,7 +103,7 @@ KNOWN_STATIONARITY: tuple[Callable[[int], KnownStationarity], ...] = (corner, on
 
 def distance_to_hull_in_the_plane(values: Tensor) -> float:
     """The distance from 0 to the hull of points in the plane: max over directions of the support function's gap."""
-    t = torch.linspace(0, 2 * torch.pi, 20001).double()
+    t = torch.linspace(0, 2 * torch.pi, 3601).double()
     directions = torch.stack([t.cos(), t.sin()], -1)
     return max(0.0, float(torch.stack([(values @ d).min() for d in directions]).max()))
 
