@@ -121,12 +121,18 @@ def slope(function: Callable[[float], Any], predicted: float, step: float, noise
     middle = function(0.0)
     wide, narrow = (_sides(function, middle, h) for h in (step, step / 10))
     jumps = [abs(forward - backward) for forward, backward in (wide, narrow)]
-    rounding = max(20 * noise / (step / 10), 1e-6 * max(map(abs, (*wide, *narrow))))
-    kinked = jumps[1] > rounding and jumps[1] > PERSISTS * jumps[0]
     centrals = [(forward + backward) / 2 for forward, backward in (wide, narrow)]
-    central = min(centrals, key=lambda value: abs(value - predicted))
-    forward, backward = narrow if noise / step < 1e-9 * max(map(abs, narrow), default=1.0) else wide
-    return Slope(predicted, forward, backward, central, jumps[1], kinked)
+    largest = max(map(abs, (*wide, *narrow)))
+    rounding = max(20 * noise / (step / 10), 1e-6 * largest)
+    forward, backward = narrow if rounding <= 1e-3 * largest else wide
+    return Slope(
+        predicted=predicted,
+        forward=forward,
+        backward=backward,
+        central=min(centrals, key=lambda value: abs(value - predicted)),
+        jump=jumps[1],
+        kinked=jumps[1] > rounding and jumps[1] > PERSISTS * jumps[0],
+    )
 
 
 def _sides(function: Callable[[float], float], middle: float, h: float) -> tuple[float, float]:
