@@ -164,6 +164,10 @@ class Solution:
 
         return plot_history(self.history, path)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickles and copies go without the problem: its functions are often lambdas."""
+        return {**self.__dict__, "problem": None}
+
     def __repr__(self) -> str:
         last = ""
         if self.history:

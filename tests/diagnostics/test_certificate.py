@@ -1,6 +1,7 @@
 """Certificates: bounds that hold, kinks that count as stationary, Jacobians combined and never hypergradients."""
 
 import itertools
+import pickle
 
 import numpy as np
 import pytest
@@ -158,8 +159,9 @@ def test_a_run_stops_on_its_certificate():
 def test_a_loaded_solution_asks_for_its_problem(tmp_path):
     solution = bilevel.minimize(absolute_value(), vector(0.4), steps=1)
     loaded = bilevel.Solution.load(solution.save(tmp_path / "run.safetensors"))
-    with pytest.raises(bilevel.InvalidInput, match="pass certificate"):
-        loaded.certificate(delta=0.1)
+    for without in (loaded, pickle.loads(pickle.dumps(solution))):
+        with pytest.raises(bilevel.InvalidInput, match="pass certificate"):
+            without.certificate(delta=0.1)
     assert loaded.certificate(delta=1e-3, problem=absolute_value(), samples=20).eps == pytest.approx(1.0)
 
 
