@@ -24,6 +24,7 @@ def test_the_reference_lists_every_public_name():
     names = listed((ROOT / "docs" / "reference.md").read_text())
     modules = {
         "applications",
+        "diagnostics",
         "sets",
         "solvers",
         "smoothing",

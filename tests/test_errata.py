@@ -20,6 +20,7 @@ from torch.nn.functional import softplus
 
 import bilevel
 from bilevel import DMLCBO, Exact, LinearSolve, Neumann, Perturbed, Problem, Seeds, Status, TwoPoint, sets
+from bilevel.diagnostics import printed_eta_range
 from bilevel.problem import Linearization
 from bilevel.randomness import Noise
 from bilevel.spaces import Space
@@ -189,7 +190,8 @@ def test_range_of_eta_in_the_theorem_is_empty():
     """Erratum 2: (1 - 1/(4 (2 pi)^(1/4) sqrt(d2)))/mu <= eta < 2/L is possible only for L/mu < 2.4."""
 
     def largest_condition(d2):
-        return 2 / (1 - 1 / (4 * (2 * math.pi) ** 0.25 * math.sqrt(d2)))
+        """eta < 2/L meets the range as long as L < 2 / (its lower end)."""
+        return 2 / printed_eta_range(1.0, d2)[0]
 
     stated(2, "2.375", largest_condition(1), rel=1e-3)
     stated(2, "2.011", largest_condition(784), rel=1e-3)

@@ -14,7 +14,7 @@ from sklearn.datasets import load_digits
 from torch.nn.functional import softplus
 
 import bilevel
-from bilevel import DMLCBO, Exact, LinearSolve, Neumann, Perturbed, Problem, Status, sets
+from bilevel import DMLCBO, Constants, Exact, LinearSolve, Neumann, Perturbed, Problem, Status, Theory, sets
 from bilevel.randomness import Noise
 
 DOUBLE = torch.float64
@@ -113,7 +113,10 @@ def test_bias_of_the_truncated_series(terms):
     """Erratum 8: along the smallest curvature mu the relative error is exactly (1 - eta mu)^Q."""
     problem, x = slow_problem(vector(0.0, 1.0)), vector(0.0, 0.0)
     error = relative_error(full_sum(problem, x, x, 0.5, terms), bilevel.hypergradient(problem, x, x))
-    assert error == pytest.approx((1 - 0.5 * 0.02) ** terms, rel=1e-9)
+    constants = Constants(mu=0.02, smoothness=1, cross=1, upper_slope=1, upper_smoothness=0, dimension=2)
+    theory = Theory(constants=constants, delta=1.0, eta=0.5)
+    assert error == pytest.approx(theory.contraction**terms, rel=1e-9)
+    assert error * float(bilevel.hypergradient(problem, x, x).norm()) == pytest.approx(theory.bias(terms), rel=1e-9)
     if terms == 3:
         stated(8, "0.970", error, rel=1e-3)
 

@@ -32,6 +32,16 @@ _HOME = {
     "LinearSystemWarning": "implicit",
     "argmin": "implicit",
     "hypergradient": "implicit",
+    "check_hypergradient": "diagnostics",
+    "HypergradientCheck": "diagnostics",
+    "Cause": "diagnostics",
+    "certificate": "diagnostics",
+    "Certificate": "diagnostics",
+    "goldstein_measure": "diagnostics",
+    "Goldstein": "diagnostics",
+    "Theory": "diagnostics",
+    "Constants": "diagnostics",
+    "estimate_constants": "diagnostics",
     "DMLCBO": "solvers",
     "BiCGAFFA": "solvers",
     "DSBLO": "solvers",
@@ -66,7 +76,17 @@ _HOME = {
     "NotConverged": "errors",
     "NotFinite": "errors",
 }
-_MODULES = ("applications", "sets", "solvers", "smoothing", "hypergradients", "errors", "storage", "testing")
+_MODULES = (
+    "applications",
+    "diagnostics",
+    "sets",
+    "solvers",
+    "smoothing",
+    "hypergradients",
+    "errors",
+    "storage",
+    "testing",
+)
 
 __all__ = ["__version__", *_HOME, *_MODULES]
 
@@ -87,9 +107,21 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
-    from . import applications, errors, hypergradients, sets, smoothing, solvers
+    from . import applications, diagnostics, errors, hypergradients, sets, smoothing, solvers
     from .applications.hyper_cleaning import HyperCleaner
     from .comparison import Budget, Comparison, compare
+    from .diagnostics import (
+        Cause,
+        Certificate,
+        Constants,
+        Goldstein,
+        HypergradientCheck,
+        Theory,
+        certificate,
+        check_hypergradient,
+        estimate_constants,
+        goldstein_measure,
+    )
     from .errors import BilevelError, EmptySet, Incompatible, InvalidInput, InvalidType, MissingExtra
     from .hypergradients import LinearSolve, Neumann, Unrolled
     from .implicit import LinearSystemWarning, argmin, hypergradient

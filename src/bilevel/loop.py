@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 
 from .checks import check_fits, check_start
+from .diagnostics import certificate
 from .errors import BilevelError, EmptySet, Incompatible, InvalidInput, InvalidType, NotConverged, NotFinite
 from .fixed_form import FixedForm, fixed_form
 from .hypergradients import LinearSolve
@@ -31,6 +32,8 @@ SOLVED = 1e-2
 """A stationarity measure counts only if its linear system was solved to this relative residual."""
 SAME_PROBLEM = 1e-3
 """A run is resumed only where f(x, y) is what it was, up to this relative change."""
+CERTIFICATE_SAMPLES = 50
+"""How many Jacobians a certificate looks at when it decides whether to stop: its eps is a bound with any number."""
 POLISHING_STEPS = 50
 """Lower-level steps before f is compared in output="best": f at an unconverged y flatters."""
 
@@ -78,6 +81,7 @@ def minimize(
     seed: int | Seeds = 0,
     evaluate_every: int = 100,
     tol: float | None = None,
+    delta: float | None = None,
     output: Output = "last",
     callbacks: Iterable[Callback] = (),
     progress: bool = False,
@@ -102,6 +106,9 @@ def minimize(
         A `Record` is made, and callbacks are called, every so many steps and at the end; the start is recorded too.
     tol
         Stop at the first evaluation where stationarity and lower residual are both within tol.
+    delta
+        With tol: stop at the first evaluation with a `certificate(delta)` whose eps is within tol, instead. At a
+        stationary kink the hypergradient itself never becomes small.
     output
         "last"; "best": lowest f after 50 lower-level steps among the evaluations; "sampled": an iterate drawn
         uniformly from all steps, as in the theory.
@@ -126,6 +133,7 @@ def minimize(
     (<Status.STEPS: 'all steps were taken'>, [0.5, -0.2])
     """
     _check_settings(problem, solver, steps, evaluate_every, tol, output)
+    _check_delta(problem, delta, tol)
     if resume is not None and (x0 is not None or y0 is not None):
         raise InvalidInput("x0 and y0 go with a new run, resume=... with an old one: pass either")
     if solver is None and isinstance(resume, Solution) and resume.solver not in ("", repr(DMLCBO())):
@@ -144,12 +152,12 @@ def minimize(
                 resume = dataclasses.replace(resume, y=form.into(resume.x, resume.y))
             solution = minimize(
                 form.problem, None if resume else x, None if resume else form.into(x, y), solver=solver, steps=steps,
-                seed=seed, evaluate_every=evaluate_every, tol=tol, output=output, progress=progress, resume=resume,
-                callbacks=[_in_terms_of_y(callback, form) for callback in callbacks],
+                seed=seed, evaluate_every=evaluate_every, tol=tol, delta=delta, output=output,
+                progress=progress, resume=resume, callbacks=[_in_terms_of_y(callback, form) for callback in callbacks],
             )  # fmt: skip
-            solution.y = form.back(solution.x, solution.y)
+            solution.y, solution.problem = form.back(solution.x, solution.y), problem
             return solution
-    run = _Run(uncounted(problem), solver, tol, output)
+    run = _Run(uncounted(problem), solver, tol, output, delta)
     if resume is None:
         run.start(x0, y0, Seeds.of(seed))
     else:
@@ -161,8 +169,10 @@ def minimize(
 class _Run:
     """The moving parts of one call of `minimize`."""
 
-    def __init__(self, problem: Problem, solver: Solver, tol: float | None, output: Output) -> None:
-        self.problem, self.solver, self.tol, self.output = problem, solver, tol, output
+    def __init__(
+        self, problem: Problem, solver: Solver, tol: float | None, output: Output, delta: float | None = None
+    ) -> None:
+        self.problem, self.solver, self.tol, self.output, self.delta = problem, solver, tol, output, delta
         self.history: list[Record] = []
         self.seconds = 0.0
         self.series_diverged = 0
@@ -254,7 +264,7 @@ class _Run:
             status, self.message = Status.FAILED, str(error)
         except KeyboardInterrupt:
             status = Status.INTERRUPTED
-        if status in (Status.STEPS, Status.STATIONARY) and self.series_diverged:
+        if status in (Status.STEPS, Status.STATIONARY, Status.CERTIFIED) and self.series_diverged:
             status = Status.SERIES_DIVERGES
         return self._solution(status)
 
@@ -287,6 +297,9 @@ class _Run:
         asked = [callback(record, self.state) for callback in callbacks]
         if any(answer is not None and bool(answer) for answer in asked):
             return Status.STOPPED
+        if self.tol is not None and self.delta is not None:
+            found = certificate(self.problem, self.state.x, self.delta, self.state.y, samples=CERTIFICATE_SAMPLES)
+            return Status.CERTIFIED if found.eps <= self.tol else None
         solved = record.linear_residual <= SOLVED
         if self.tol is not None and solved and max(record.stationarity, record.lower_residual) <= self.tol:
             return Status.STATIONARY
@@ -345,6 +358,7 @@ class _Run:
             output=self.output,
             solver=repr(self.solver),
             message=self.message,
+            problem=self.problem,
         )
 
 
@@ -384,6 +398,17 @@ def _check_settings(problem: Any, solver: Any, steps: Any, evaluate_every: Any, 
         raise InvalidInput(f"tol must be positive, got {tol!r}")
     if output not in OUTPUTS:
         raise InvalidInput(f'output must be "last", "best" or "sampled", got {output!r}')
+
+
+def _check_delta(problem: Problem, delta: Any, tol: Any) -> None:
+    if delta is None:
+        return
+    if tol is None:
+        raise InvalidInput(f"delta={delta!r} goes with tol: the run stops when the certificate's eps is within tol")
+    if isinstance(delta, bool) or not isinstance(delta, int | float) or not 0 < delta < math.inf:
+        raise InvalidInput(f"delta must be a positive number, got {delta!r}")
+    if problem.inequality is not None:
+        raise Incompatible("delta needs the Jacobian of a projection: not with function constraints (inequality=h)")
 
 
 def _progress_bar(wanted: bool, steps: int, start: int) -> Any:

@@ -6,9 +6,13 @@ import math
 from dataclasses import asdict, dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from .errors import InvalidInput
 from .spaces import Vector
+
+if TYPE_CHECKING:
+    from .diagnostics import Certificate
 
 OUTPUTS = ("last", "best", "sampled")
 """Which iterate a run returns: see `minimize`."""
@@ -25,6 +29,7 @@ class Status(Enum):
 
     STEPS = "all steps were taken"
     STATIONARY = "the hypergradient and the lower-level residual are both within tol"
+    CERTIFIED = "a certificate of (delta, eps)-stationarity with eps within tol was found"
     STOPPED = "a callback asked to stop"
     INTERRUPTED = "interrupted from the keyboard; the last complete step is returned, resume=solution continues it"
     SERIES_DIVERGES = (
@@ -43,7 +48,7 @@ class Status(Enum):
     @property
     def ok(self) -> bool:
         """Whether the run ended as planned."""
-        return self in (Status.STEPS, Status.STATIONARY, Status.STOPPED)
+        return self in (Status.STEPS, Status.STATIONARY, Status.CERTIFIED, Status.STOPPED)
 
     def __str__(self) -> str:
         return self.value
@@ -107,6 +112,8 @@ class Solution:
         The solver and its settings, as text.
     message
         What the part that failed had to say (`Status.FAILED`); empty otherwise.
+    problem
+        The problem that was solved, for `certificate`; not saved, so None after `load`.
     """
 
     x: Vector
@@ -118,6 +125,7 @@ class Solution:
     output: str = "last"
     solver: str = ""
     message: str = ""
+    problem: Any = None
 
     def rows(self) -> list[dict[str, float | None]]:
         """The history as flat rows, ready for a data frame or a CSV writer."""
@@ -127,6 +135,15 @@ class Solution:
             row.update(row.pop("costs"))
             rows.append(row)
         return rows
+
+    def certificate(self, delta: float, *, problem: Any = None, **settings: Any) -> Certificate:
+        """(delta, eps)-stationarity of x: see `bilevel.certificate`; a loaded solution needs the problem again."""
+        from .diagnostics import certificate
+
+        problem = self.problem if problem is None else problem
+        if problem is None:
+            raise InvalidInput("a solution from a file does not hold its problem: pass certificate(..., problem=...)")
+        return certificate(problem, self.x, delta, self.y, **settings)
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
         """Write everything to one safetensors file, atomically; `Solution.load` reads it back."""
@@ -146,6 +163,10 @@ class Solution:
         from .plotting import plot_history
 
         return plot_history(self.history, path)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickles and copies go without the problem: its functions are often lambdas."""
+        return {**self.__dict__, "problem": None}
 
     def __repr__(self) -> str:
         last = ""

@@ -21,11 +21,12 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from ..curvature import largest_curvature
+from ..diagnostics.theory import Theory
 from ..errors import InvalidInput, InvalidType
 from ..hypergradients import Estimator, Hypergradient, LinearSolve, Neumann
 from ..problem import Linearization, Problem
 from ..randomness import Seeds
-from ..smoothing import TwoPoint
+from ..smoothing import Perturbed, TwoPoint
 from ..spaces import Vector, tree_map
 from .base import JACOBIAN, PROJECTION, Need, State, batch_of
 
@@ -165,6 +166,49 @@ class DMLCBO:
             offset=1e-8,
             adaptivity="elementwise",
         )
+
+    @classmethod
+    def from_theory(cls, theory: Theory, *, eps: float, gap: float, lower_error: float = 0.0) -> tuple[DMLCBO, int]:
+        """The settings of the theorem at its largest steps, and how many steps its bound needs for |h| <= eps.
+
+        The factors are fixed (c_l = c_u = 1), and the series has perturbed draws; see `bilevel.Theory` for the
+        corrections. The bound is far from sharp: expect a number of steps that nobody can take.
+
+        Parameters
+        ----------
+        theory
+            `Theory(constants=..., delta=...)`.
+        eps
+            The norm of the smoothed hypergradient to reach, in expectation at an iterate drawn uniformly.
+        gap, lower_error
+            F(x_1) - min F, and |y_1 - y*(x_1)|.
+
+        Examples
+        --------
+        >>> import bilevel
+        >>> constants = bilevel.Constants(mu=1, smoothness=2, cross=1, upper_slope=1, upper_smoothness=1, dimension=3)
+        >>> solver, steps = DMLCBO.from_theory(bilevel.Theory(constants=constants, delta=0.1), eps=0.1, gap=1.0)
+        >>> solver.hypergradient.terms, f"{steps:.0e}"
+        (124, '7e+26')
+        """
+        steps = theory.steps_for(eps, gap=gap, lower_error=lower_error)
+        solver = cls(
+            upper_step=theory.upper_step,
+            lower_step=theory.lower_step,
+            hypergradient=Neumann(
+                terms=theory.terms(steps),
+                eta=theory.step,
+                truncation=theory.truncation,  # type: ignore[arg-type]
+                smoothing=Perturbed(radius=theory.delta),
+            ),
+            rate=theory.rate,
+            delay=theory.delay,
+            upper_momentum=theory.upper_momentum,
+            lower_momentum=theory.lower_momentum,
+            smallest_scale=1.0,
+            largest_scale=1.0,
+        )
+        return solver, steps
 
     def averaging(self, k: int) -> float:
         """eta_k = t / sqrt(m + k)."""

@@ -1,0 +1,143 @@
+"""The constants of a problem that the theory asks for, given or estimated."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from ..checks import check_lower_start, check_vector
+from ..errors import InvalidInput
+from ..problem import Problem
+from ..spaces import Vector, tree_map
+from .lower_level import DENSE
+from .probe import SPACE, Probe, unit
+
+
+@dataclass(frozen=True, kw_only=True)
+class Constants:
+    """The constants of Assumptions 2.1 and 2.2 of the paper.
+
+    Parameters
+    ----------
+    mu, smoothness
+        mu_g and L_g: g is mu_g-strongly convex in y, and grad_y g is L_g-Lipschitz in y.
+    cross
+        C_gxy, a bound on |grad^2_xy g|; it is also the Lipschitz constant of grad_y g in x.
+    cross_smoothness, hessian_smoothness
+        L_gxy and L_gyy: Lipschitz constants of grad^2_xy g and grad^2_yy g.
+    upper_slope, upper_smoothness
+        C_fy, a bound on |grad_y f|; L_f, the Lipschitz constant of the gradient of f.
+    dimension
+        d_2, the dimension of y.
+
+    Examples
+    --------
+    >>> Constants(mu=1, smoothness=4, cross=2, upper_slope=1, upper_smoothness=0, dimension=3).condition
+    4.0
+    """
+
+    mu: float
+    smoothness: float
+    cross: float
+    upper_slope: float
+    upper_smoothness: float
+    dimension: int
+    cross_smoothness: float = 0.0
+    hessian_smoothness: float = 0.0
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+                raise InvalidInput(f"{field.name} must be a non-negative number, got {value!r}")
+        if not 0 < self.mu <= self.smoothness:
+            raise InvalidInput(
+                f"mu = {self.mu:g} and smoothness = {self.smoothness:g}: the theory needs 0 < mu <= smoothness; "
+                "give g more curvature in y, for example + 1e-3 * y.square().sum()"
+            )
+        if self.dimension < 1:
+            raise InvalidInput(f"dimension must be at least 1, got {self.dimension!r}")
+
+    @property
+    def condition(self) -> float:
+        """L_g / mu_g."""
+        return self.smoothness / self.mu
+
+
+def estimate_constants(
+    problem: Problem, x: Vector, y: Vector | None = None, *, radius: float = 1.0, samples: int = 8, seed: int = 0
+) -> Constants:
+    """The constants seen at random points: x within `radius` of the given one, y in Y within `radius` of the given one.
+
+    What is seen at points is at most (for mu: at least) the true constant: take them as a guess, not as a bound.
+
+    Parameters
+    ----------
+    problem, x, y
+        The problem and a point; y defaults to `problem.y0`.
+    radius
+        How far around the point to look.
+    samples
+        How many points.
+    seed
+        Of the points.
+
+    Examples
+    --------
+    >>> import bilevel, torch
+    >>> problem = bilevel.Problem(
+    ...     upper=lambda x, y: y.sum(), lower=lambda x, y: (y - x).square().sum(), y0=torch.zeros(2).double()
+    ... )
+    >>> found = estimate_constants(problem, torch.zeros(2).double())
+    >>> round(found.mu, 6), round(found.smoothness, 6), round(found.cross, 6), round(found.upper_slope, 6)
+    (2.0, 2.0, 2.0, 1.414214)
+    """
+    if not radius > 0:
+        raise InvalidInput(f"radius must be positive, got {radius!r}")
+    if samples < 2:
+        raise InvalidInput(f"samples must be at least 2, got {samples!r}")
+    x = tree_map(Tensor.detach, check_vector("x", x))
+    probe = Probe(problem, x, check_lower_start(problem, problem.constraint_at(x), y))
+    if probe.y.numel() > DENSE:
+        raise InvalidInput(f"y has {probe.y.numel()} entries, more than {DENSE}: give Constants(...) yourself")
+    generator = torch.Generator().manual_seed(seed)
+    points = [_Local(probe, probe.x, probe.y)]
+    for _ in range(samples - 1):
+        moved = probe.x + radius * unit(probe.x, generator)
+        points.append(_Local(probe, moved, probe.project(probe.y + radius * unit(probe.y, generator), moved)))
+    pairs = [(p, q, float((p.at - q.at).norm())) for i, p in enumerate(points) for q in points[:i]]
+    pairs = [pair for pair in pairs if pair[2] > 0]
+    curvatures = torch.stack([torch.linalg.eigvalsh((p.hessian + p.hessian.T) / 2) for p in points])
+    return Constants(
+        mu=float(curvatures.min()),
+        smoothness=float(curvatures.max()),
+        cross=max(_spectral(p.cross) for p in points),
+        upper_slope=max(float(p.f_y.norm()) for p in points),
+        upper_smoothness=max(max(_rate(p.f_x, q.f_x, d), _rate(p.f_y, q.f_y, d)) for p, q, d in pairs),
+        cross_smoothness=max(_spectral(p.cross - q.cross) / d for p, q, d in pairs),
+        hessian_smoothness=max(_spectral(p.hessian - q.hessian) / d for p, q, d in pairs),
+        dimension=probe.y.numel(),
+    )
+
+
+class _Local:
+    """Derivatives at one point, as matrices."""
+
+    def __init__(self, probe: Probe, x: Tensor, y: Tensor) -> None:
+        lin = probe.linearize(x, y)
+        units = [SPACE.unravel(e, lin.y) for e in torch.eye(len(y), dtype=probe.dtype)]
+        self.at = torch.cat([x, y])
+        self.f_x, self.f_y = probe.upper_grads(x, y)
+        self.hessian = torch.stack([SPACE.ravel(lin.lower_hvp(e)) for e in units])
+        self.cross = torch.stack([SPACE.ravel(lin.lower_cross(e)) for e in units], -1)
+
+
+def _rate(a: Tensor, b: Tensor, distance: float) -> float:
+    return float((a - b).norm()) / distance
+
+
+def _spectral(matrix: Tensor) -> float:
+    return float(torch.linalg.matrix_norm(matrix, 2))

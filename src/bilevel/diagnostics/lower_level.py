@@ -1,0 +1,127 @@
+"""The lower level at its solution: curvature on the face, distance to the nearest kink."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..curvature import largest_eigenvalue
+from ..problem import Linearization
+from ..sets.base import Face
+from ..spaces import leaves
+from .probe import SPACE, Probe
+
+DENSE = 400
+"""Up to this dimension of y curvatures come from a matrix, beyond it from Lanczos steps."""
+NO_CURVATURE = 1e-9
+"""A curvature below this part of the largest one counts as none."""
+
+
+@dataclass(frozen=True)
+class Curvature:
+    """mu and L: the smallest and largest curvature of g in y, on the whole space or on a face."""
+
+    mu: float
+    largest: float
+
+    @property
+    def condition(self) -> float:
+        """L / mu; infinite without strong convexity."""
+        return self.largest / self.mu if self.mu > 0 else math.inf
+
+    @property
+    def negative(self) -> bool:
+        """Whether g bends down somewhere, beyond rounding."""
+        return self.mu < -1e-7 * max(abs(self.largest), abs(self.mu))
+
+    @property
+    def singular(self) -> bool:
+        """Whether g is flat somewhere, up to rounding."""
+        return not self.negative and self.mu <= NO_CURVATURE * self.largest
+
+    def __str__(self) -> str:
+        return f"mu = {self.mu:.3g}, L = {self.largest:.3g}, condition number {self.condition:.3g}"
+
+
+def curvature(lin: Linearization, face: Face | None = None) -> Curvature:
+    """The extreme eigenvalues of grad^2_yy g, on the range of H when a face is given (inf, 0 when that is a point)."""
+    if SPACE.size(lin.y) <= DENSE:
+        return _dense(lin, face)
+    apply = (lambda v: v) if face is None else face.apply
+    L = largest_eigenvalue(lambda v: apply(lin.lower_hvp(v)), lin.y, SPACE, start=apply, steps=60)
+    turned = lambda v: SPACE.add(SPACE.scaled(v, L), apply(lin.lower_hvp(v)), -1.0)  # noqa: E731
+    return Curvature(L - largest_eigenvalue(turned, lin.y, SPACE, start=apply, steps=60), L)
+
+
+def _dense(lin: Linearization, face: Face | None) -> Curvature:
+    eye = torch.eye(SPACE.size(lin.y), dtype=leaves(lin.y)[0].dtype)
+    G = torch.stack([SPACE.ravel(lin.lower_hvp(SPACE.unravel(e, lin.y))) for e in eye]).double()
+    if face is not None:
+        H = torch.stack([SPACE.ravel(face.apply(SPACE.unravel(e, lin.y))) for e in eye]).double()
+        values, vectors = torch.linalg.eigh((H + H.T) / 2)
+        basis = vectors[:, values > 1e-8]
+        G = basis.T @ G @ basis
+    if not G.numel():
+        return Curvature(math.inf, 0.0)
+    values = torch.linalg.eigvalsh((G + G.T) / 2)
+    return Curvature(float(values[0]), float(values[-1]))
+
+
+@dataclass(frozen=True)
+class FaceFacts:
+    """Where z = y - eta grad_y g lies with respect to the kinks of P_Y.
+
+    Parameters
+    ----------
+    eta
+        The step 1/L in z.
+    dimension
+        The dimension of the face of y; NaN when the set does not say.
+    ambient
+        The dimension of y.
+    margin
+        Strict complementarity: the distance from z to the nearest kink of P_Y; NaN when the set has no formula.
+    """
+
+    eta: float
+    dimension: float
+    ambient: int
+    margin: float
+
+    def __str__(self) -> str:
+        face = (
+            f"a face of dimension {self.dimension:g} of {self.ambient}"
+            if self.dimension >= 0
+            else "the boundary or inside"
+        )
+        margin = "unknown for this set" if math.isnan(self.margin) else f"{self.margin:.3g}"
+        return f"y* lies on {face}; strict-complementarity margin {margin}"
+
+
+def face_facts(probe: Probe, x: Tensor, y: Tensor, largest: float) -> tuple[FaceFacts, Face, Tensor]:
+    """The facts, the face and z at a solved lower level."""
+    eta = 1.0 / largest if largest > 0 else 1.0
+    z = y - eta * probe.lower_grad(x, y)
+    constraint = probe.set_at(x)
+    face = constraint.jacobian(probe.as_y(z))
+    margin: Any = constraint.margin(probe.as_y(z))
+    facts = FaceFacts(eta, _total(face.dimension), y.numel(), _smallest(margin))
+    return facts, face, z
+
+
+def _total(dimension: Any) -> float:
+    if dimension is None:
+        return math.nan
+    parts = dimension.values() if isinstance(dimension, dict) else [dimension]
+    if any(part is None for part in parts):
+        return math.nan
+    return float(sum(float(torch.as_tensor(part).sum()) for part in parts))
+
+
+def _smallest(margin: Any) -> float:
+    parts = list(margin.values()) if isinstance(margin, dict) else [margin]
+    return math.nan if any(part is None for part in parts) else min(float(part.min()) for part in parts)

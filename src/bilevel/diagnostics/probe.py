@@ -1,0 +1,160 @@
+"""A problem seen through flat float64 vectors, with the differences that judge its derivatives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..checks import CALL_ERRORS
+from ..lower import LowerSolution, solve_lower, uncounted
+from ..problem import Linearization, Problem
+from ..sets.base import ConvexSet
+from ..spaces import Space, Vector, leaves, tree_map
+
+SPACE = Space()
+PERSISTS = 0.3
+"""At a kink the jump between one-sided slopes stays when the step shrinks tenfold; on a smooth piece it shrinks too."""
+
+COARSE = (torch.bfloat16, torch.float16, torch.float32)
+"""Dtypes in which a function may have been computed before its value was widened."""
+
+
+class Probe:
+    """f, g, P_Y and their derivatives at flat points x and y; in float64 where the functions can take it."""
+
+    def __init__(self, problem: Problem, x: Vector, y: Vector) -> None:
+        self.problem = uncounted(problem)
+        wide_x, wide_y = (tree_map(Tensor.double, v) for v in (x, y))
+        self.widened = _takes(self.problem, wide_x, wide_y)
+        self._x, self._y = (wide_x, wide_y) if self.widened else (x, y)
+        self.dtype = leaves(self._x)[0].dtype
+        self.eps = torch.finfo(self.dtype).eps
+        self.x, self.y = SPACE.ravel(self._x), SPACE.ravel(self._y)
+
+    def as_x(self, x: Tensor) -> Any:
+        """The flat x in the shape of the problem's x."""
+        return SPACE.unravel(x, self._x)
+
+    def as_y(self, y: Tensor) -> Any:
+        """The flat y in the shape of the problem's y."""
+        return SPACE.unravel(y, self._y)
+
+    def linearize(self, x: Tensor, y: Tensor) -> Linearization:
+        """The problem's own linearisation at a flat point."""
+        return self.problem.linearize(self.as_x(x), self.as_y(y))
+
+    def upper(self, x: Tensor, y: Tensor) -> float:
+        """f(x, y)."""
+        return float(self.linearize(x, y).upper_value)
+
+    def lower(self, x: Tensor, y: Tensor) -> float:
+        """g(x, y)."""
+        return float(self.linearize(x, y).lower_value)
+
+    def upper_grads(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """(grad_x f, grad_y f)."""
+        lin = self.linearize(x, y)
+        return SPACE.ravel(lin.upper_grad_x), SPACE.ravel(lin.upper_grad_y)
+
+    def lower_grad(self, x: Tensor, y: Tensor) -> Tensor:
+        """grad_y g(x, y)."""
+        return SPACE.ravel(self.problem.lower_grad(self.as_x(x), self.as_y(y)))
+
+    def set_at(self, x: Tensor) -> ConvexSet:
+        """Y at x."""
+        return self.problem.constraint_at(self.as_x(x))
+
+    def project(self, z: Tensor, x: Tensor | None = None) -> Tensor:
+        """P_Y(z), with the set at x (default: the x of the check)."""
+        constraint = self.set_at(self.x if x is None else x)
+        return SPACE.ravel(tree_map(Tensor.detach, constraint.project(self.as_y(z))))
+
+    def solve(self, x: Tensor, start: Tensor, max_steps: int = 20_000) -> LowerSolution:
+        """y*(x) as tightly as the numbers allow."""
+        size = max(1.0, float(start.norm()))
+        with torch.no_grad():
+            return solve_lower(
+                self.problem, self.as_x(x), self.as_y(start), tol=32 * self.eps * size, max_steps=max_steps
+            )
+
+    def value(self, x: Tensor, start: Tensor) -> float:
+        """F(x) = f(x, y*(x))."""
+        return self.upper(x, SPACE.ravel(self.solve(x, start).y))
+
+
+def _takes(problem: Problem, x: Vector, y: Vector) -> bool:
+    """Whether f, g and the set work in float64 (data captured in float32 often does not)."""
+    try:
+        lin = problem.linearize(x, y)
+        _ = lin.upper_value, lin.upper_grad_y, lin.lower_hvp(lin.lower_grad_y), lin.lower_cross(lin.lower_grad_y)
+    except CALL_ERRORS:
+        return False
+    return True
+
+
+class Slope(NamedTuple):
+    """One direction: what a derivative predicts, and what differences say on either side and across."""
+
+    predicted: float
+    forward: float
+    backward: float
+    central: float
+    jump: float
+    kinked: bool
+    """Whether the jump between the two sides stays when the step shrinks tenfold."""
+
+    @property
+    def error(self) -> float:
+        """|predicted - central|."""
+        return abs(self.predicted - self.central)
+
+
+def slope(function: Callable[[float], Any], predicted: float, step: float, noise: float = 0.0) -> Slope:
+    """Slopes of a function of one number at 0, from steps `step` and `step / 10`.
+
+    The central difference nearer to the prediction counts: the larger step has less noise, the smaller one less
+    truncation, and a wrong derivative agrees with neither.
+    """
+    middle = function(0.0)
+    wide, narrow = (_sides(function, middle, h) for h in (step, step / 10))
+    jumps = [abs(forward - backward) for forward, backward in (wide, narrow)]
+    centrals = [(forward + backward) / 2 for forward, backward in (wide, narrow)]
+    largest = max(map(abs, (*wide, *narrow)))
+    rounding = max(20 * noise / (step / 10), 1e-6 * largest)
+    forward, backward = narrow if rounding <= 1e-3 * largest else wide
+    return Slope(
+        predicted=predicted,
+        forward=forward,
+        backward=backward,
+        central=min(centrals, key=lambda value: abs(value - predicted)),
+        jump=jumps[1],
+        kinked=jumps[1] > rounding and jumps[1] > PERSISTS * jumps[0],
+    )
+
+
+def _sides(function: Callable[[float], float], middle: float, h: float) -> tuple[float, float]:
+    return (function(h) - middle) / h, (middle - function(-h)) / h
+
+
+def noise_of(function: Callable[[float], float], step: float = 1e-6, count: int = 12) -> float:
+    """The rounding noise of a function near 0, from third differences of closely spaced values (Hamming's table).
+
+    A smooth part of size step^3 drops out; independent errors of variance s^2 leave 20 s^2. Values that are all
+    exact in a coarser dtype were computed in it.
+    """
+    values = torch.tensor([function(step * k / count) for k in range(count)], dtype=torch.float64)
+    third = values.diff(n=3).abs()
+    if not bool(torch.isfinite(third).all()):
+        return float("nan")
+    size = float(values.abs().max())
+    coarse = [torch.finfo(dtype).eps * size for dtype in COARSE if torch.equal(values.to(dtype).double(), values)]
+    return max([float(third.median() / (0.6745 * 20**0.5)), *coarse])
+
+
+def unit(like: Tensor, generator: torch.Generator) -> Tensor:
+    """A random direction of length 1."""
+    draw = torch.randn(like.shape, generator=generator, dtype=torch.float64).to(like)
+    return draw / draw.norm()

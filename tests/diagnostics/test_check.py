@@ -1,0 +1,156 @@
+"""check_hypergradient: the right cause, the right numbers, in words."""
+
+import math
+
+import pytest
+import torch
+
+import bilevel
+from bilevel import Cause, check_hypergradient, sets
+from bilevel.testing.known_problems import known_problems
+from bilevel.testing.wrong_setups import WRONG_SETUPS, right_setup
+
+SLOW = {"lower level stopped early", "absolute value in the lower level", "lower level only once differentiable"}
+
+
+def vector(*entries):
+    return torch.tensor(entries, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("wrong", [w for w in WRONG_SETUPS if w.name not in SLOW], ids=lambda wrong: wrong.name)
+def test_the_right_cause_is_named(wrong):
+    """One seed that the full-size test does not use, and one direction."""
+    setup = wrong.draw(77)
+    check = check_hypergradient(setup.problem, setup.x, directions=1, **setup.options)
+    assert check.cause is wrong.cause, str(check)
+    assert not check.ok
+    assert check.cause.remedy in str(check)
+
+
+@pytest.mark.parametrize("seed", range(100, 107))
+def test_correct_problems_are_correct(seed):
+    setup = right_setup(seed)
+    check = check_hypergradient(setup.problem, setup.x, directions=1)
+    assert check.ok, str(check)
+    assert check.error < 1e-5
+    assert str(check).startswith("correct to ")
+
+
+def test_slopes_are_those_of_the_closed_form():
+    """What the check measures is the gradient that is known; mu and L are those of the matrix in g."""
+    known = next(k for k in known_problems() if k.name == "half-space")
+    check = check_hypergradient(known.problem, known.x0, gradient=known.gradient(known.x0), directions=2)
+    assert check.ok
+    assert check.error < 1e-8
+    assert check.curvature.mu == pytest.approx(0.5)
+    assert check.curvature.largest == pytest.approx(2.0)
+
+
+def test_single_precision_is_correct_to_its_own_accuracy():
+    known = next(k for k in known_problems(torch.float32) if k.name == "l1 ball")
+    check = check_hypergradient(known.problem, known.x0, directions=1)
+    assert check.ok
+    assert check.error < 1e-3
+    assert any("cannot take float64" in note for note in check.notes)
+
+
+def kink_at(x_position):
+    """F(x) = max(x, 0): the kink is at 0."""
+    problem = bilevel.Problem(
+        lambda x, y: y.sum(), lambda x, y: (y - x).square().sum() / 2, sets.NonNegative(), y0=vector(0.0)
+    )
+    return check_hypergradient(problem, vector(x_position), directions=1)
+
+
+def test_the_distance_to_the_kink_is_known():
+    """At x > 0 both the margin of z (eta = 1) and the distance in x are x itself."""
+    for x in (0.3, 1e-2, -0.2):
+        check = kink_at(x)
+        assert check.ok
+        assert check.face.margin == pytest.approx(abs(x))
+        assert check.kink_distance == pytest.approx(abs(x), rel=1e-3)
+    assert check.face.dimension == 0
+    assert any("vertex" in note for note in check.notes)
+
+
+def test_at_the_kink_both_slopes_are_reported():
+    check = kink_at(0.0)
+    assert check.cause is Cause.KINK
+    assert sorted(abs(s) for s in (check.slopes[0].forward, check.slopes[0].backward)) == pytest.approx([0.0, 1.0])
+    assert check.face.margin == pytest.approx(0.0, abs=1e-12)
+    assert "kink" in str(check)
+
+
+def test_several_kinks_that_cancel_are_kinks():
+    """Erratum 11: F(x) = x is smooth, but h at x = 0 is an element of a set that contains 0, 1 and 2."""
+    problem = bilevel.Problem(
+        lambda x, y: y[0] - y[1], lambda x, y: (y - torch.cat([x, -x])).square().sum() / 2, sets.NonNegative(),
+        y0=vector(0.0, 0.0),
+    )  # fmt: skip
+    check = check_hypergradient(problem, vector(0.0), directions=1)
+    assert float(bilevel.hypergradient(problem, vector(0.0))) != 1.0
+    assert check.cause is Cause.KINK
+
+
+def test_the_picture_shows_the_kink(tmp_path):
+    figure = kink_at(0.0).plot(tmp_path / "kink.png")
+    values = torch.tensor(figure.axes[0].lines[0].get_ydata())
+    rises = sorted(float(half.max() - half.min()) for half in (values[:21], values[20:]))
+    assert rises[0] == pytest.approx(0.0, abs=1e-12)
+    assert rises[1] == pytest.approx(float(figure.axes[0].lines[0].get_xdata()[-1]))
+    assert (tmp_path / "kink.png").stat().st_size > 1000
+
+
+def test_there_is_no_picture_before_f_was_looked_at():
+    check = bilevel.HypergradientCheck(cause=Cause.NOT_FINITE)
+    assert math.isnan(check.error)
+    with pytest.raises(bilevel.InvalidInput, match="NOT_FINITE before F was looked at"):
+        check.plot()
+
+
+def test_where_f_is_flat_zero_is_correct():
+    """Erratum 9: y* = (1, 0) does not move; h = 0 is the gradient, and the note says what that may hide."""
+    stiffness = vector(0.1, 1.0)
+    problem = bilevel.Problem(
+        lambda x, y: (y - 0.5).square().sum() / 2, lambda x, y: (stiffness * (y - x).square()).sum() / 2,
+        sets.L1Ball(1.0), y0=vector(0.0, 0.0),
+    )  # fmt: skip
+    check = check_hypergradient(problem, vector(1.5, 0.03), directions=2)
+    assert check.ok
+    assert any("flat" in note for note in check.notes)
+    assert check.face.dimension == 0
+
+
+@pytest.mark.parametrize("name", ["free space", "l1 ball"])
+def test_at_a_minimum_zero_is_correct(name):
+    """F* = 0 at x_bar, with f_x = f_y = 0 there."""
+    known = next(k for k in known_problems() if k.name == name)
+    assert check_hypergradient(known.problem, known.optimum, directions=2).ok
+
+
+def test_a_random_method_is_averaged():
+    """Random truncation is unbiased: its mean over draws is the full sum, here exact to 1e-8."""
+    known = next(k for k in known_problems() if k.name == "batch of simplices")
+    method = bilevel.Neumann(terms=12, eta=0.4, truncation="random", smoothing=bilevel.Exact())
+    check = check_hypergradient(known.problem, known.x0, method=method, directions=1)
+    assert check.ok
+    assert any("the mean of 200 draws" in note for note in check.notes)
+
+
+@pytest.mark.parametrize("solver", [bilevel.DMLCBO(), bilevel.Approx(), bilevel.Implicit()], ids=repr)
+def test_solvers_of_the_library_pass(solver):
+    known = next(k for k in known_problems() if k.name == "l1 ball")
+    assert check_hypergradient(known.problem, known.x0, solver=solver, directions=1).ok
+
+
+def test_bad_arguments_are_refused():
+    known = known_problems()[0]
+    with pytest.raises(bilevel.InvalidInput, match="directions must be an integer of at least 1, got 0"):
+        check_hypergradient(known.problem, known.x0, directions=0)
+    with pytest.raises(bilevel.InvalidInput, match="tol must lie between 0 and 1, got 2"):
+        check_hypergradient(known.problem, known.x0, tol=2)
+    with pytest.raises(bilevel.InvalidInput, match="gradient has 2 entries but x has 6"):
+        check_hypergradient(known.problem, known.x0, gradient=torch.zeros(2))
+    constrained = bilevel.Problem(known.problem.upper, known.problem.lower, inequality=lambda x, y: y, y0=known.y0)
+    with pytest.raises(bilevel.Incompatible, match="function constraints"):
+        check_hypergradient(constrained, known.x0)

@@ -1,0 +1,151 @@
+"""The formulas of the theory against quantities that can be computed, and against what is printed."""
+
+import math
+
+import pytest
+import torch
+from scipy.special import betainc
+
+import bilevel
+from bilevel import DMLCBO, Constants, Neumann, Problem, Theory, estimate_constants, sets
+from bilevel.diagnostics import smoothing_lipschitz
+from bilevel.randomness import Noise
+from bilevel.testing.known_problems import known_problems
+
+UNIT = Constants(mu=1, smoothness=1, cross=1, upper_slope=1, upper_smoothness=0, dimension=1)
+
+
+def vector(*entries):
+    return torch.tensor(entries, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("dimension", [1, 2, 3, 10, 100])
+def test_the_smoothing_constant_is_sharp_for_a_half_space(dimension):
+    """E H = I - p n n' with p = P(u_1 > -s/delta) and u_1^2 ~ Beta(1/2, (d+1)/2): dp/ds is the constant at s = 0."""
+    delta, s = 0.3, 1e-5
+    slope = betainc(0.5, (dimension + 1) / 2, (s / delta) ** 2) / (2 * s)
+    assert smoothing_lipschitz(dimension, delta) == pytest.approx(float(slope), rel=1e-3)
+    assert smoothing_lipschitz(dimension, delta) <= math.sqrt((dimension + 1) / (2 * math.pi)) / delta
+
+
+def wide_cross(x, y, delta):
+    """The smoothed hypergradient of g = (y - 3x)^2/2 on y >= 0, f = y, eta = 1: 3 E H(z), z = 3x, H = [z > 0]."""
+    z = y - (y - 3 * x)
+    return 3 * min(max((z + delta) / (2 * delta), 0.0), 1.0)
+
+
+def test_lipschitz_constants_hold_and_are_sharp_where_the_printed_one_fails():
+    """Correction E4: C_gxy = 3 and L_g = 1. In x the slope is 9/(2 delta); print says L_g C_gxy/(2 delta)."""
+    delta = 0.2
+    constants = Constants(mu=1, smoothness=1, cross=3, upper_slope=1, upper_smoothness=0, dimension=1)
+    theory = Theory(constants=constants, delta=delta)
+    slope = (wide_cross(1e-4, 0.0, delta) - wide_cross(-1e-4, 0.0, delta)) / 2e-4
+    assert slope == pytest.approx(theory.lipschitz_x, rel=1e-9)
+    assert slope > 2.9 * (3 * 1 / (2 * delta))
+    assert theory.lipschitz_solution == 3  # y*(x) = max(3x, 0)
+    assert theory.lipschitz == pytest.approx(math.hypot(theory.lipschitz_x, theory.lipschitz_y))
+
+
+def test_the_lipschitz_constant_in_y_bounds_the_slope():
+    """g = y^2 - x y (mu = L = 2) on y >= 0 and f = y: h = eta H/(1 - (1 - 2 eta) H), z = (1 - 2 eta) y + eta x."""
+    delta, eta = 0.2, 0.3
+    constants = Constants(mu=2, smoothness=2, cross=1, upper_slope=1, upper_smoothness=0, dimension=1)
+    theory = Theory(constants=constants, delta=delta, eta=eta)
+
+    def h(x, y):
+        z = (1 - 2 * eta) * y + eta * x
+        H = min(max((z + delta) / (2 * delta), 0.0), 1.0)
+        return eta * H / (1 - (1 - 2 * eta) * H)
+
+    grid = [k / 100 for k in range(-60, 60)]
+    in_y = max(abs(h(x, y + 1e-5) - h(x, y)) / 1e-5 for x in grid[::10] for y in grid)
+    in_x = max(abs(h(x + 1e-5, y) - h(x, y)) / 1e-5 for x in grid for y in grid[::10])
+    assert 0 < in_y <= theory.lipschitz_y
+    assert 0 < in_x <= theory.lipschitz_x
+
+
+def test_random_truncation_has_a_variance_that_grows_with_the_terms():
+    """Correction E3: h is Q eta (1 - eta)^c with c uniform in {0..Q-1}; at Q = 200 print is too small by far."""
+    problem = Problem(lambda x, y: y.sum(), lambda x, y: (y - x).square().sum() / 2, y0=vector(0.0))
+    lin, eta, terms = problem.linearize(vector(0.0), vector(0.0)), 0.05, 200
+    values = terms * eta * (1 - eta) ** torch.arange(terms).double()
+    method = Neumann(terms=terms, eta=eta, truncation="random")
+    for k in range(10):
+        drawn = float(method.estimate(lin, Noise(step=k)).gradient)
+        assert float((values - drawn).abs().min()) < 1e-9
+    theory = Theory(constants=UNIT, delta=1e-6, eta=eta, truncation="random")
+    steps = next(k for k in range(1, 10**6, 100) if theory.terms(k) >= terms)
+    printed = eta**2 / (1 - theory.contraction**2)
+    assert 100 * printed < float(values.var(correction=0)) <= theory.variance(steps)
+    assert Theory(constants=UNIT, delta=1e-6, eta=eta).variance(steps) == 1.0
+
+
+def test_settings_of_the_theorem_keep_its_inequalities():
+    constants = Constants(
+        mu=0.5, smoothness=2, cross=1.5, upper_slope=2, upper_smoothness=1, dimension=7, hessian_smoothness=0.3
+    )
+    for a in (0.0, 1.0, 2.0):
+        theory = Theory(constants=constants, delta=0.1, exponent=a)
+        solver, steps = DMLCBO.from_theory(theory, eps=1.0, gap=1.0)
+        assert solver.upper_momentum * solver.averaging(1) <= 1
+        assert solver.lower_momentum * solver.averaging(1) <= 1
+        assert solver.lower_step <= 1 / (6 * constants.smoothness)
+        assert solver.upper_step <= theory.lipschitz ** (a - 2)
+        assert theory.bias(solver.hypergradient.terms) <= 1 / steps
+        assert theory.bound(steps, gap=1.0) <= 1.0 < theory.bound(int(0.99 * steps), gap=1.0)
+
+
+def test_sixteen_times_the_steps_halve_the_bound():
+    """K^(-1/4), up to the logarithm."""
+    theory = Theory(constants=UNIT, delta=1.0)
+    ratio = theory.bound(10**22, gap=1.0) / theory.bound(16 * 10**22, gap=1.0)
+    assert ratio == pytest.approx(2.0, rel=0.05)
+
+
+def test_the_bound_holds_in_a_run():
+    """F_delta' is known for F = |x| + x^2/2: its mean over the iterates stays below the bound."""
+    problem = Problem(
+        lambda x, y: (2 * y - x + x.square() / 2).sum(), lambda x, y: (y - x).square().sum() / 2, sets.NonNegative(),
+        y0=vector(0.2),
+    )  # fmt: skip
+    constants = Constants(mu=1, smoothness=1, cross=1, upper_slope=2, upper_smoothness=1, dimension=1)
+    theory = Theory(constants=constants, delta=0.5)
+    solver, _ = DMLCBO.from_theory(theory, eps=1e4, gap=0.3)
+    total, K = 0.0, 60
+    for state in bilevel.iterate(problem, vector(0.2), solver=solver):
+        x = float(state.x)
+        total += abs(x - 1 + 2 * min(max((x + 0.5) / 1.0, 0.0), 1.0))
+        if state.step == K:
+            break
+    assert total / K <= theory.bound(K, gap=0.3)
+
+
+def test_estimated_constants_are_those_of_the_matrices():
+    """A quadratic has the same second derivatives everywhere: the estimates are exact."""
+    known = next(k for k in known_problems() if k.name == "half-space")
+    found = estimate_constants(known.problem, known.x0)
+    lin = known.problem.linearize(known.x0, known.y0)
+    cross = torch.stack([lin.lower_cross(e) for e in torch.eye(6).double()], -1)
+    assert found.mu == pytest.approx(0.5)
+    assert found.smoothness == pytest.approx(2.0)
+    assert found.cross == pytest.approx(float(torch.linalg.matrix_norm(cross, 2)))
+    assert found.upper_smoothness <= 1.0 + 1e-9  # f = |y - t|^2/2 + 0.1 |x|^2/2
+    assert found.cross_smoothness < 1e-9
+    assert found.hessian_smoothness < 1e-9
+    assert found.dimension == 6
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Constants(mu=0, smoothness=1, cross=1, upper_slope=1, upper_smoothness=1, dimension=1), "0 < mu"),
+        (lambda: Constants(mu=1, smoothness=1, cross=-1, upper_slope=1, upper_smoothness=1, dimension=1), "cross must"),
+        (lambda: Theory(constants=UNIT, delta=0.0), "delta must be a positive number, got 0.0"),
+        (lambda: Theory(constants=UNIT, delta=1.0, eta=1.5), "outside"),
+        (lambda: Theory(constants=UNIT, delta=1.0, exponent=3.0), "exponent"),
+        (lambda: Theory(constants=UNIT, delta=1.0).steps_for(0.0, gap=1.0), "eps must be positive"),
+    ],
+)
+def test_bad_constants_are_refused(make, message):
+    with pytest.raises(bilevel.InvalidInput, match=message):
+        make()

@@ -1,0 +1,31 @@
+"""The page docs/trust.md: its blocks run, print what it shows, and its table names every cause."""
+
+import re
+from pathlib import Path
+
+from bilevel import Cause
+from bilevel.testing.wrong_setups import WRONG_SETUPS
+
+PAGE = (Path(__file__).parents[2] / "docs" / "trust.md").read_text(encoding="utf-8")
+
+
+def test_the_blocks_print_what_the_page_shows(capsys):
+    names: dict[str, object] = {}
+    codes = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    shown = re.findall(r"```text\n(.*?)```", PAGE, re.DOTALL)
+    assert len(codes) == len(shown) == 2
+    for code, text in zip(codes, shown, strict=True):
+        exec(code, names)
+        assert capsys.readouterr().out == text
+
+
+def test_every_cause_is_in_the_table():
+    assert set(re.findall(r"`([A-Z_]+)`", PAGE)) >= {cause.name for cause in Cause} - {"CORRECT"}
+
+
+def test_the_size_of_the_zoo_is_stated():
+    assert f"A zoo of {len(WRONG_SETUPS)} wrong\nsetups" in PAGE
+
+
+def test_every_cause_but_the_unexplained_is_in_the_zoo():
+    assert {wrong.cause for wrong in WRONG_SETUPS} == set(Cause) - {Cause.CORRECT, Cause.UNEXPLAINED}

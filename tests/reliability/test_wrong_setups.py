@@ -1,0 +1,31 @@
+"""Full size: every wrong setup of the zoo with 20 seeds, and 50 correct problems."""
+
+import pytest
+
+from bilevel import check_hypergradient
+from bilevel.testing.wrong_setups import WRONG_SETUPS, right_setup
+
+pytestmark = pytest.mark.reliability
+SEEDS = 20
+
+
+def test_the_zoo_is_large_enough():
+    assert len(WRONG_SETUPS) >= 30
+    assert len({wrong.name for wrong in WRONG_SETUPS}) == len(WRONG_SETUPS)
+
+
+@pytest.mark.parametrize("wrong", WRONG_SETUPS, ids=lambda wrong: wrong.name)
+def test_the_right_cause_is_named_with_every_seed(wrong):
+    named = {}
+    for seed in range(SEEDS):
+        setup = wrong.draw(seed)
+        named[seed] = check_hypergradient(setup.problem, setup.x, seed=seed, **setup.options).cause
+    assert {seed: cause for seed, cause in named.items() if cause is not wrong.cause} == {}
+
+
+def test_correct_problems_are_reported_as_correct():
+    for seed in range(50):
+        setup = right_setup(seed)
+        check = check_hypergradient(setup.problem, setup.x, seed=seed)
+        assert check.ok, f"seed {seed}: {check}"
+        assert check.error < 1e-5
