@@ -56,6 +56,8 @@ _HOME = {
     "Solution": "solution",
     "Status": "solution",
     "Record": "solution",
+    "Checkpoint": "checkpoints",
+    "CheckpointWarning": "checkpoints",
     "HyperCleaner": "applications.hyper_cleaning",
     "BilevelError": "errors",
     "InvalidInput": "errors",
@@ -89,6 +91,7 @@ def __dir__() -> list[str]:
 if TYPE_CHECKING:
     from . import applications, errors, hypergradients, sets, smoothing, solvers
     from .applications.hyper_cleaning import HyperCleaner
+    from .checkpoints import Checkpoint, CheckpointWarning
     from .comparison import Budget, Comparison, compare
     from .errors import BilevelError, EmptySet, Incompatible, InvalidInput, InvalidType, MissingExtra
     from .hypergradients import LinearSolve, Neumann, Unrolled

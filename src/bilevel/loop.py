@@ -8,10 +8,12 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from numbers import Integral
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
+from .checkpoints import Checkpoint, CheckpointFiles, load_checkpoint, start_checkpoints
 from .checks import check_fits, check_start
 from .errors import BilevelError, EmptySet, Incompatible, InvalidInput, InvalidType, NotConverged, NotFinite
 from .fixed_form import FixedForm, fixed_form
@@ -31,6 +33,8 @@ SOLVED = 1e-2
 """A stationarity measure counts only if its linear system was solved to this relative residual."""
 SAME_PROBLEM = 1e-3
 """A run is resumed only where f(x, y) is what it was, up to this relative change."""
+STEPS, EVALUATE_EVERY = 10_000, 100
+"""The length of a run, and the steps between its evaluations, when nothing else is said."""
 POLISHING_STEPS = 50
 """Lower-level steps before f is compared in output="best": f at an unconverged y flatters."""
 
@@ -74,14 +78,15 @@ def minimize(
     y0: Vector | None = None,
     *,
     solver: Solver | None = None,
-    steps: int = 10_000,
+    steps: int | None = None,
     seed: int | Seeds = 0,
-    evaluate_every: int = 100,
+    evaluate_every: int | None = None,
     tol: float | None = None,
-    output: Output = "last",
+    output: Output | None = None,
     callbacks: Iterable[Callback] = (),
     progress: bool = False,
-    resume: Solution | State | None = None,
+    checkpoint: str | Path | Checkpoint | None = None,
+    resume: Solution | State | str | Path | None = None,
 ) -> Solution:
     """min_x f(x, y*(x)) with y*(x) = argmin over y in Y of g(x, y).
 
@@ -94,23 +99,30 @@ def minimize(
     solver
         Default `DMLCBO()`.
     steps
-        How many steps to take (when resuming: how many more).
+        How many steps to take, 10,000 by default. When resuming: how many more, by default those that are left; a run
+        that has taken them all is returned as it is.
     seed
         A number, or `Seeds(...)` to vary one source of randomness alone. The same seed gives the same bits on one
         thread of the same machine and torch build.
     evaluate_every
-        A `Record` is made, and callbacks are called, every so many steps and at the end; the start is recorded too.
+        A `Record` is made, and callbacks are called, every so many steps (100) and at the end; the start is recorded
+        too.
     tol
         Stop at the first evaluation where stationarity and lower residual are both within tol.
     output
-        "last"; "best": lowest f after 50 lower-level steps among the evaluations; "sampled": an iterate drawn
-        uniformly from all steps, as in the theory.
+        "last" (the default); "best": lowest f after 50 lower-level steps among the evaluations; "sampled": an iterate
+        drawn uniformly from all steps, as in the theory.
     callbacks
         Functions of (record, state); one that returns something true ends the run.
     progress
         Show a progress bar.
+    checkpoint
+        A file for the state of the run, or `Checkpoint(path, every=...)`: written at every evaluation and at the end,
+        complete or not at all; the one before it is kept. An existing file is refused unless it is resumed.
     resume
-        A `Solution` or its state to continue from, instead of x0 and y0.
+        A `Solution`, its state, or the path of a checkpoint to continue from, instead of x0 and y0. `evaluate_every`,
+        `tol` and `output` are then those of the earlier run unless given. A damaged checkpoint is noticed, and the one
+        before it is used with a warning.
 
     Examples
     --------
@@ -125,44 +137,57 @@ def minimize(
     >>> solution.status, [round(v, 2) for v in solution.y.tolist()]
     (<Status.STEPS: 'all steps were taken'>, [0.5, -0.2])
     """
-    _check_settings(problem, solver, steps, evaluate_every, tol, output)
+    earlier = load_checkpoint(resume) if isinstance(resume, str | Path) else resume
+    plan = earlier.plan if isinstance(earlier, Solution) else {}
+    evaluate_every = plan.get("evaluate_every", EVALUATE_EVERY) if evaluate_every is None else evaluate_every
+    tol = plan.get("tol") if tol is None else tol
+    rule = (earlier.output if isinstance(earlier, Solution) else "last") if output is None else output
+    _check_settings(problem, solver, STEPS if steps is None else steps, evaluate_every, tol, rule)
+    if not isinstance(earlier, Solution | State | None):
+        raise InvalidType(
+            f"resume must be a Solution, a solver's State or the path of a file, got {type(earlier).__name__}"
+        )
     if resume is not None and (x0 is not None or y0 is not None):
         raise InvalidInput("x0 and y0 go with a new run, resume=... with an old one: pass either")
-    if solver is None and isinstance(resume, Solution) and resume.solver not in ("", repr(DMLCBO())):
-        raise InvalidInput(f"the run to resume used {resume.solver}: pass it as solver=...")
+    if solver is None and isinstance(earlier, Solution) and earlier.solver not in ("", repr(DMLCBO())):
+        raise InvalidInput(f"the run to resume used {earlier.solver}: pass it as solver=...")
     solver = DMLCBO() if solver is None else solver
+    form = None
     if problem.moving:
-        state = resume.state if isinstance(resume, Solution) else resume
+        state = earlier.state if isinstance(earlier, Solution) else earlier
         x, y = check_start(uncounted(problem), x0, y0) if state is None else (state.x, state.y)
         form = _fixed_form(problem, solver, x, y)
         if form is not None:
-            if isinstance(resume, State):
+            if isinstance(earlier, State):
                 raise InvalidInput(
                     "this solver rewrites a set that moves: resume from the Solution, not from its state"
                 )
-            if isinstance(resume, Solution):
-                resume = dataclasses.replace(resume, y=form.into(resume.x, resume.y))
-            solution = minimize(
-                form.problem, None if resume else x, None if resume else form.into(x, y), solver=solver, steps=steps,
-                seed=seed, evaluate_every=evaluate_every, tol=tol, output=output, progress=progress, resume=resume,
-                callbacks=[_in_terms_of_y(callback, form) for callback in callbacks],
-            )  # fmt: skip
-            solution.y = form.back(solution.x, solution.y)
-            return solution
-    run = _Run(uncounted(problem), solver, tol, output)
-    if resume is None:
+            problem, callbacks = form.problem, [_in_terms_of_y(callback, form) for callback in callbacks]
+            if earlier is None:
+                x0, y0 = x, form.into(x, y)
+    files = start_checkpoints(checkpoint, resume)
+    run = _Run(uncounted(problem), solver, tol, rule, form)
+    if earlier is None:
         run.start(x0, y0, Seeds.of(seed))
     else:
-        run.resume(resume)
-    with _progress_bar(progress, steps, run.state.step) as show:
-        return run.loop(steps, evaluate_every, [*callbacks, show])
+        run.resume(earlier)
+    first = run.state.step
+    last = max(plan["steps"], first) if steps is None and "steps" in plan else first + (steps or STEPS)
+    run.plan = {**plan, "steps": last, "evaluate_every": evaluate_every, "tol": tol}
+    run.keep(files)
+    with _progress_bar(progress, last - first, first) as show:
+        return run.loop([*callbacks, show])
 
 
 class _Run:
     """The moving parts of one call of `minimize`."""
 
-    def __init__(self, problem: Problem, solver: Solver, tol: float | None, output: Output) -> None:
-        self.problem, self.solver, self.tol, self.output = problem, solver, tol, output
+    def __init__(
+        self, problem: Problem, solver: Solver, tol: float | None, output: str, form: FixedForm | None = None
+    ) -> None:
+        self.problem, self.solver, self.tol, self.output, self.form = problem, solver, tol, output, form
+        self.files: CheckpointFiles | None = None
+        self.plan: dict[str, Any] = {}
         self.history: list[Record] = []
         self.seconds = 0.0
         self.series_diverged = 0
@@ -195,13 +220,16 @@ class _Run:
             earlier = earlier.state
         elif self.output == "sampled":
             raise InvalidInput("resume=state has no sampled iterate to go on from: resume from the Solution instead")
-        if not isinstance(earlier, State):
-            raise InvalidType(
-                f"resume must be a Solution or a solver's State, got {type(earlier).__name__}; "
-                "for a file use resume=bilevel.Solution.load(path)"
-            )
+        if earlier is None:
+            raise InvalidInput("the solution to resume holds no state: start a run with x0=solution.x, y0=solution.y")
         self.state = earlier
         self._check_same_problem()
+
+    def keep(self, files: CheckpointFiles | None) -> None:
+        """Write checkpoints to these files."""
+        if files is not None:
+            about = {**self.plan.get("about", {}), **files.settings.about}
+            self.files, self.plan = files, {**self.plan, "checkpoint_every": files.settings.every, "about": about}
 
     def _check_same_problem(self) -> None:
         """The state fits the functions and the set, and f has the value that was recorded there."""
@@ -221,31 +249,35 @@ class _Run:
 
     def _carry_over(self, earlier: Solution) -> None:
         """The best or sampled iterate so far, so that a resumed run ends as an uninterrupted one."""
+        x, y = earlier.x, earlier.plan.get("inner_y", earlier.y)
+        if self.form is not None and "inner_y" not in earlier.plan:
+            y = self.form.into(x, y)
         if self.output == "sampled":
             if earlier.output != "sampled":
                 raise InvalidInput(
                     f'output="sampled" cannot resume a run with output="{earlier.output}": its iterates are gone'
                 )
-            self.sampled = (earlier.x, earlier.y)
-        if self.output == "best" and earlier.output == "best":
-            value = float(uncounted(self.problem).linearize(earlier.x, earlier.y).upper_value)
-            self.best = (value, earlier.x, earlier.y)
+            self.sampled = (x, y)
+        if self.output == "best" and earlier.output == "best" and any(record.step > 0 for record in self.history):
+            self.best = (float(uncounted(self.problem).linearize(x, y).upper_value), x, y)
 
-    def loop(self, steps: int, evaluate_every: int, callbacks: list[Callback]) -> Solution:
-        first, last = self.state.step, self.state.step + steps
+    def loop(self, callbacks: list[Callback]) -> Solution:
+        first, last = self.state.step, self.plan["steps"]
         status = Status.STEPS
         try:
             if first == 0 and not self.history:
                 self.history.append(self._record())
-            while self.state.step < last:
+            stop = self._evaluate(callbacks) if self._evaluation_was_cut_short() else None
+            while self.state.step < last and stop is None:
                 if not self._advance():
                     status = Status.DIVERGED
                     break
-                if self.state.step % evaluate_every == 0 or self.state.step == last:
+                if self._due(self.plan["evaluate_every"]):
                     stop = self._evaluate(callbacks)
-                    if stop is not None:
-                        status = stop
-                        break
+                going_on = stop is None and self.state.step < last
+                if self.files is not None and going_on and self._due(self.files.settings.every):
+                    self.files.write(self._snapshot(Status.RUNNING))
+            status = stop or status
         except NotFinite:  # a set was handed such a point within a step or an evaluation
             status = Status.DIVERGED
         except (NotConverged, EmptySet) as error:  # a projection, or a set that x moved until nothing was left of it
@@ -254,9 +286,37 @@ class _Run:
             status, self.message = Status.FAILED, str(error)
         except KeyboardInterrupt:
             status = Status.INTERRUPTED
+        except BaseException as error:  # f, g or a callback failed, or memory ran out: not ours to judge
+            self._rescue(error)
+            raise
         if status in (Status.STEPS, Status.STATIONARY) and self.series_diverged:
             status = Status.SERIES_DIVERGES
-        return self._solution(status)
+        return self._end(status)
+
+    def _due(self, every: int | None) -> bool:
+        """Whether this step ends a period of so many steps (default `evaluate_every`) or the run."""
+        return self.state.step % (every or self.plan["evaluate_every"]) == 0 or self.state.step == self.plan["steps"]
+
+    def _evaluation_was_cut_short(self) -> bool:
+        """The run that is resumed was stopped between a step and the evaluation that follows it."""
+        due = self._due(self.plan["evaluate_every"])
+        return due and bool(self.history) and self.history[-1].step < self.state.step
+
+    def _end(self, status: Status) -> Solution:
+        """The solution, which is also the last checkpoint; a run that did not end as planned says where it is."""
+        solution = self._snapshot(status)
+        if self.files is not None:
+            self.files.write(solution)
+            if not status.ok:
+                solution.message = ". ".join(part for part in (self.message, str(self.files)) if part)
+        solution.x, solution.y, solution.state = copy.deepcopy((solution.x, solution.y, solution.state))
+        return solution
+
+    def _rescue(self, error: BaseException) -> None:
+        """Write the last complete step before an error of others ends the run, and say where it is."""
+        if self.files is not None:
+            self.files.write(self._snapshot(Status.FAILED))
+            error.add_note(str(self.files))
 
     def _advance(self) -> bool:
         """Take one step; keep the old state when the new one is not finite."""
@@ -265,25 +325,24 @@ class _Run:
         self.seconds += time.perf_counter() - began
         if not _finite(self.problem, new):
             return False
-        self.state = new
         if self.output == "sampled":
-            self._reservoir()
+            self._reservoir(new)
+        self.state = new
         return True
 
-    def _reservoir(self) -> None:
+    def _reservoir(self, new: State) -> None:
         """Keep iterate k with probability 1/k: after K steps each of them is kept with probability 1/K."""
-        k = self.state.step
-        draw = torch.rand((), generator=self.state.noise().generator("output"), dtype=torch.float64)
-        if self.sampled is None or float(draw) * k < 1.0:
-            self.sampled = (self.state.x, self.state.y)
+        draw = torch.rand((), generator=new.noise().generator("output"), dtype=torch.float64)
+        if self.sampled is None or float(draw) * new.step < 1.0:
+            self.sampled = (new.x, new.y)
 
     def _evaluate(self, callbacks: list[Callback]) -> Status | None:
         record = self._record()
-        self.history.append(record)
-        if record.contraction is not None and record.contraction >= 1.0 - 1e-9:
-            self.series_diverged += 1
         if self.output == "best":
             self._keep_best()
+        if record.contraction is not None and record.contraction >= 1.0 - 1e-9:
+            self.series_diverged += 1
+        self.history.append(record)  # last: an evaluation that is cut short is made again when the run is resumed
         asked = [callback(record, self.state) for callback in callbacks]
         if any(answer is not None and bool(answer) for answer in asked):
             return Status.STOPPED
@@ -322,29 +381,32 @@ class _Run:
         if self.best is None or value < self.best[0]:
             self.best = (value, state.x, y)
 
-    def _solution(self, status: Status) -> Solution:
-        x, y = self.state.x, self.state.y
+    def _snapshot(self, status: Status) -> Solution:
+        """The run as it stands; its tensors are those of the run, not copies."""
+        x, y, plan = self.state.x, self.state.y, dict(self.plan)
         if self.output == "best" and self.best is not None:
             _, x, y = self.best
         if self.output == "sampled" and self.sampled is not None:
             x, y = self.sampled
+        if self.form is not None:
+            plan["inner_y"], y = y, self.form.back(x, y)
         stats: dict[str, float] = {
             "steps": self.state.step,
             "seconds": self.seconds,
             "series_diverged": self.series_diverged,
             **self.problem.costs.as_dict(),
         }
-        x, y, state = copy.deepcopy((x, y, self.state))
         return Solution(
             x=x,
             y=y,
             status=status,
             history=self.history,
             stats=stats,
-            state=state,
+            state=self.state,
             output=self.output,
             solver=repr(self.solver),
             message=self.message,
+            plan=plan,
         )
 
 
@@ -389,4 +451,4 @@ def _check_settings(problem: Any, solver: Any, steps: Any, evaluate_every: Any, 
 def _progress_bar(wanted: bool, steps: int, start: int) -> Any:
     from .progress import ProgressBar, Silent
 
-    return ProgressBar(steps, start) if wanted else Silent()
+    return ProgressBar(max(steps, 1), start) if wanted else Silent()

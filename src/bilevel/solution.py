@@ -23,6 +23,7 @@ class Status(Enum):
     all steps were taken
     """
 
+    RUNNING = "the run goes on, or was killed after this was written; resume continues it"
     STEPS = "all steps were taken"
     STATIONARY = "the hypergradient and the lower-level residual are both within tol"
     STOPPED = "a callback asked to stop"
@@ -106,7 +107,11 @@ class Solution:
     solver
         The solver and its settings, as text.
     message
-        What the part that failed had to say (`Status.FAILED`); empty otherwise.
+        What the part that failed had to say (`Status.FAILED`), and where the last good state is on the disk when the
+        run kept checkpoints and did not end as planned; empty otherwise.
+    plan
+        What resuming needs beside the state: up to which step the run was to go (`steps`), `evaluate_every`, `tol`,
+        and the facts given with `Checkpoint(about=...)`.
     """
 
     x: Vector
@@ -118,6 +123,7 @@ class Solution:
     output: str = "last"
     solver: str = ""
     message: str = ""
+    plan: dict[str, Any] = field(default_factory=dict)
 
     def rows(self) -> list[dict[str, float | None]]:
         """The history as flat rows, ready for a data frame or a CSV writer."""
