@@ -336,7 +336,7 @@ def test_resume_a_run_of_your_own(study, path, capsys, name):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["run.safetensors"], "name its problem with --problem MODULE:NAME\n  problem: study_of_a_user:problem"),
+        (["run.safetensors"], "name its problem with --problem MODULE:NAME\n  problem: 'study_of_a_user:problem'"),
         (["other.safetensors"], "other.safetensors: there is no such file"),
         (["run.safetensors", "--problem", "study_of_a_user"], "must be MODULE:NAME"),
         (["run.safetensors", "--problem", "study_of_a_user:nothing"], "has no 'nothing'"),

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from ._version import __version__
-from .errors import BilevelError, MissingExtra
+from .errors import BilevelError, MissingExtra, shown
 
 if TYPE_CHECKING:
     from cyclopts import App
@@ -27,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return _run(arguments)
     except BilevelError as error:
-        print(f"bilevel: {error}", file=sys.stderr)
+        print(f"bilevel: {shown(str(error))}", file=sys.stderr)
         return FAILURE
     except KeyboardInterrupt as stop:
         print(": ".join(["bilevel: stopped by Ctrl-C", *filter(None, map(str, stop.args))]), file=sys.stderr)

@@ -121,6 +121,8 @@ def load_document(
         Where the tensors go.
     """
     try:
+        if path.exists() and not path.is_file():  # a folder, or a device or pipe, which need not end
+            raise InvalidInput("this is not a regular file")
         _verify(path, what)
         with safe_open(path, framework="pt") as file:  # type: ignore[no-untyped-call]
             text = (file.metadata() or {}).get("bilevel", "")

@@ -16,7 +16,7 @@ from typing import Any
 import bilevel
 
 from .checkpoints import Checkpoint, load_checkpoint
-from .errors import InvalidInput, InvalidType
+from .errors import InvalidInput, InvalidType, shown
 from .loop import minimize
 from .problem import Problem
 from .solution import Solution, Status
@@ -35,7 +35,7 @@ def resume(file: Path, *, problem: str | None = None, solver: str | None = None,
     if steps is None and earlier.state.step >= earlier.plan.get("steps", 0):
         raise InvalidInput(f"{file}: all {earlier.state.step} steps of this run are taken; --steps N takes more")
     if problem is None:
-        hint = "".join(f"\n  {name}: {value}" for name, value in about(earlier).items())
+        hint = "".join(f"\n  {name}: {value!r}" for name, value in about(earlier).items())
         raise InvalidInput(
             f"{file} is step {earlier.state.step} of a run of {earlier.solver}: name its problem with --problem "
             f"MODULE:NAME{hint}"
@@ -62,7 +62,7 @@ def report(solution: Solution, file: Path) -> int:
     if solution.status.ok:
         sys.stdout.write(f"{solution.status}: it is in {file}\n")
         return FINISHED
-    sys.stderr.write(f"bilevel: {solution.status}. {solution.message}\n")
+    sys.stderr.write(f"bilevel: {solution.status}. {shown(solution.message)}\n")
     return INTERRUPTED if solution.status is Status.INTERRUPTED else FAILED
 
 
