@@ -58,6 +58,11 @@ _HOME = {
     "Record": "solution",
     "Checkpoint": "checkpoints",
     "CheckpointWarning": "checkpoints",
+    "Observer": "observers",
+    "CSVFile": "observers",
+    "JSONLines": "observers",
+    "TensorBoard": "observers",
+    "ObserverWarning": "observers",
     "HyperCleaner": "applications.hyper_cleaning",
     "BilevelError": "errors",
     "InvalidInput": "errors",
@@ -98,6 +103,7 @@ if TYPE_CHECKING:
     from .implicit import LinearSystemWarning, argmin, hypergradient
     from .loop import iterate, minimize
     from .lower import LowerLevelWarning, lower_residual, solve_lower, upper_value
+    from .observers import CSVFile, JSONLines, Observer, ObserverWarning, TensorBoard
     from .problem import Coordinates, Costs, Linearization, Problem
     from .randomness import Seeds
     from .smoothing import Exact, Perturbed, PrecisionWarning, TwoPoint

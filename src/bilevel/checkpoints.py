@@ -15,10 +15,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from .checks import check_count
 from .errors import InvalidInput, InvalidType
 from .files import Damaged, FileExists, FileMissing, NotWritten, check_writable, is_intact, remove_temporaries
 from .solution import Solution
-from .solvers.base import check_count
 from .storage import load_solution, save_solution
 
 Fact = str | int | float | bool | None
@@ -56,8 +56,9 @@ class Checkpoint:
             raise InvalidType(f"checkpoint must be a path such as 'run.safetensors', got {self.path!r}")
         if self.every is not None:
             check_count("every", self.every)
-        for name, value in self.about.items():
-            if not isinstance(name, str) or not isinstance(value, Fact):
+        facts = self.about.items() if isinstance(self.about, Mapping) else [("about", self.about)]
+        for name, value in facts:
+            if not isinstance(self.about, Mapping) or not isinstance(name, str) or not isinstance(value, Fact):
                 raise InvalidType(f"about holds texts and numbers by name, got {name!r}: {value!r}")
 
     @classmethod

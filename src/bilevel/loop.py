@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 
 from .checkpoints import Checkpoint, CheckpointFiles, load_checkpoint, start_checkpoints
-from .checks import check_fits, check_start
+from .checks import check_fits, check_positive, check_start
 from .errors import BilevelError, EmptySet, Incompatible, InvalidInput, InvalidType, NotConverged, NotFinite
 from .fixed_form import FixedForm, fixed_form
 from .hypergradients import LinearSolve
@@ -113,7 +113,8 @@ def minimize(
         "last" (the default); "best": lowest f after 50 lower-level steps among the evaluations; "sampled": an iterate
         drawn uniformly from all steps, as in the theory.
     callbacks
-        Functions of (record, state); one that returns something true ends the run.
+        Functions of (record, state); one that returns something true ends the run. `CSVFile`, `JSONLines` and
+        `TensorBoard` are ready to use; those with `begin` and `end` (see `Observer`) are told of both.
     progress
         Show a progress bar.
     checkpoint
@@ -143,6 +144,7 @@ def minimize(
     tol = plan.get("tol") if tol is None else tol
     rule = (earlier.output if isinstance(earlier, Solution) else "last") if output is None else output
     _check_settings(problem, solver, STEPS if steps is None else steps, evaluate_every, tol, rule)
+    callbacks = _checked_callbacks(callbacks)
     if not isinstance(earlier, Solution | State | None):
         raise InvalidType(
             f"resume must be a Solution, a solver's State or the path of a file, got {type(earlier).__name__}"
@@ -176,7 +178,10 @@ def minimize(
     run.plan = {**plan, "steps": last, "evaluate_every": evaluate_every, "tol": tol}
     run.keep(files)
     with _progress_bar(progress, last - first, first) as show:
-        return run.loop([*callbacks, show])
+        try:
+            return run.loop([*callbacks, show])
+        finally:
+            _tell(callbacks, "end")
 
 
 class _Run:
@@ -267,6 +272,7 @@ class _Run:
         try:
             if first == 0 and not self.history:
                 self.history.append(self._record())
+            _tell(callbacks, "begin", self.history)
             stop = self._evaluate(callbacks) if self._evaluation_was_cut_short() else None
             while self.state.step < last and stop is None:
                 if not self._advance():
@@ -417,7 +423,20 @@ def _fixed_form(problem: Problem, solver: Solver, x: Vector, y: Vector) -> Fixed
 
 def _in_terms_of_y(callback: Callback, form: FixedForm) -> Callback:
     """The callback of a run in y', shown y."""
-    return lambda record, state: callback(record, dataclasses.replace(state, y=form.back(state.x, state.y)))
+
+    def translated(record: Record, state: Any) -> Any:
+        return callback(record, dataclasses.replace(state, y=form.back(state.x, state.y)))
+
+    for name in ("begin", "end"):
+        if hasattr(callback, name):
+            setattr(translated, name, getattr(callback, name))
+    return translated
+
+
+def _tell(callbacks: Iterable[Callback], name: str, *arguments: Any) -> None:
+    """Call `begin` or `end` of the observers that have it."""
+    for callback in callbacks:
+        getattr(callback, name, lambda *_: None)(*arguments)
 
 
 def _finite(problem: Problem, state: State) -> bool:
@@ -442,10 +461,18 @@ def _check_settings(problem: Any, solver: Any, steps: Any, evaluate_every: Any, 
     for name, value in (("steps", steps), ("evaluate_every", evaluate_every)):
         if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
             raise InvalidInput(f"{name} must be an integer of at least 1, got {value!r}")
-    if tol is not None and not tol > 0:
-        raise InvalidInput(f"tol must be positive, got {tol!r}")
+    if tol is not None:
+        check_positive("tol", tol)
     if output not in OUTPUTS:
         raise InvalidInput(f'output must be "last", "best" or "sampled", got {output!r}')
+
+
+def _checked_callbacks(callbacks: Any) -> list[Callback]:
+    """A list of functions of (record, state)."""
+    found = list(callbacks) if isinstance(callbacks, Iterable) else [callbacks]
+    if callable(callbacks) or not all(callable(callback) for callback in found):
+        raise InvalidType(f"callbacks must be a list of functions of (record, state), got {callbacks!r}")
+    return found
 
 
 def _progress_bar(wanted: bool, steps: int, start: int) -> Any:
