@@ -28,7 +28,9 @@ def digest(solution: bilevel.Solution) -> str:
 
     def add(value: Any) -> None:
         if isinstance(value, torch.Tensor):
-            total.update(str(value.dtype).encode() + value.detach().contiguous().view(torch.uint8).numpy().tobytes())
+            total.update(
+                str(value.dtype).encode() + value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+            )
         elif isinstance(value, dict):
             for key, entry in value.items():
                 total.update(key.encode())
