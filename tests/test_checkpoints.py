@@ -151,6 +151,27 @@ def test_a_place_that_cannot_be_written_is_refused_before_the_first_step(path, c
         bilevel.minimize(problem(upper=never), START, START, checkpoint=checkpoint, resume=None)
 
 
+def test_a_state_that_no_file_can_hold_is_known_before_the_first_step(path):
+    class Mine(bilevel.DMLCBO):
+        def init(self, *arguments):
+            state = super().init(*arguments)
+            state.adjoint = {1: torch.ones(1)}
+            return state
+
+        def step(self, *arguments):
+            raise AssertionError
+
+    with pytest.raises(bilevel.InvalidInput, match="state/adjoint is of type dict, which has no place in a file"):
+        bilevel.minimize(problem(), START, solver=Mine(), checkpoint=path)
+
+
+def test_a_full_disk_after_resuming_names_the_old_file(path):
+    bilevel.minimize(problem(), START, steps=5, checkpoint=path)
+    with LittleRoom(100), pytest.warns(bilevel.CheckpointWarning, match="Step 5 is in run.safetensors"):
+        bilevel.minimize(problem(), resume=path, checkpoint=path, steps=3)
+    assert load_checkpoint(path).stats["steps"] == 5
+
+
 def test_settings_of_checkpoints():
     with pytest.raises(bilevel.InvalidInput, match="every must be an integer of at least 1, got 0"):
         bilevel.Checkpoint("a", every=0)

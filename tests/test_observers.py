@@ -87,6 +87,14 @@ def test_files_of_others_are_left_alone(kind, tmp_path):
         KINDS[kind](tmp_path / "missing" / "run")
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_that_goes_on_from_a_state_has_no_history(kind, tmp_path):
+    path = tmp_path / f"run.{kind}"
+    state = bilevel.minimize(problem(), steps=5).state
+    bilevel.minimize(problem(), resume=state, steps=10, evaluate_every=5, callbacks=[KINDS[kind](path)])
+    assert [int(row["step"]) for row in rows_of(path)] == [10, 15]
+
+
 def test_numbers_that_json_does_not_have(tmp_path):
     record = bilevel.Record(step=1, seconds=0.5, upper=math.inf, lower_residual=0.1, stationarity=math.nan)
     log = bilevel.JSONLines(tmp_path / "a.jsonl")

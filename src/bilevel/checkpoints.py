@@ -108,9 +108,9 @@ class CheckpointFiles:
 
     def __init__(self, settings: Checkpoint, resumed: Path | None = None) -> None:
         self.settings, self.path = settings, Path(settings.path)
-        self.step: int | None = None
+        self.step: int | None = None  # of the newest state on the disk
         check_writable(self.path, overwrite=True)
-        same = resumed is not None and resumed.resolve() == self.path.resolve()
+        self.resumed = same = resumed is not None and resumed.resolve() == self.path.resolve()
         for old in (self.path, settings.previous):
             remove_temporaries(old)
             if old.exists() and not same:
@@ -121,11 +121,16 @@ class CheckpointFiles:
         self._newest_is_good = same and is_intact(self.path)
 
     def write(self, solution: Solution) -> bool:
-        """Make `solution` the newest checkpoint; a full disk is a warning, and leaves what was there."""
+        """Make `solution` the newest checkpoint; a full disk is a warning, and leaves what was there.
+
+        What no file can hold, such as the state of a solver that is not registered, is an error at the first one.
+        """
         keep = self.settings.previous if self._newest_is_good else None
         try:
             save_solution(solution, self.path, overwrite=True, previous=keep)
-        except NotWritten as error:
+        except (NotWritten, InvalidInput) as error:
+            if self.step is None and isinstance(error, InvalidInput):
+                raise
             warnings.warn(f"{error}. {self}", CheckpointWarning, stacklevel=2)
             return False
         self._newest_is_good, self.step = True, solution.state.step

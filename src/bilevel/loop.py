@@ -235,6 +235,7 @@ class _Run:
         if files is not None:
             about = {**self.plan.get("about", {}), **files.settings.about}
             self.files, self.plan = files, {**self.plan, "checkpoint_every": files.settings.every, "about": about}
+            files.step = self.state.step if files.resumed else None
 
     def _check_same_problem(self) -> None:
         """The state fits the functions and the set, and f has the value that was recorded there."""
@@ -254,9 +255,9 @@ class _Run:
 
     def _carry_over(self, earlier: Solution) -> None:
         """The best or sampled iterate so far, so that a resumed run ends as an uninterrupted one."""
-        x, y = earlier.x, earlier.plan.get("inner_y", earlier.y)
-        if self.form is not None and "inner_y" not in earlier.plan:
-            y = self.form.into(x, y)
+        x, y = earlier.x, earlier.y
+        if self.form is not None:
+            y = earlier.plan["inner_y"] if "inner_y" in earlier.plan else self.form.into(x, y)
         if self.output == "sampled":
             if earlier.output != "sampled":
                 raise InvalidInput(
@@ -273,6 +274,8 @@ class _Run:
             if first == 0 and not self.history:
                 self.history.append(self._record())
             _tell(callbacks, "begin", self.history)
+            if self.files is not None and self.files.step is None:
+                self.files.write(self._snapshot(Status.RUNNING))  # what no file can hold is known before the first step
             stop = self._evaluate(callbacks) if self._evaluation_was_cut_short() else None
             while self.state.step < last and stop is None:
                 if not self._advance():

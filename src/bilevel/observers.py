@@ -54,8 +54,8 @@ class _Lines:
 
     def begin(self, history: Sequence[Record]) -> None:
         """Write the records so far; a file that is not the log of this run is left alone."""
-        start = self._head(history[0]) + self._line(history[0])
-        if self.path.exists() and not self._begins_with(start):
+        start = "".join(self._head(record) + self._line(record) for record in history[:1])
+        if self.path.exists() and not (start and self._begins_with(start)):
             raise FileExists(f"{self.path} exists and was left as it is: choose another name or delete it")
         text = start + "".join(map(self._line, history[1:]))
         write_atomically(
@@ -67,7 +67,8 @@ class _Lines:
         if self._file is None:
             return
         try:
-            self._file.write(self._line(record))
+            head = "" if self._file.tell() else self._head(record)  # a run resumed from a state has no history
+            self._file.write(head + self._line(record))
             self._file.flush()
         except OSError as error:
             warnings.warn(

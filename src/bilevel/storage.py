@@ -285,6 +285,8 @@ def _plan(value: Any) -> dict[str, Any]:
     for name in ("steps", "evaluate_every"):
         if name in value and (type(value[name]) is not int or value[name] < 1):
             raise InvalidInput(f"the plan of the run has {name} = {value[name]!r} instead of a count")
+    if "inner_y" in value:
+        _vector("plan.inner_y", value["inner_y"])
     return value
 
 

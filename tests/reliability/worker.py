@@ -17,7 +17,7 @@ import torch
 
 import bilevel
 
-STEPS, EVERY = 60, 4
+STEPS, EVERY = 40, 4
 
 
 def problem() -> bilevel.Problem:
