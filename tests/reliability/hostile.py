@@ -61,7 +61,7 @@ def make_all(folder: Path) -> list[Path]:
         "exabytes": (8 << 60).to_bytes(8, "little") + b"{}" * 100,
         "negative": b"\xff" * 8 + solution[8:],
         "gigabyte-header": (99_000_000).to_bytes(8, "little") + b"{" * 1000,
-        "gzip-bomb": gzip.compress(bytes(300_000_000), 9),
+        "gzip-bomb": gzip.compress(bytes(100_000_000), 9),
         "overlapping": _header({"a": [0, 8], "b": [0, 8]}),
         "outside": _header({"a": [0, 8 << 50]}),
         "toml": TOML.encode(),
@@ -121,10 +121,10 @@ def _tables(folder: Path) -> list[Path]:
     repeated = pyarrow.DictionaryArray.from_arrays(np.zeros(5000, dtype=np.int32), cells)
     names = ("rows.parquet", "categories.parquet", "names.csv", "escapes.csv", "field.csv", "texts.parquet")
     paths = [folder / name for name in names]
-    zeros = np.broadcast_to(np.zeros(1, dtype=np.float32), (20_000_000,))  # 80 MB in memory at a time
+    zeros = np.broadcast_to(np.zeros(1, dtype=np.float32), (10_000_000,))  # 40 MB in memory at a time
     schema = pyarrow.schema([(f"c{i}", pyarrow.float32()) for i in range(2)])
     with parquet.ParquetWriter(paths[0], schema, compression="zstd") as writer:
-        for _ in range(8):
+        for _ in range(4):
             writer.write_table(pyarrow.table([pyarrow.array(zeros)] * 2, schema=schema))
     parquet.write_table(pyarrow.table({"a": repeated, "b": repeated}), paths[1], compression="zstd")
     paths[2].write_text(",".join(f"c{i}" for i in range(30_000)) + ",c0\n" + "1," * 30_000 + "1\n")

@@ -14,14 +14,14 @@ import bits
 
 sys.path.pop(0)
 
-QUICK = {"DMLCBO", "random truncation", "VPBGD"}
+QUICK = {"DMLCBO", "random truncation"}
 
 
 def test_three_repetitions_and_a_resumed_run():
-    once, again, third = (dict(bits.digests(10, names=QUICK)) for _ in range(3))
-    assert len(once) > 20
+    once, again, third = (dict(bits.digests(6, names=QUICK, problems=4)) for _ in range(3))
+    assert len(once) >= 6
     assert once == again == third
-    assert dict(bits.digests(10, 5, names=QUICK)) == once
+    assert dict(bits.digests(6, 5, names=QUICK, problems=4)) == once
 
 
 def in_a_process(*arguments: int, hash_seed: int) -> dict[str, str]:
