@@ -250,8 +250,9 @@ def _expanded(path: Path, content: parquet.ParquetFile) -> pyarrow.Table:
     _check_size(path, sum(max(8 * chunk.num_values, chunk.total_uncompressed_size) for chunk in chunks))
     texts = [field.name for field in content.schema_arrow if _is_text(field.type)]
     table = parquet.ParquetFile(path, read_dictionary=texts).read()  # each different text once
+    lengths_of: Any = getattr(compute, "binary_length")  # noqa: B009  (made at run time)
     lengths = [
-        compute.sum(compute.binary_length(chunk.dictionary).take(chunk.indices.drop_null())).as_py() or 0
+        int(lengths_of(chunk.dictionary).take(chunk.indices.drop_null()).to_numpy(zero_copy_only=False).sum())
         for name in texts
         for chunk in table.column(name).chunks
     ]
