@@ -29,6 +29,7 @@ def python(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProc
         "from bilevel.cli import main; assert main(['demo', '--help']) == 0",
         "from bilevel.cli import main; assert main(['clean', '--help']) == 0",
         "from bilevel.cli import main; assert main(['predict', '--help']) == 0",
+        "from bilevel.cli import main; assert main(['resume', '--help']) == 0",
         "from bilevel.cli import main; assert main(['--version']) == 0",
         "from bilevel.cli import main; assert main(['no-such-command']) == 2",
     ],

@@ -90,6 +90,26 @@ def test_your_own_set_refuses_bad_parameters():
         page["NearlyNeutral"](-1.0)
 
 
+def test_the_page_about_resuming_runs(tmp_path, monkeypatch, capsys):
+    """Its Python blocks in order, and its command for a run of one's own, resumed beyond its end."""
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    start, *others = python_blocks("docs/saving-and-resuming.md")
+    (tmp_path / "study_on_a_page.py").write_text(start.split("solution =")[0])
+    for block in (start, *others, others[1]):
+        exec(block.replace("2000", "200"), names)
+    assert names["solution"].stats["steps"] in (300, 500)
+    assert {file.name for file in tmp_path.iterdir()} >= {
+        "run.safetensors",
+        "run.csv",
+        "run.jsonl",
+        "study.safetensors",
+    }
+    monkeypatch.syspath_prepend(str(tmp_path))
+    command = ["resume", "run.safetensors", "--problem", "study_on_a_page:problem", "--steps", "5"]
+    assert cli.main(command) == 0
+
+
 @pytest.mark.slow
 def test_the_page_about_wrong_labels_runs(tmp_path, monkeypatch, capsys):
     """Its Python blocks, and its commands after the first of them has made the tables."""

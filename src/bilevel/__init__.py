@@ -66,6 +66,13 @@ _HOME = {
     "Solution": "solution",
     "Status": "solution",
     "Record": "solution",
+    "Checkpoint": "checkpoints",
+    "CheckpointWarning": "checkpoints",
+    "Observer": "observers",
+    "CSVFile": "observers",
+    "JSONLines": "observers",
+    "TensorBoard": "observers",
+    "ObserverWarning": "observers",
     "HyperCleaner": "applications.hyper_cleaning",
     "BilevelError": "errors",
     "InvalidInput": "errors",
@@ -109,6 +116,7 @@ def __dir__() -> list[str]:
 if TYPE_CHECKING:
     from . import applications, diagnostics, errors, hypergradients, sets, smoothing, solvers
     from .applications.hyper_cleaning import HyperCleaner
+    from .checkpoints import Checkpoint, CheckpointWarning
     from .comparison import Budget, Comparison, compare
     from .diagnostics import (
         Cause,
@@ -127,6 +135,7 @@ if TYPE_CHECKING:
     from .implicit import LinearSystemWarning, argmin, hypergradient
     from .loop import iterate, minimize
     from .lower import LowerLevelWarning, lower_residual, solve_lower, upper_value
+    from .observers import CSVFile, JSONLines, Observer, ObserverWarning, TensorBoard
     from .problem import Coordinates, Costs, Linearization, Problem
     from .randomness import Seeds
     from .smoothing import Exact, Perturbed, PrecisionWarning, TwoPoint

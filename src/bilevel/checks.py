@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from .errors import BilevelError, Incompatible, InvalidInput, InvalidType
 from .problem import AutogradLinearization, Linearization, Problem
-from .sets.base import ConvexSet
+from .sets.base import ConvexSet, check_holds_values
 from .sets.from_projection import ProjectionSet
 from .spaces import Vector, leaves, tree_map
 
@@ -35,6 +36,7 @@ def _check_tensor(name: str, value: Any) -> Tensor:
             f"{name} must be a torch tensor or a dictionary of tensors, got {type(value).__name__}: "
             f"use torch.as_tensor({name})"
         )
+    check_holds_values(name, value)
     if not value.is_floating_point():
         raise InvalidType(f"{name} has dtype {value.dtype}: convert it, for example {name}.double()")
     if value.numel() == 0:
@@ -126,19 +128,22 @@ def _check_functions(problem: Problem, x: Vector, y: Vector) -> None:
 
 def _call_functions(lin: Linearization) -> dict[str, Tensor]:
     """f(x, y) and g(x, y); an error within them is explained."""
-    values = {}
-    for name in ("upper", "lower"):
-        try:
-            values[name] = getattr(lin, f"{name}_value")
-        except CALL_ERRORS as error:
-            if isinstance(error, BilevelError):
-                raise
-            raise InvalidInput(
-                f"{name}(x0, y0) failed with {type(error).__name__}: {error}. "
-                f"x0 is {_describe(lin.x)} and y0 is {_describe(lin.y)}: do shapes, names and dtypes fit the data?"
-                + ("" if lin.problem.sampler is None else " With a sampler, batch=None asks for all the data.")
-            ) from error
-    return values
+    return {name: call_function(lin, name) for name in ("upper", "lower")}
+
+
+def call_function(lin: Linearization, name: str, point: str = "x0, y0") -> Tensor:
+    """f(x, y) if `name` is "upper", g(x, y) if it is "lower"; an error within them is explained."""
+    try:
+        return getattr(lin, f"{name}_value")
+    except CALL_ERRORS as error:
+        if isinstance(error, BilevelError):
+            raise
+        first, second = point.split(", ")
+        raise InvalidInput(
+            f"{name}({point}) failed with {type(error).__name__}: {error}. {first} is {_describe(lin.x)} and "
+            f"{second} is {_describe(lin.y)}: do shapes, names and dtypes fit the data?"
+            + ("" if lin.problem.sampler is None else " With a sampler, batch=None asks for all the data.")
+        ) from error
 
 
 def _check_sampler(problem: Problem, x: Vector, y: Vector) -> None:
@@ -198,6 +203,22 @@ def _check_moving(problem: Problem, x: Vector) -> None:
             "constraint(x) does not depend on x (or its graph is cut: look for float(), item() or detach()): "
             "pass the set itself, or build its parameters from x with torch operations"
         )
+
+
+def check_positive(name: str, value: Any) -> None:
+    """A positive, finite number."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise InvalidInput(f"{name} must be a positive number, got {value!r}")
+    if isinstance(value, int) and value > 1 << 53:  # torch takes no larger integers beside tensors
+        raise InvalidInput(f"{name} = {value} is a very large integer: write it as {float(value):g}")
+
+
+def check_count(name: str, value: Any) -> None:
+    """An integer of at least 1; one beyond a billion is a mistake, and would never be reached."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InvalidInput(f"{name} must be an integer of at least 1, got {value!r}")
+    if value > 1_000_000_000:
+        raise InvalidInput(f"{name} must be at most a billion, got {value}")
 
 
 def check_dependence(depends: dict[str, bool], *, moving: bool = False) -> None:

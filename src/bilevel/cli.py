@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from ._version import __version__
-from .errors import BilevelError, MissingExtra
+from .errors import BilevelError, MissingExtra, shown
 
 if TYPE_CHECKING:
     from cyclopts import App
@@ -27,10 +27,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return _run(arguments)
     except BilevelError as error:
-        print(f"bilevel: {error}", file=sys.stderr)
+        print(f"bilevel: {shown(str(error))}", file=sys.stderr)
         return FAILURE
-    except KeyboardInterrupt:
-        print("bilevel: stopped by Ctrl-C", file=sys.stderr)
+    except KeyboardInterrupt as stop:
+        print(": ".join(["bilevel: stopped by Ctrl-C", *filter(None, map(str, stop.args))]), file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:  # the reader of our output has seen enough, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -98,12 +98,30 @@ def application() -> App:
             "bilevel demo --seed 3      # other rows, other wrong labels",
             "bilevel demo --steps 50    # quicker; less is learned",
             "bilevel demo --out digits.svg --force    # replaces an older picture",
+            "bilevel demo --checkpoint demo.safetensors    # if it is stopped: bilevel resume demo.safetensors",
+        ),
+    )
+    app.command(
+        resume,
+        help_epilogue=_examples(
+            "bilevel resume demo.safetensors    # a demo that was stopped",
+            "",
+            "# a run of your own, minimize(problem, ..., checkpoint='run.safetensors'); problem is in study.py",
+            "bilevel resume run.safetensors --problem study:problem",
+            "bilevel resume run.safetensors --problem study:problem --steps 1000    # go on beyond its end",
         ),
     )
     return app
 
 
-def demo(*, seed: int = 0, steps: int | None = None, out: Path | None = None, force: bool = False) -> None:
+def demo(
+    *,
+    seed: int = 0,
+    steps: int | None = None,
+    out: Path | None = None,
+    checkpoint: Path | None = None,
+    force: bool = False,
+) -> None:
     """Find the wrong labels among 1,000 handwritten digits.
 
     30 % of the training labels are wrong; 50 images, five per digit, can be trusted. One weight per training image is
@@ -121,13 +139,44 @@ def demo(*, seed: int = 0, steps: int | None = None, out: Path | None = None, fo
     out
         The picture: a .png, .svg or .pdf file. Default: bilevel-demo.png in this folder, or the next free
         name (bilevel-demo-2.png, ...).
+    checkpoint
+        A .safetensors file for the state of training; `bilevel resume` goes on from it.
     force
         Replace the picture if it exists.
     """
     from . import demo as demonstration
 
     _one_thread()
-    demonstration.run(seed=seed, steps=demonstration.STEPS if steps is None else steps, out=out, force=force)
+    steps = demonstration.STEPS if steps is None else steps
+    demonstration.run(seed=seed, steps=steps, out=out, force=force, checkpoint=checkpoint)
+
+
+def resume(file: Path, /, *, problem: str | None = None, solver: str | None = None, steps: int | None = None) -> int:
+    """Go on with a run that was stopped, from its checkpoint, with the same bits as if it had never been stopped.
+
+    The file says how far the run is and was to go. A demo is known by its file. A run of your own needs its problem,
+    which is code: name it with --problem. Nothing in the file itself is ever run, so that the file of a
+    stranger can do no harm. New checkpoints replace the old one. A damaged file is noticed, and the one before it,
+    NAME.previous.safetensors, is used.
+
+    Exit codes: 0 done, 2 a mistake or a run that failed, 130 stopped by Ctrl-C.
+
+    Parameters
+    ----------
+    file
+        The checkpoint, a .safetensors file.
+    problem
+        Where the problem is, as MODULE:NAME: a `bilevel.Problem`, or a function without arguments that makes one.
+        Modules of the current folder are found.
+    solver
+        Where the solver is, as MODULE:NAME. Not needed for solvers of the library with plain settings.
+    steps
+        How many more steps to take (default: those that are left).
+    """
+    from . import resuming
+
+    _one_thread()
+    return resuming.resume(file, problem=problem, solver=solver, steps=steps)
 
 
 def clean(

@@ -108,22 +108,33 @@ def fit(problem: bilevel.Problem, x: Tensor) -> Any:
     return bilevel.solve_lower(problem, x, tol=1e-4).y
 
 
-def learn_weights(data: Digits, *, steps: int = STEPS, seed: int = 0, progress: bool = True) -> tuple[Tensor, Any]:
+def learn_weights(
+    data: Digits,
+    *,
+    steps: int = STEPS,
+    seed: int = 0,
+    progress: bool = True,
+    checkpoint: Path | None = None,
+    resume: Path | None = None,
+) -> tuple[Tensor, Any]:
     """The learned weight of each noisy row, shape (1000,), and the model they give."""
     problem = cleaning_problem(data.noisy, data.trusted)
     start = torch.zeros(TRAINING)  # every row begins with the weight 1/2
+    about = {"command": "demo", "seed": seed}
     solution = bilevel.minimize(
         problem,
-        start,
-        fit(problem, start),
+        None if resume else start,
+        None if resume else fit(problem, start),
         solver=bilevel.DMLCBO(upper_step=0.2),
-        steps=steps,
+        steps=None if resume else steps,
         seed=seed,
         evaluate_every=10,
         progress=progress,
+        checkpoint=bilevel.Checkpoint(checkpoint, about=about) if checkpoint else None,
+        resume=resume,
     )
     if solution.status is bilevel.Status.INTERRUPTED:
-        raise KeyboardInterrupt
+        raise KeyboardInterrupt(solution.message)
     return torch.sigmoid(solution.x), fit(problem, solution.x)  # type: ignore[arg-type]
 
 
@@ -150,15 +161,18 @@ class Result:
     model: Any  # with learned weights
 
 
-def compare(seed: int = 0, *, steps: int = STEPS, progress: bool = True) -> Result:
-    """Train the same model three times: on the noisy rows, on the trusted ones, with learned weights."""
+def compare(seed: int = 0, *, steps: int = STEPS, progress: bool = True, **files: Path | None) -> Result:
+    """Train the same model three times: on the noisy rows, on the trusted ones, with learned weights.
+
+    `checkpoint` and `resume` are those of `minimize`.
+    """
     data = load_digits(seed)
     every_row_counts = 30.0  # sigmoid(30) is 1 in float32
     models = {
         name: fit(cleaning_problem(rows, data.trusted), torch.full((len(rows.labels),), every_row_counts))
         for name, rows in (("noisy rows", data.noisy), ("trusted rows only", data.trusted))
     }
-    weights, models["learned weights"] = learn_weights(data, steps=steps, seed=seed, progress=progress)
+    weights, models["learned weights"] = learn_weights(data, steps=steps, seed=seed, progress=progress, **files)
     outcomes = [judge(name, model, data) for name, model in models.items()]
     return Result(data, outcomes, weights, models["learned weights"])
 
@@ -179,7 +193,14 @@ def judge(name: str, model: Any, data: Digits) -> Outcome:
 
 
 def run(
-    *, seed: int = 0, steps: int = STEPS, out: Path | None = None, force: bool = False, console: Any = None
+    *,
+    seed: int = 0,
+    steps: int = STEPS,
+    out: Path | None = None,
+    force: bool = False,
+    checkpoint: Path | None = None,
+    resume: Path | None = None,
+    console: Any = None,
 ) -> Path:
     """The whole demo: train, print the table, draw the picture; returns where the picture is."""
     try:
@@ -196,7 +217,7 @@ def run(
         f"label, and {TRUSTED} that we trust.\n"
         "Learning one weight per digit, such that the model trained with these weights does well on the trusted ones."
     )
-    result = compare(seed, steps=steps)
+    result = compare(seed, steps=steps, checkpoint=checkpoint, resume=resume)
     console.print(table(result))
     best = max(outcome.accuracy for outcome in result.outcomes[:2])
     gain = 100 * (result.outcomes[2].accuracy - best)

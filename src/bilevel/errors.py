@@ -36,3 +36,14 @@ class MissingExtra(BilevelError, ImportError):
 
     def __init__(self, what: str, extra: str) -> None:
         super().__init__(f"{what} needs an optional part of bilevel: pip install 'bilevel[{extra}]'")
+
+
+def shown(text: str) -> str:
+    """A text for a terminal: control characters, which names and cells of strangers may hold, are shown, not obeyed.
+
+    Examples
+    --------
+    >>> shown("column 'a\\x1b[2Jb' is\\nempty").splitlines()
+    ["column 'a\\\\x1b[2Jb' is", 'empty']
+    """
+    return "".join(sign if sign.isprintable() or sign == "\n" else repr(sign)[1:-1] for sign in text)

@@ -7,6 +7,7 @@ and a SHA-256 over every byte of the file tells damage from content. Nothing in 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -22,7 +23,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ._version import __version__
-from .errors import InvalidInput
+from .errors import BilevelError, InvalidInput
 
 LARGEST_HEADER = 100_000_000  # of the safetensors format
 _UNSIGNED = "0" * 64
@@ -39,14 +40,29 @@ class FileMissing(InvalidInput, FileNotFoundError):
     """A file or folder that was named is not there."""
 
 
+class Damaged(InvalidInput):
+    """The bytes of a file are not those that were written."""
+
+
+class NotWritten(BilevelError, OSError):
+    """A file could not be written, for example since the disk is full; what was there before is still there."""
+
+
 # --- documents --------------------------------------------------------------------------------------------------------
 
 
 def save_document(
-    path: Path, document: Mapping[str, Any], tensors: dict[str, Tensor], *, too_long: str, overwrite: bool = False
+    path: Path,
+    document: Mapping[str, Any],
+    tensors: dict[str, Tensor],
+    *,
+    too_long: str,
+    overwrite: bool = False,
+    previous: Path | None = None,
 ) -> Path:
-    """Write JSON and tensors to one safetensors file, atomically; the arguments are those of `document_writer`."""
-    return write_atomically(path, document_writer(document, tensors, too_long=too_long), overwrite=overwrite)
+    """Write JSON and tensors to one safetensors file; for the rest see `document_writer` and `write_atomically`."""
+    writer = document_writer(document, tensors, too_long=too_long)
+    return write_atomically(path, writer, overwrite=overwrite, previous=previous)
 
 
 def document_writer(
@@ -69,7 +85,10 @@ def document_writer(
     metadata = {"format": "pt", "bilevel": text, "sha256": _UNSIGNED}
 
     def write(temporary: Path) -> None:
-        save_file(tensors, temporary, metadata=metadata)
+        try:
+            save_file(tensors, temporary, metadata=metadata)
+        except SafetensorError as error:  # its word for what the system calls an OSError
+            raise OSError(str(error)) from None
         sign(temporary)
 
     return write
@@ -95,13 +114,15 @@ def load_document(
     decode
         Called with the document and the tensors; whatever it finds wrong with them is an error of ours.
     format, version
-        What the document must say it is.
+        What the document must say it is; `decode` is also given documents of the versions before.
     what
         What should be in the file, for messages: "a solution".
     device
         Where the tensors go.
     """
     try:
+        if path.exists() and not path.is_file():  # a folder, or a device or pipe, which need not end
+            raise InvalidInput("this is not a regular file")
         _verify(path, what)
         with safe_open(path, framework="pt") as file:  # type: ignore[no-untyped-call]
             text = (file.metadata() or {}).get("bilevel", "")
@@ -113,7 +134,8 @@ def load_document(
     except FileNotFoundError:
         raise FileMissing(f"{path}: there is no such file") from None
     except OSError as error:
-        raise InvalidInput(f"{path}: the file cannot be read ({error.strerror})") from None
+        kind = Damaged if error.errno == errno.EIO else InvalidInput
+        raise kind(f"{path}: the file cannot be read ({error.strerror})") from None
     except (SafetensorError, ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError) as error:
         raise InvalidInput(f"{path}: this is not {what} saved by bilevel ({error})") from error
 
@@ -121,10 +143,10 @@ def load_document(
 def _checked_format(document: Any, format: str, version: int) -> dict[str, Any]:
     if not isinstance(document, dict) or document.get("format") != format:
         raise InvalidInput(f"this file holds no {format}")
-    if document.get("version") != version:
+    if document.get("version") not in range(1, version + 1):
         raise InvalidInput(
             f"the file has format version {document.get('version')} (bilevel {document.get('bilevel')}), this is "
-            f"bilevel {__version__} which reads version {version}: upgrade bilevel"
+            f"bilevel {__version__} which reads versions up to {version}: upgrade bilevel"
         )
     return document
 
@@ -145,16 +167,25 @@ def _verify(path: Path, what: str) -> None:
         header = _read_header(file, path.stat().st_size)
         found = _DIGEST.findall(header)
         if len(found) != 1:
-            raise InvalidInput(f"this is not {what} saved by bilevel (no checksum)")
+            raise Damaged(f"this is not {what} saved by bilevel (no checksum)")
         if _digest(file, _DIGEST.sub(b'"sha256":"' + _UNSIGNED.encode() + b'"', header)) != found[0].decode():
-            raise InvalidInput("the file is damaged or incomplete (its checksum does not fit): use an older copy")
+            raise Damaged("the file is damaged or incomplete (its checksum does not fit): use an older copy")
+
+
+def is_intact(path: Path) -> bool:
+    """Whether every byte of a document is as it was written."""
+    try:
+        _verify(path, "a document")
+    except (InvalidInput, OSError):
+        return False
+    return True
 
 
 def _read_header(file: BinaryIO, size: int) -> bytes:
     """The safetensors header; its length is held against the size of the file before any memory is asked for."""
     length = int.from_bytes(file.read(8), "little")
     if size < 8 or length > min(size - 8, LARGEST_HEADER):
-        raise InvalidInput(f"this is not a safetensors file, or it is cut off ({size} bytes)")
+        raise Damaged(f"this is not a safetensors file, or it is cut off ({size} bytes)")
     return file.read(length)
 
 
@@ -174,7 +205,9 @@ def _blocks(file: BinaryIO) -> Iterator[bytes]:
 # --- any file ---------------------------------------------------------------------------------------------------------
 
 
-def write_atomically(path: Path, write: Callable[[Path], Any], *, overwrite: bool = False) -> Path:
+def write_atomically(
+    path: Path, write: Callable[[Path], Any], *, overwrite: bool = False, previous: Path | None = None
+) -> Path:
     """Make `path` with the content that `write` gives a temporary file beside it: complete, or not at all.
 
     Parameters
@@ -185,12 +218,19 @@ def write_atomically(path: Path, write: Callable[[Path], Any], *, overwrite: boo
         Called with the path of the temporary file.
     overwrite
         Replace an existing file; `FileExists` otherwise, also when the file appears meanwhile.
+    previous
+        Keep what `path` was under this name, in the same folder.
     """
-    write_together({path: write}, overwrite=overwrite)
+    write_together({path: write}, overwrite=overwrite, previous={} if previous is None else {path: previous})
     return path
 
 
-def write_together(writers: Mapping[Path, Callable[[Path], Any]], *, overwrite: bool = False) -> None:
+def write_together(
+    writers: Mapping[Path, Callable[[Path], Any]],
+    *,
+    overwrite: bool = False,
+    previous: Mapping[Path, Path] | None = None,
+) -> None:
     """Several files as by `write_atomically`, none of them before the contents of all are safe on the disk.
 
     The names appear one after the other. Should one fail, because its file has appeared meanwhile (it is left as it is)
@@ -199,7 +239,8 @@ def write_together(writers: Mapping[Path, Callable[[Path], Any]], *, overwrite: 
     for path in writers:
         check_writable(path, overwrite=overwrite)
     targets = {path: path.resolve() for path in writers}  # a symbolic link stays one
-    temporaries = {path: target.with_name(f".{secrets.token_hex(8)}.tmp") for path, target in targets.items()}
+    temporaries = {path: _temporary(target) for path, target in targets.items()}
+    path = next(iter(writers), Path())
     try:
         for path, write in writers.items():
             temporaries[path].touch()
@@ -208,12 +249,45 @@ def write_together(writers: Mapping[Path, Callable[[Path], Any]], *, overwrite: 
             temporaries[path].chmod(mode)
             with temporaries[path].open("r+b") as file:
                 os.fsync(file.fileno())
+        for path, old in (previous or {}).items():
+            _keep(targets[path], old.resolve())
         _rename_all(temporaries, targets, overwrite)
+    except BilevelError:
+        raise
+    except OSError as error:
+        raise NotWritten(f"{path} could not be written ({error.strerror or error}), and nothing was changed") from error
     finally:
         for temporary in temporaries.values():
             temporary.unlink(missing_ok=True)
     for folder in {target.parent for target in targets.values()}:
         _flush_folder(folder)
+
+
+def _temporary(target: Path) -> Path:
+    return target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")
+
+
+def remove_temporaries(path: Path) -> None:
+    """Delete what a program that was killed while it wrote `path` left beside it."""
+    target = path.resolve()
+    ours = re.compile(re.escape(f".{target.name}.") + r"[0-9a-f]{16}\.tmp")
+    for file in target.parent.iterdir():
+        if ours.fullmatch(file.name):
+            file.unlink(missing_ok=True)
+
+
+def _keep(target: Path, old: Path) -> None:
+    """Give what `target` is a second name, so that there is a complete file under one of them at every moment."""
+    second = _temporary(old)
+    try:
+        os.link(target, second)
+        os.replace(second, old)
+    except FileNotFoundError:  # there was none
+        return
+    except OSError:  # a file system without hard links
+        os.replace(target, old)
+    finally:
+        second.unlink(missing_ok=True)
 
 
 def check_writable(path: Path, *, overwrite: bool = False) -> None:

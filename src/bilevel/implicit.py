@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .checks import check_feasible, check_lower_start, check_vector
+from .checks import call_function, check_feasible, check_lower_start, check_vector
 from .errors import Incompatible, InvalidInput
 from .hypergradients import Estimator, Hypergradient, LinearSolve
 from .lower import solve_lower, uncounted, warn_if_unsolved
@@ -65,6 +65,8 @@ def hypergradient(
         y = check_lower_start(problem, constraint, y)
         check_feasible("y", constraint, y)
     lin = problem.linearize(x, y)
+    for name in ("upper", "lower"):
+        call_function(lin, name, "x, y")
     result: Hypergradient = (method or LinearSolve()).estimate(lin, Noise(Seeds.of(seed)))
     _warn_if_loose(result)
     return result if details else result.gradient

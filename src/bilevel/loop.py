@@ -8,11 +8,13 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from numbers import Integral
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
-from .checks import check_fits, check_start
+from .checkpoints import Checkpoint, CheckpointFiles, load_checkpoint, start_checkpoints
+from .checks import check_fits, check_positive, check_start
 from .diagnostics import certificate
 from .errors import BilevelError, EmptySet, Incompatible, InvalidInput, InvalidType, NotConverged, NotFinite
 from .fixed_form import FixedForm, fixed_form
@@ -34,6 +36,8 @@ SAME_PROBLEM = 1e-3
 """A run is resumed only where f(x, y) is what it was, up to this relative change."""
 CERTIFICATE_SAMPLES = 50
 """How many Jacobians a certificate looks at when it decides whether to stop: its eps is a bound with any number."""
+STEPS, EVALUATE_EVERY = 10_000, 100
+"""The length of a run, and the steps between its evaluations, when nothing else is said."""
 POLISHING_STEPS = 50
 """Lower-level steps before f is compared in output="best": f at an unconverged y flatters."""
 
@@ -77,15 +81,16 @@ def minimize(
     y0: Vector | None = None,
     *,
     solver: Solver | None = None,
-    steps: int = 10_000,
+    steps: int | None = None,
     seed: int | Seeds = 0,
-    evaluate_every: int = 100,
+    evaluate_every: int | None = None,
     tol: float | None = None,
     delta: float | None = None,
-    output: Output = "last",
+    output: Output | None = None,
     callbacks: Iterable[Callback] = (),
     progress: bool = False,
-    resume: Solution | State | None = None,
+    checkpoint: str | Path | Checkpoint | None = None,
+    resume: Solution | State | str | Path | None = None,
 ) -> Solution:
     """min_x f(x, y*(x)) with y*(x) = argmin over y in Y of g(x, y).
 
@@ -98,26 +103,34 @@ def minimize(
     solver
         Default `DMLCBO()`.
     steps
-        How many steps to take (when resuming: how many more).
+        How many steps to take, 10,000 by default. When resuming: how many more, by default those that are left; a run
+        that has taken them all is returned as it is.
     seed
         A number, or `Seeds(...)` to vary one source of randomness alone. The same seed gives the same bits on one
         thread of the same machine and torch build.
     evaluate_every
-        A `Record` is made, and callbacks are called, every so many steps and at the end; the start is recorded too.
+        A `Record` is made, and callbacks are called, every so many steps (100) and at the end; the start is recorded
+        too.
     tol
         Stop at the first evaluation where stationarity and lower residual are both within tol.
     delta
         With tol: stop at the first evaluation with a `certificate(delta)` whose eps is within tol, instead. At a
         stationary kink the hypergradient itself never becomes small.
     output
-        "last"; "best": lowest f after 50 lower-level steps among the evaluations; "sampled": an iterate drawn
-        uniformly from all steps, as in the theory.
+        "last" (the default); "best": lowest f after 50 lower-level steps among the evaluations; "sampled": an iterate
+        drawn uniformly from all steps, as in the theory.
     callbacks
-        Functions of (record, state); one that returns something true ends the run.
+        Functions of (record, state); one that returns something true ends the run. `CSVFile`, `JSONLines` and
+        `TensorBoard` are ready to use; those with `begin` and `end` (see `Observer`) are told of both.
     progress
         Show a progress bar.
+    checkpoint
+        A file for the state of the run, or `Checkpoint(path, every=...)`: written at every evaluation and at the end,
+        complete or not at all; the one before it is kept. An existing file is refused unless it is resumed.
     resume
-        A `Solution` or its state to continue from, instead of x0 and y0.
+        A `Solution`, its state, or the path of a checkpoint to continue from, instead of x0 and y0. `evaluate_every`,
+        `tol` and `output` are then those of the earlier run unless given. A damaged checkpoint is noticed, and the one
+        before it is used with a warning.
 
     Examples
     --------
@@ -132,47 +145,68 @@ def minimize(
     >>> solution.status, [round(v, 2) for v in solution.y.tolist()]
     (<Status.STEPS: 'all steps were taken'>, [0.5, -0.2])
     """
-    _check_settings(problem, solver, steps, evaluate_every, tol, output)
+    earlier = load_checkpoint(resume) if isinstance(resume, str | Path) else resume
+    plan = earlier.plan if isinstance(earlier, Solution) else {}
+    evaluate_every = plan.get("evaluate_every", EVALUATE_EVERY) if evaluate_every is None else evaluate_every
+    tol = plan.get("tol") if tol is None else tol
+    delta = plan.get("delta") if delta is None else delta
+    rule = (earlier.output if isinstance(earlier, Solution) else "last") if output is None else output
+    _check_settings(problem, solver, STEPS if steps is None else steps, evaluate_every, tol, rule)
     _check_delta(problem, delta, tol)
+    callbacks = _checked_callbacks(callbacks)
+    if not isinstance(earlier, Solution | State | None):
+        raise InvalidType(
+            f"resume must be a Solution, a solver's State or the path of a file, got {type(earlier).__name__}"
+        )
     if resume is not None and (x0 is not None or y0 is not None):
         raise InvalidInput("x0 and y0 go with a new run, resume=... with an old one: pass either")
-    if solver is None and isinstance(resume, Solution) and resume.solver not in ("", repr(DMLCBO())):
-        raise InvalidInput(f"the run to resume used {resume.solver}: pass it as solver=...")
+    if solver is None and isinstance(earlier, Solution) and earlier.solver not in ("", repr(DMLCBO())):
+        raise InvalidInput(f"the run to resume used {earlier.solver}: pass it as solver=...")
     solver = DMLCBO() if solver is None else solver
+    form, given = None, problem
     if problem.moving:
-        state = resume.state if isinstance(resume, Solution) else resume
+        state = earlier.state if isinstance(earlier, Solution) else earlier
         x, y = check_start(uncounted(problem), x0, y0) if state is None else (state.x, state.y)
         form = _fixed_form(problem, solver, x, y)
         if form is not None:
-            if isinstance(resume, State):
+            if isinstance(earlier, State):
                 raise InvalidInput(
                     "this solver rewrites a set that moves: resume from the Solution, not from its state"
                 )
-            if isinstance(resume, Solution):
-                resume = dataclasses.replace(resume, y=form.into(resume.x, resume.y))
-            solution = minimize(
-                form.problem, None if resume else x, None if resume else form.into(x, y), solver=solver, steps=steps,
-                seed=seed, evaluate_every=evaluate_every, tol=tol, delta=delta, output=output,
-                progress=progress, resume=resume, callbacks=[_in_terms_of_y(callback, form) for callback in callbacks],
-            )  # fmt: skip
-            solution.y, solution.problem = form.back(solution.x, solution.y), problem
-            return solution
-    run = _Run(uncounted(problem), solver, tol, output, delta)
-    if resume is None:
+            problem, callbacks = form.problem, [_in_terms_of_y(callback, form) for callback in callbacks]
+            if earlier is None:
+                x0, y0 = x, form.into(x, y)
+    files = start_checkpoints(checkpoint, resume)
+    run = _Run(uncounted(problem), solver, tol, rule, form, delta)
+    run.given = given
+    if earlier is None:
         run.start(x0, y0, Seeds.of(seed))
     else:
-        run.resume(resume)
-    with _progress_bar(progress, steps, run.state.step) as show:
-        return run.loop(steps, evaluate_every, [*callbacks, show])
+        run.resume(earlier)
+    first = run.state.step
+    last = max(plan["steps"], first) if steps is None and "steps" in plan else first + (steps or STEPS)
+    run.plan = {**plan, "steps": last, "evaluate_every": evaluate_every, "tol": tol, "delta": delta}
+    run.keep(files)
+    with _progress_bar(progress, last - first, first) as show:
+        try:
+            return run.loop([*callbacks, show])
+        finally:
+            _tell(callbacks, "end")
 
 
 class _Run:
     """The moving parts of one call of `minimize`."""
 
     def __init__(
-        self, problem: Problem, solver: Solver, tol: float | None, output: Output, delta: float | None = None
-    ) -> None:
-        self.problem, self.solver, self.tol, self.output, self.delta = problem, solver, tol, output, delta
+        self, problem: Problem, solver: Solver, tol: float | None, output: str, form: FixedForm | None = None,
+        delta: float | None = None,
+    ) -> None:  # fmt: skip
+        self.problem, self.solver, self.tol, self.output, self.form, self.delta = (
+            problem, solver, tol, output, form, delta
+        )  # fmt: skip
+        self.given = problem
+        self.files: CheckpointFiles | None = None
+        self.plan: dict[str, Any] = {}
         self.history: list[Record] = []
         self.seconds = 0.0
         self.series_diverged = 0
@@ -205,13 +239,17 @@ class _Run:
             earlier = earlier.state
         elif self.output == "sampled":
             raise InvalidInput("resume=state has no sampled iterate to go on from: resume from the Solution instead")
-        if not isinstance(earlier, State):
-            raise InvalidType(
-                f"resume must be a Solution or a solver's State, got {type(earlier).__name__}; "
-                "for a file use resume=bilevel.Solution.load(path)"
-            )
+        if earlier is None:
+            raise InvalidInput("the solution to resume holds no state: start a run with x0=solution.x, y0=solution.y")
         self.state = earlier
         self._check_same_problem()
+
+    def keep(self, files: CheckpointFiles | None) -> None:
+        """Write checkpoints to these files."""
+        if files is not None:
+            about = {**self.plan.get("about", {}), **files.settings.about}
+            self.files, self.plan = files, {**self.plan, "checkpoint_every": files.settings.every, "about": about}
+            files.step = self.state.step if files.resumed else None
 
     def _check_same_problem(self) -> None:
         """The state fits the functions and the set, and f has the value that was recorded there."""
@@ -231,31 +269,38 @@ class _Run:
 
     def _carry_over(self, earlier: Solution) -> None:
         """The best or sampled iterate so far, so that a resumed run ends as an uninterrupted one."""
+        x, y = earlier.x, earlier.y
+        if self.form is not None:
+            y = earlier.plan["inner_y"] if "inner_y" in earlier.plan else self.form.into(x, y)
         if self.output == "sampled":
             if earlier.output != "sampled":
                 raise InvalidInput(
                     f'output="sampled" cannot resume a run with output="{earlier.output}": its iterates are gone'
                 )
-            self.sampled = (earlier.x, earlier.y)
-        if self.output == "best" and earlier.output == "best":
-            value = float(uncounted(self.problem).linearize(earlier.x, earlier.y).upper_value)
-            self.best = (value, earlier.x, earlier.y)
+            self.sampled = (x, y)
+        if self.output == "best" and earlier.output == "best" and any(record.step > 0 for record in self.history):
+            self.best = (float(uncounted(self.problem).linearize(x, y).upper_value), x, y)
 
-    def loop(self, steps: int, evaluate_every: int, callbacks: list[Callback]) -> Solution:
-        first, last = self.state.step, self.state.step + steps
+    def loop(self, callbacks: list[Callback]) -> Solution:
+        first, last = self.state.step, self.plan["steps"]
         status = Status.STEPS
         try:
             if first == 0 and not self.history:
                 self.history.append(self._record())
-            while self.state.step < last:
+            _tell(callbacks, "begin", self.history)
+            if self.files is not None and self.files.step is None:
+                self.files.write(self._snapshot(Status.RUNNING))  # what no file can hold is known before the first step
+            stop = self._evaluate(callbacks) if self._evaluation_was_cut_short() else None
+            while self.state.step < last and stop is None:
                 if not self._advance():
                     status = Status.DIVERGED
                     break
-                if self.state.step % evaluate_every == 0 or self.state.step == last:
+                if self._due(self.plan["evaluate_every"]):
                     stop = self._evaluate(callbacks)
-                    if stop is not None:
-                        status = stop
-                        break
+                going_on = stop is None and self.state.step < last
+                if self.files is not None and going_on and self._due(self.files.settings.every):
+                    self.files.write(self._snapshot(Status.RUNNING))
+            status = stop or status
         except NotFinite:  # a set was handed such a point within a step or an evaluation
             status = Status.DIVERGED
         except (NotConverged, EmptySet) as error:  # a projection, or a set that x moved until nothing was left of it
@@ -264,9 +309,37 @@ class _Run:
             status, self.message = Status.FAILED, str(error)
         except KeyboardInterrupt:
             status = Status.INTERRUPTED
+        except BaseException as error:  # f, g or a callback failed, or memory ran out: not ours to judge
+            self._rescue(error)
+            raise
         if status in (Status.STEPS, Status.STATIONARY, Status.CERTIFIED) and self.series_diverged:
             status = Status.SERIES_DIVERGES
-        return self._solution(status)
+        return self._end(status)
+
+    def _due(self, every: int | None) -> bool:
+        """Whether this step ends a period of so many steps (default `evaluate_every`) or the run."""
+        return self.state.step % (every or self.plan["evaluate_every"]) == 0 or self.state.step == self.plan["steps"]
+
+    def _evaluation_was_cut_short(self) -> bool:
+        """The run that is resumed was stopped between a step and the evaluation that follows it."""
+        due = self._due(self.plan["evaluate_every"])
+        return due and bool(self.history) and self.history[-1].step < self.state.step
+
+    def _end(self, status: Status) -> Solution:
+        """The solution, which is also the last checkpoint; a run that did not end as planned says where it is."""
+        solution = self._snapshot(status)
+        if self.files is not None:
+            self.files.write(solution)
+            if not status.ok:
+                solution.message = ". ".join(part for part in (self.message, str(self.files)) if part)
+        solution.x, solution.y, solution.state = copy.deepcopy((solution.x, solution.y, solution.state))
+        return solution
+
+    def _rescue(self, error: BaseException) -> None:
+        """Write the last complete step before an error of others ends the run, and say where it is."""
+        if self.files is not None:
+            self.files.write(self._snapshot(Status.FAILED))
+            error.add_note(str(self.files))
 
     def _advance(self) -> bool:
         """Take one step; keep the old state when the new one is not finite."""
@@ -275,25 +348,24 @@ class _Run:
         self.seconds += time.perf_counter() - began
         if not _finite(self.problem, new):
             return False
-        self.state = new
         if self.output == "sampled":
-            self._reservoir()
+            self._reservoir(new)
+        self.state = new
         return True
 
-    def _reservoir(self) -> None:
+    def _reservoir(self, new: State) -> None:
         """Keep iterate k with probability 1/k: after K steps each of them is kept with probability 1/K."""
-        k = self.state.step
-        draw = torch.rand((), generator=self.state.noise().generator("output"), dtype=torch.float64)
-        if self.sampled is None or float(draw) * k < 1.0:
-            self.sampled = (self.state.x, self.state.y)
+        draw = torch.rand((), generator=new.noise().generator("output"), dtype=torch.float64)
+        if self.sampled is None or float(draw) * new.step < 1.0:
+            self.sampled = (new.x, new.y)
 
     def _evaluate(self, callbacks: list[Callback]) -> Status | None:
         record = self._record()
-        self.history.append(record)
-        if record.contraction is not None and record.contraction >= 1.0 - 1e-9:
-            self.series_diverged += 1
         if self.output == "best":
             self._keep_best()
+        if record.contraction is not None and record.contraction >= 1.0 - 1e-9:
+            self.series_diverged += 1
+        self.history.append(record)  # last: an evaluation that is cut short is made again when the run is resumed
         asked = [callback(record, self.state) for callback in callbacks]
         if any(answer is not None and bool(answer) for answer in asked):
             return Status.STOPPED
@@ -335,30 +407,33 @@ class _Run:
         if self.best is None or value < self.best[0]:
             self.best = (value, state.x, y)
 
-    def _solution(self, status: Status) -> Solution:
-        x, y = self.state.x, self.state.y
+    def _snapshot(self, status: Status) -> Solution:
+        """The run as it stands; its tensors are those of the run, not copies."""
+        x, y, plan = self.state.x, self.state.y, dict(self.plan)
         if self.output == "best" and self.best is not None:
             _, x, y = self.best
         if self.output == "sampled" and self.sampled is not None:
             x, y = self.sampled
+        if self.form is not None:
+            plan["inner_y"], y = y, self.form.back(x, y)
         stats: dict[str, float] = {
             "steps": self.state.step,
             "seconds": self.seconds,
             "series_diverged": self.series_diverged,
             **self.problem.costs.as_dict(),
         }
-        x, y, state = copy.deepcopy((x, y, self.state))
         return Solution(
             x=x,
             y=y,
             status=status,
             history=self.history,
             stats=stats,
-            state=state,
+            state=self.state,
             output=self.output,
             solver=repr(self.solver),
             message=self.message,
-            problem=self.problem,
+            problem=self.given,
+            plan=plan,
         )
 
 
@@ -369,7 +444,20 @@ def _fixed_form(problem: Problem, solver: Solver, x: Vector, y: Vector) -> Fixed
 
 def _in_terms_of_y(callback: Callback, form: FixedForm) -> Callback:
     """The callback of a run in y', shown y."""
-    return lambda record, state: callback(record, dataclasses.replace(state, y=form.back(state.x, state.y)))
+
+    def translated(record: Record, state: Any) -> Any:
+        return callback(record, dataclasses.replace(state, y=form.back(state.x, state.y)))
+
+    for name in ("begin", "end"):
+        if hasattr(callback, name):
+            setattr(translated, name, getattr(callback, name))
+    return translated
+
+
+def _tell(callbacks: Iterable[Callback], name: str, *arguments: Any) -> None:
+    """Call `begin` or `end` of the observers that have it."""
+    for callback in callbacks:
+        getattr(callback, name, lambda *_: None)(*arguments)
 
 
 def _finite(problem: Problem, state: State) -> bool:
@@ -394,8 +482,8 @@ def _check_settings(problem: Any, solver: Any, steps: Any, evaluate_every: Any, 
     for name, value in (("steps", steps), ("evaluate_every", evaluate_every)):
         if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
             raise InvalidInput(f"{name} must be an integer of at least 1, got {value!r}")
-    if tol is not None and not tol > 0:
-        raise InvalidInput(f"tol must be positive, got {tol!r}")
+    if tol is not None:
+        check_positive("tol", tol)
     if output not in OUTPUTS:
         raise InvalidInput(f'output must be "last", "best" or "sampled", got {output!r}')
 
@@ -411,7 +499,15 @@ def _check_delta(problem: Problem, delta: Any, tol: Any) -> None:
         raise Incompatible("delta needs the Jacobian of a projection: not with function constraints (inequality=h)")
 
 
+def _checked_callbacks(callbacks: Any) -> list[Callback]:
+    """A list of functions of (record, state)."""
+    found = list(callbacks) if isinstance(callbacks, Iterable) else [callbacks]
+    if callable(callbacks) or not all(callable(callback) for callback in found):
+        raise InvalidType(f"callbacks must be a list of functions of (record, state), got {callbacks!r}")
+    return found
+
+
 def _progress_bar(wanted: bool, steps: int, start: int) -> Any:
     from .progress import ProgressBar, Silent
 
-    return ProgressBar(steps, start) if wanted else Silent()
+    return ProgressBar(max(steps, 1), start) if wanted else Silent()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import warnings
 from dataclasses import dataclass
 
@@ -10,9 +11,9 @@ import torch
 from torch import Tensor
 
 from . import tolerances
-from .checks import check_lower_start, check_vector
+from .checks import call_function, check_count, check_lower_start, check_positive, check_vector
 from .curvature import largest_curvature
-from .errors import InvalidInput
+from .errors import NotFinite
 from .problem import Costs, Problem
 from .spaces import Space, Vector, leaves, tree_map
 
@@ -41,6 +42,15 @@ def lower_residual(problem: Problem, x: Vector, y: Vector) -> float:
     >>> lower_residual(problem, torch.tensor(1.0), torch.zeros(4))
     2.0
     """
+    x, y = (tree_map(Tensor.detach, check_vector(name, point)) for name, point in (("x", x), ("y", y)))
+    call_function(uncounted(problem).linearize(x, y), "lower", "x, y")
+    residual = _residual(problem, x, y)
+    if not math.isfinite(residual):
+        raise NotFinite(f"the residual at y of size {_size(y):.3g} is {residual}: check g, or use a wider dtype")
+    return residual
+
+
+def _residual(problem: Problem, x: Vector, y: Vector) -> float:
     constraint = problem.feasible_set(x)
     space = problem.y_space(constraint)
     moved = problem.project(constraint, space.add(y, problem.lower_grad(x, y), -1.0))
@@ -88,8 +98,9 @@ def solve_lower(
     y = check_lower_start(problem, problem.constraint_at(x), y0)
     dtype = leaves(y)[0].dtype
     tol = tolerances.lower_residual(dtype) if tol is None else tol
-    if not tol > 0:
-        raise InvalidInput(f"tol must be positive, got {tol!r}")
+    check_positive("tol", tol)
+    check_count("max_steps", max_steps)
+    call_function(uncounted(problem).linearize(x, y), "lower", "x, y0")
     return _accelerated(problem, x, problem.project(constraint, y), tol, max_steps)
 
 
@@ -97,7 +108,7 @@ def _accelerated(problem: Problem, x: Vector, y: Vector, tol: float, max_steps: 
     constraint = problem.feasible_set(x)
     space = problem.y_space(constraint)
     step = _first_step(problem, x, y)
-    best = LowerSolution(y, lower_residual(problem, x, y), 0, False)
+    best = LowerSolution(y, _residual(problem, x, y), 0, False)
     if best.residual <= tol:
         return LowerSolution(y, best.residual, 0, True)
     z, t, stalls = y, 1.0, 0  # z: the extrapolated point
@@ -116,7 +127,7 @@ def _accelerated(problem: Problem, x: Vector, y: Vector, tol: float, max_steps: 
         mapping = float(space.norm(jump)) / step
         floor = 8.0 * _eps(y) * float(space.norm(y_next)) / step
         if mapping <= max(tol, floor) or k == max_steps:
-            residual = lower_residual(problem, x, y_next)
+            residual = _residual(problem, x, y_next)
             stalls = 0 if residual < 0.5 * best.residual else stalls + 1
             if residual < best.residual:
                 best = LowerSolution(y_next, residual, k, residual <= tol)
@@ -150,6 +161,10 @@ def _safe_step(space: Space, z: Vector, gradient: Vector, z_old: Vector, gradien
     return float(space.norm(dz)) / change
 
 
+def _size(y: Vector) -> float:
+    return max(float(u.abs().max()) for u in leaves(y))
+
+
 def _eps(y: Vector) -> float:
     return torch.finfo(leaves(y)[0].dtype).eps
 
@@ -174,7 +189,7 @@ def upper_value(
     problem = uncounted(problem)
     solution = solve_lower(problem, x, y0, tol=tol, max_steps=max_steps)
     warn_if_unsolved(solution)
-    return problem.linearize(x, solution.y).upper_value
+    return call_function(problem.linearize(x, solution.y), "upper", "x, y")
 
 
 def warn_if_unsolved(solution: LowerSolution) -> None:

@@ -27,6 +27,7 @@ class Status(Enum):
     all steps were taken
     """
 
+    RUNNING = "the run goes on, or was killed after this was written; resume continues it"
     STEPS = "all steps were taken"
     STATIONARY = "the hypergradient and the lower-level residual are both within tol"
     CERTIFIED = "a certificate of (delta, eps)-stationarity with eps within tol was found"
@@ -111,9 +112,13 @@ class Solution:
     solver
         The solver and its settings, as text.
     message
-        What the part that failed had to say (`Status.FAILED`); empty otherwise.
+        What the part that failed had to say (`Status.FAILED`), and where the last good state is on the disk when the
+        run kept checkpoints and did not end as planned; empty otherwise.
     problem
         The problem that was solved, for `certificate`; not saved, so None after `load`.
+    plan
+        What resuming needs beside the state: up to which step the run was to go (`steps`), `evaluate_every`, `tol`,
+        and the facts given with `Checkpoint(about=...)`.
     """
 
     x: Vector
@@ -126,6 +131,7 @@ class Solution:
     solver: str = ""
     message: str = ""
     problem: Any = None
+    plan: dict[str, Any] = field(default_factory=dict)
 
     def rows(self) -> list[dict[str, float | None]]:
         """The history as flat rows, ready for a data frame or a CSV writer."""

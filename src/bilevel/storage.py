@@ -23,7 +23,8 @@ from .solution import OUTPUTS, Record, Solution, Status
 from .solvers.base import State
 from .spaces import Vector
 
-FORMAT, VERSION = "bilevel.Solution", 1
+FORMAT, VERSION = "bilevel.Solution", 2
+"""Version 2 added the plan of the run. A file of every version is in tests/fixtures, and stays readable."""
 
 STATES: dict[str, str | type[State]] = {
     "AiPODState": ".solvers.aipod",
@@ -64,7 +65,9 @@ def register_state(state_class: type[State]) -> type[State]:
     return state_class
 
 
-def save_solution(solution: Solution, path: str | Path, overwrite: bool = False) -> Path:
+def save_solution(
+    solution: Solution, path: str | Path, overwrite: bool = False, *, previous: Path | None = None
+) -> Path:
     """Write a solution, its state included, to one safetensors file.
 
     The file appears complete or not at all: it is written beside its place, flushed to the disk and renamed.
@@ -77,6 +80,8 @@ def save_solution(solution: Solution, path: str | Path, overwrite: bool = False)
         The file to make, usually NAME.safetensors.
     overwrite
         Replace an existing file; refused otherwise.
+    previous
+        Keep the file that is replaced under this name.
     """
     tensors = _Tensors()
     document = {
@@ -88,12 +93,15 @@ def save_solution(solution: Solution, path: str | Path, overwrite: bool = False)
         "output": solution.output,
         "solver": solution.solver,
         "message": solution.message,
+        "plan": _encode("plan", dict(solution.plan), tensors),
         "history": [_encode("history", asdict(record), tensors) for record in solution.history],
         "stats": _encode("stats", dict(solution.stats), tensors),
         "state": _encode_state(solution.state, tensors),
     }
     too_long = f"the history of {len(solution.history)} records is too long for one file: raise evaluate_every"
-    return save_document(Path(path), document, tensors.stored, too_long=too_long, overwrite=overwrite)
+    return save_document(
+        Path(path), document, tensors.stored, too_long=too_long, overwrite=overwrite, previous=previous
+    )
 
 
 def load_solution(path: str | Path, *, device: str | torch.device = "cpu") -> Solution:
@@ -236,6 +244,7 @@ def _decode_document(document: dict[str, Any], stored: dict[str, Tensor]) -> Sol
         output=document["output"],
         solver=str(document["solver"]),
         message=str(document.get("message", "")),
+        plan=_plan(_decode(document["plan"], stored)) if document["version"] >= 2 else {},
         history=[Record(**_checked_fields("a record", row, Record)) for row in history],
         stats=_numbers(_decode(document["stats"], stored)),
         state=_decode_state(document["state"], stored),
@@ -266,6 +275,18 @@ def _vector(name: str, value: Any) -> Vector:
     entries = value.values() if isinstance(value, dict) and value else [value]
     if not all(isinstance(entry, Tensor) for entry in entries):
         raise InvalidInput(f"{name} is neither a tensor nor a dictionary of tensors")
+    return value
+
+
+def _plan(value: Any) -> dict[str, Any]:
+    """The plan, whose counts are counts: they decide how long a resumed run takes."""
+    if not isinstance(value, dict) or not isinstance(value.get("about", {}), dict):
+        raise InvalidInput("the plan of the run is not a dictionary")
+    for name in ("steps", "evaluate_every"):
+        if name in value and (type(value[name]) is not int or value[name] < 1):
+            raise InvalidInput(f"the plan of the run has {name} = {value[name]!r} instead of a count")
+    if "inner_y" in value:
+        _vector("plan.inner_y", value["inner_y"])
     return value
 
 

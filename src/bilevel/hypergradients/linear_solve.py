@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Real
 from typing import Literal
 
 from .. import tolerances
@@ -49,7 +50,7 @@ class LinearSolve:
 
     def __post_init__(self) -> None:
         check_eta(self.eta)
-        if self.tol is not None and not 0 < self.tol < 1:
+        if self.tol is not None and not (isinstance(self.tol, Real) and 0 < self.tol < 1):
             raise InvalidInput(f"tol must lie between 0 and 1, got {self.tol!r}")
         if not isinstance(self.max_iterations, int) or self.max_iterations < 1:
             raise InvalidInput(f"max_iterations must be a positive integer, got {self.max_iterations!r}")

@@ -6,7 +6,18 @@ import torch
 from torch import Tensor
 
 from ..errors import EmptySet, InvalidInput
-from .base import ConvexSet, Face, as_point, can_look_at_values, event_norm, parameter, per_point, show, tracked
+from .base import (
+    ConvexSet,
+    Face,
+    as_point,
+    can_look_at_values,
+    event_norm,
+    parameter,
+    per_point,
+    show,
+    tracked,
+    widened,
+)
 
 
 class HalfSpace(ConvexSet):
@@ -43,7 +54,13 @@ class HalfSpace(ConvexSet):
         normal = as_point(self.normal, z, name="normal")
         scale = normal.detach().abs().amax(-1, keepdim=True)
         n = normal / scale
-        gap = (z * n).sum(-1, keepdim=True) - per_point(self.offset, z, name="offset") / scale
+        level = per_point(self.offset, z, name="offset") / scale
+        if can_look_at_values() and not bool(torch.isfinite(level).all()):
+            raise InvalidInput(
+                f"{type(self).__name__}: the normal is so small that offset / |normal| overflows in {z.dtype}: "
+                "use a smaller unit for both, or z.double()"
+            )
+        gap = (z * n).sum(-1, keepdim=True) - level
         return gap / n.square().sum(-1, keepdim=True), n
 
     def _slack(self, z: Tensor) -> Tensor:
@@ -198,11 +215,17 @@ class AffineSet(ConvexSet):
         if tracked(self.matrix):  # the same formula, differentiable in the matrix
             scale = self._scale.to(z)
             matrix = self.matrix.to(z) * scale[:, None]
-            pseudo = torch.linalg.pinv(matrix, rtol=self._cut)
+            pseudo = torch.linalg.pinv(widened(matrix), rtol=self._cut).to(z)
             return z - (z @ matrix.T - self.offset.to(z) * scale) @ pseudo.T
         rows = self._rows.to(z)
         y = z - self._gap(z) @ rows
-        return y - self._gap(y) @ rows  # removes the rounding of a far z
+        rounding = torch.finfo(z.dtype).eps * z.detach().abs()
+        for _ in range(20):  # each step leaves the rounding of the one before: once is enough unless z is very far
+            y = y - self._gap(y) @ rows
+            if not can_look_at_values() or bool((rounding.amax(-1) <= y.detach().abs().amax(-1)).all()):
+                break
+            rounding = torch.finfo(z.dtype).eps * rounding
+        return y
 
     def _check_size(self, z: Tensor) -> None:
         if z.shape[-1] != self.matrix.shape[1]:

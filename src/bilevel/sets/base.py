@@ -177,6 +177,7 @@ def tensor_of_points(owner: str, z: Any, event_ndim: int) -> Tensor:
     if not isinstance(z, Tensor):
         hint = "for dictionaries use ProductSet" if isinstance(z, dict) else "use torch.as_tensor(z)"
         raise InvalidType(f"{owner} takes a tensor, got {type(z).__name__}: {hint}")
+    check_holds_values("the point", z)
     if not z.is_floating_point():
         raise InvalidType(f"{owner} takes floating-point tensors, got {z.dtype}: use z.double()")
     if z.ndim < event_ndim:
@@ -186,6 +187,14 @@ def tensor_of_points(owner: str, z: Any, event_ndim: int) -> Tensor:
     if 0 in z.shape[z.ndim - event_ndim :]:
         raise InvalidInput(f"{owner}: a point of shape {tuple(z.shape)} has no entries: give at least one")
     return z
+
+
+def check_holds_values(name: str, tensor: Tensor) -> None:
+    """Refuse tensors that have no numbers in memory, or have them in another way than by strides."""
+    if tensor.device.type == "meta":
+        raise InvalidInput(f"{name} is on the device 'meta', where tensors have a shape and no values: make it anew")
+    if tensor.layout != torch.strided:
+        raise InvalidType(f"{name} has the layout {tensor.layout}: use to_dense()")
 
 
 def check_finite(owner: str, z: Tensor, event_ndim: int) -> None:
@@ -273,6 +282,7 @@ class RoundedFace(Face):
 def parameter(name: str, value: Any, *, low: float = -math.inf, strict: bool = False) -> float | Tensor:
     """A checked scalar or tensor parameter of a set: finite and at least (strictly above) `low`."""
     if isinstance(value, Tensor):
+        check_holds_values(name, value)
         if not value.is_floating_point():
             raise InvalidType(f"{name} has dtype {value.dtype}: give a floating-point tensor")
         if value.numel() == 0:

@@ -9,7 +9,17 @@ import torch
 from torch import Tensor
 
 from ..errors import EmptySet, InvalidInput, InvalidType
-from .base import ConvexSet, Face, as_point, can_look_at_values, parameter, per_point, rounding_scale, show
+from .base import (
+    ConvexSet,
+    Face,
+    as_point,
+    can_look_at_values,
+    check_holds_values,
+    parameter,
+    per_point,
+    rounding_scale,
+    show,
+)
 
 
 class Box(ConvexSet):
@@ -150,6 +160,7 @@ class Coordinates(Face):
 def bound(name: str, value: Any) -> float | Tensor:
     """A checked bound: numbers, infinite ones included, but no NaN."""
     if isinstance(value, Tensor):
+        check_holds_values(name, value)
         if not value.is_floating_point():
             raise InvalidType(f"{name} has dtype {value.dtype}: give a floating-point tensor")
         if can_look_at_values() and bool(torch.isnan(value).any()):

@@ -68,8 +68,12 @@ def _search(z: Tensor, weight: Tensor, lower: Tensor, upper: Tensor, total: Tens
     some = length > 0
     safe = torch.where(some, length, 1)
     held = torch.where(free, z, torch.where(below, low, high))
-    level = ((slope * held).sum(-1, keepdim=True) - total) / safe / safe
-    anchor = torch.where(torch.isfinite(t_left), t_left, torch.where(torch.isfinite(t_right), t_right, 0))
+    excess = (slope * held).sum(-1, keepdim=True) - total
+    level = excess / safe / safe
+    # Without a free entry any level between the two will do; if the sum is too large there, then the entry that should
+    # be free is one whose breaks coincide in rounding, at the right end: the second search will see them apart.
+    at_right = torch.isfinite(t_right) & ((excess > 0) | ~torch.isfinite(t_left))
+    anchor = torch.where(at_right, t_right, torch.where(torch.isfinite(t_left), t_left, 0))
     at_lower = torch.where(flip, ~(free | below), below)
     return Section(free, at_lower, torch.where(some, level, anchor))
 

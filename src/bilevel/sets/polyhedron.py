@@ -56,6 +56,8 @@ class Polyhedron(ConvexSet):
         self._last = torch.zeros(0 if self.G is None else len(self.G), dtype=torch.bool)
         # A set that follows x is rebuilt at every step: then only a projection notices that it is empty.
         if can_look_at_values() and not any(value.requires_grad for value in self.tensor_parameters().values()):
+            if not bool(torch.isfinite(self.system()[1]).all()):
+                raise InvalidInput("Polyhedron: a row of G or A is so short that dividing by its length overflows")
             self._check_not_empty()
 
     def system(self) -> tuple[Tensor, Tensor]:
@@ -75,8 +77,7 @@ class Polyhedron(ConvexSet):
 
     def _active(self, z: Tensor, rows: Tensor, side: Tensor) -> Tensor:
         """Mask (..., M) of the rows that hold P(z) back, the equations included."""
-        if z.shape[-1] != self.size:
-            raise InvalidInput(f"points have {z.shape[-1]} entries, the polyhedron lives in dimension {self.size}")
+        self._check_dimension(z)
         fixed, m = rows.detach(), len(self.independent)
         left = side.detach() - z.detach().double() @ fixed.mT
         rounding = side.detach().abs() + event_norm(z.detach().double(), keepdim=True)
@@ -85,6 +86,10 @@ class Polyhedron(ConvexSet):
         if can_look_at_values() and active.numel():
             self._last = active.reshape(-1, active.shape[-1])[-1]
         return torch.cat([torch.ones_like(left[..., :m], dtype=torch.bool), active], -1)
+
+    def _check_dimension(self, z: Tensor) -> None:
+        if z.shape[-1] != self.size:
+            raise InvalidInput(f"points have {z.shape[-1]} entries, the polyhedron lives in dimension {self.size}")
 
     def _held(self, z: Tensor) -> tuple[HeldRows, Tensor, Tensor]:
         """The active rows at z, and all rows and right-hand sides."""
@@ -108,6 +113,7 @@ class Polyhedron(ConvexSet):
         return PolyhedronFace(self, held, z.double(), rows.detach(), side.detach())
 
     def excess(self, y: Tensor) -> tuple[Tensor, Tensor, str]:
+        self._check_dimension(y)
         rows, side = (value.detach() for value in self.system())
         over, m = y.double() @ rows.mT - side, len(self.independent)
         amount = torch.cat([over[..., :m].abs(), over[..., m:].clamp_min(0)], -1).amax(-1)

@@ -53,6 +53,8 @@ def _one_radius(z: Tensor, radius: float | Tensor) -> float | None:
     """The radius as a number, when z is one vector, in float32 or float64, of which no derivative is asked."""
     if z.ndim != 1 or z.numel() == 0 or z.dtype not in (torch.float32, torch.float64) or tracked(z):
         return None
+    if z.is_meta or z.is_sparse:  # `checked` says what is wrong with them
+        return None
     if isinstance(radius, Tensor) and (radius.ndim or tracked(radius)):
         return None
     return number if (number := float(radius)) <= largest(z.dtype) else None

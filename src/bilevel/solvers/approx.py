@@ -67,7 +67,7 @@ class Approx:
     def __post_init__(self) -> None:
         check_step_rule(self.step_rule, self.upper_step)
         check_positive("tolerance", self.tolerance)
-        if not 0 < self.decay < 1:
+        if not (isinstance(self.decay, float) and 0 < self.decay < 1):
             raise InvalidInput(
                 f"decay must lie between 0 and 1 so that the tolerances are summable, got {self.decay!r}"
             )

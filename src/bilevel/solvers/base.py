@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from ..checks import check_count as check_count
+from ..checks import check_positive as check_positive
 from ..errors import Incompatible, InvalidInput
 from ..problem import Problem
 from ..randomness import Noise, Seeds
@@ -185,18 +186,6 @@ def batch_of(problem: Problem, noise: Noise, y: Vector, index: int = 0) -> Any:
 def device_of(y: Vector) -> Any:
     """The device of the first tensor of a vector."""
     return leaves(y)[0].device
-
-
-def check_positive(name: str, value: Any) -> None:
-    """A positive, finite number."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise InvalidInput(f"{name} must be a positive number, got {value!r}")
-
-
-def check_count(name: str, value: Any) -> None:
-    """An integer of at least 1."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InvalidInput(f"{name} must be an integer of at least 1, got {value!r}")
 
 
 def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:

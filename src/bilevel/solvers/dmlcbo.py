@@ -118,7 +118,7 @@ class DMLCBO:
                 _positive(name, getattr(self, name))
         if not (isinstance(self.delay, int | float) and self.delay >= 0):
             raise InvalidInput(f"delay (m) must be at least 0, got {self.delay!r}")
-        if not 0 <= self.moment_decay < 1:
+        if not (isinstance(self.moment_decay, int | float) and 0 <= self.moment_decay < 1):
             raise InvalidInput(f"moment_decay must lie in [0, 1), got {self.moment_decay!r}")
         if self.largest_scale != "auto" and self.smallest_scale > self.largest_scale:
             raise InvalidInput(

@@ -290,7 +290,10 @@ def test_a_full_disk_leaves_nothing_half_written(forest, capsys, monkeypatch):
     before = forest.files()
     monkeypatch.setattr(pd.DataFrame, "to_parquet", full)
     assert forest.clean(*QUICK, "--report", "r.html", "--out", "weights.parquet") == 2
-    assert "nothing was written, since writing failed (No space left on device)" in capsys.readouterr().err
+    assert (
+        "weights.parquet could not be written (No space left on device), and nothing was changed"
+        in capsys.readouterr().err
+    )
     assert forest.files() == before
 
 

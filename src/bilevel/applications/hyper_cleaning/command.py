@@ -15,7 +15,7 @@ import shlex
 import sys
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass
 from datetime import datetime
@@ -26,7 +26,7 @@ import numpy as np
 import pandas as pd
 
 from ..._version import __version__
-from ...errors import InvalidInput, MissingExtra
+from ...errors import InvalidInput, MissingExtra, shown
 from ...files import write_together
 from .estimator import HyperCleaner
 from .model_file import SavedCleaner, cleaner_writer, load_cleaner
@@ -203,17 +203,7 @@ def write_outputs(request: Request, data: Data, fitted: Fitted, result: Cleaning
 
         page = render_report(result)
         writers[request.report] = lambda temporary: temporary.write_text(page, encoding="utf-8")
-    write_files(writers, force=request.force)
-
-
-def write_files(writers: Mapping[Path, Callable[[Path], Any]], *, force: bool) -> None:
-    """None of them before the contents of all are safe; a full disk is a message, not a traceback."""
-    try:
-        write_together(writers, overwrite=force)
-    except InvalidInput:
-        raise
-    except OSError as error:
-        raise InvalidInput(f"nothing was written, since writing failed ({error.strerror or error})") from None
+    write_together(writers, overwrite=request.force)
 
 
 # --- the screen -------------------------------------------------------------------------------------------------------
@@ -243,7 +233,7 @@ def show(request: Request, result: CleaningResult) -> None:
 
 def print_note(text: str) -> None:
     """A line on standard error."""
-    sys.stderr.write(f"bilevel: {text}\n")
+    sys.stderr.write(f"bilevel: {shown(text)}\n")
 
 
 def summary(result: CleaningResult) -> Grid:
@@ -292,7 +282,7 @@ def printable(text: str, style: str = "") -> Text:
     >>> printable("[red]a\\x1b[2Jb").plain
     '[red]a\\\\x1b[2Jb'
     """
-    return Text("".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in text), style)
+    return Text(shown(text).replace("\n", "\\n"), style)
 
 
 # --- bilevel predict --------------------------------------------------------------------------------------------------
@@ -314,7 +304,7 @@ def predict(
     if out is None:
         table_writer(frame, Path("-.csv"))(sys.stdout)  # type: ignore[arg-type]
         return FINISHED
-    write_files({out: table_writer(frame, out)}, force=force)
+    write_together({out: table_writer(frame, out)}, overwrite=force)
     print_note(f"{len(frame):,} predictions are in {out}")
     return FINISHED
 

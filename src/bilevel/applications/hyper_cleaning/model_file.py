@@ -32,6 +32,8 @@ FACTS = ("n_iter_", "noise_", "radius_", "selection_", "separate_trusted_", "sta
 """Stored as JSON, to describe the fit."""
 ISSUES = ("is_label_issue", "label_quality", "given_label", "predicted_label")
 """Stored as tensors, labels as numbers of classes."""
+LARGEST_LABELS = 100_000_000
+"""Bytes that the class labels of a file may fill."""
 LABEL_TYPES = {"int": int, "float": float, "bool": bool, "str": str}
 
 
@@ -147,6 +149,8 @@ def _decode_labels(content: Any) -> np.ndarray:
     values, dtype = content["values"], np.dtype(content["dtype"])
     if dtype.kind not in "biufUO" or len(values) < 2 or {type(value).__name__ for value in values} - set(LABEL_TYPES):
         raise InvalidInput("the class labels are damaged")
+    if dtype.itemsize * len(values) > LARGEST_LABELS:  # a text type may claim any length
+        raise InvalidInput(f"the class labels need {dtype.itemsize * len(values):,} bytes")
     return np.array(values, dtype=dtype)
 
 

@@ -9,8 +9,10 @@ import codecs
 import csv
 import io
 import math
+import os
 import re
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,12 +26,15 @@ from ...files import FileMissing
 try:
     import pandas as pd
     import pyarrow
+    import pyarrow.compute as compute
     import pyarrow.parquet as parquet
 except ImportError:
     raise MissingExtra("Reading tables", "apps") from None
 
 TEXT_FILES, PARQUET_FILES = (".csv", ".tsv", ".txt"), (".parquet", ".pq")
 SEPARATORS = ",;\t|"
+LARGEST_TABLE = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2 if hasattr(os, "sysconf") else 2**34
+"""Bytes of memory that a table may fill: half of what the machine has."""
 MOSTLY = 0.8
 """A column with at least this share of numbers is meant to hold numbers."""
 TRUE_WORDS = ("true", "t", "yes", "y", "x", "checked", "1", "1.0")
@@ -114,6 +119,8 @@ def read_table(path: Path, *, texts: Iterable[str] = ()) -> Table:
         raise InvalidInput(f"{path} is a folder: name a CSV or Parquet file in it")
     if not path.exists():
         raise FileMissing(f"{path}: there is no such file")
+    if not path.is_file():  # a device or a pipe need not end
+        raise InvalidInput(f"{path} is not a regular file")
     check_ending(path)
     try:
         frame = _read_parquet(path) if path.suffix.lower() in PARQUET_FILES else _read_text(path, set(texts))
@@ -212,7 +219,7 @@ def _check_names(path: Path, names: Sequence[str]) -> None:
     nameless = [place + 1 for place, name in enumerate(names) if not name]
     if nameless:
         raise InvalidInput(f"{path}: column {nameless[0]} has no name in the header")
-    twice = sorted({name for name in names if names.count(name) > 1})
+    twice = sorted(name for name, count in Counter(names).items() if count > 1)
     if twice:
         raise InvalidInput(f"{path} has more than one column named {listed(twice)}: names must differ")
 
@@ -223,12 +230,46 @@ def _read_parquet(path: Path) -> pd.DataFrame:
     try:
         content = parquet.ParquetFile(path)
         _check_names(path, [name.strip() for name in content.schema_arrow.names])
-        frame = content.read().to_pandas().reset_index(drop=True)
-    except pyarrow.ArrowException as error:
+        frame = _expanded(path, content).to_pandas().reset_index(drop=True)
+    except (pyarrow.ArrowException, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
         reason = str(error).splitlines()[0]
         raise InvalidInput(f"{path} is not a Parquet file, or it is damaged ({reason})") from None
     frame.columns = [str(name).strip() for name in frame.columns]
     return frame
+
+
+def _expanded(path: Path, content: parquet.ParquetFile) -> pyarrow.Table:
+    """The table, whose size in memory is known before it is made: a few bytes may stand for billions of cells."""
+    groups = [content.metadata.row_group(i) for i in range(content.metadata.num_row_groups)]
+    chunks = [group.column(i) for group in groups for i in range(group.num_columns)]
+    _check_size(path, sum(max(8 * chunk.num_values, chunk.total_uncompressed_size) for chunk in chunks))
+    texts = [field.name for field in content.schema_arrow if _is_text(field.type)]
+    table = parquet.ParquetFile(path, read_dictionary=texts).read()  # each different text once
+    lengths_of: Any = getattr(compute, "binary_length")  # noqa: B009  (made at run time)
+    lengths = [
+        int(lengths_of(chunk.dictionary).take(chunk.indices.drop_null()).to_numpy(zero_copy_only=False).sum())
+        for name in texts
+        for chunk in table.column(name).chunks
+    ]
+    _check_size(path, sum(lengths))
+    return table.cast(content.schema_arrow)
+
+
+def _is_text(kind: Any) -> bool:
+    types = pyarrow.types
+    if types.is_dictionary(kind):
+        kind = kind.value_type
+    return types.is_string(kind) or types.is_large_string(kind) or types.is_binary(kind) or types.is_large_binary(kind)
+
+
+def _check_size(path: Path, size: int) -> None:
+    if size > LARGEST_TABLE:
+        raise InvalidInput(
+            f"{path} would fill {size / 1e9:,.1f} GB of memory, and this machine can spare "
+            f"{LARGEST_TABLE / 1e9:,.1f} GB: leave out rows or columns"
+        )
 
 
 def _is_number(text: str) -> bool:

@@ -1,0 +1,154 @@
+"""Checkpoints: the newest complete state of a run on the disk, and the one before it, should that be damaged.
+
+    run.safetensors             written beside its place, flushed to the disk, renamed
+    run.previous.safetensors    what run.safetensors was before
+
+A checkpoint is a saved `Solution`: `Solution.load` reads it, and `minimize(problem, resume="run.safetensors")` goes on
+from it with the same bits as a run that never stopped.
+"""
+
+from __future__ import annotations
+
+import shlex
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from .checks import check_count
+from .errors import InvalidInput, InvalidType
+from .files import Damaged, FileExists, FileMissing, NotWritten, check_writable, is_intact, remove_temporaries
+from .solution import Solution
+from .storage import load_solution, save_solution
+
+Fact = str | int | float | bool | None
+
+
+class CheckpointWarning(UserWarning):
+    """A checkpoint could not be written, or was damaged and the one before it is used."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Where and how often `minimize` writes the state of its run.
+
+    Parameters
+    ----------
+    path
+        The file, usually NAME.safetensors; the one before it is kept as NAME.previous.safetensors.
+    every
+        Write after so many steps; default at every evaluation. The end of a run is always written.
+    about
+        Facts to keep with the run, by name: texts and numbers. `bilevel resume` shows them.
+
+    Examples
+    --------
+    >>> Checkpoint("run.safetensors", every=500).previous.name
+    'run.previous.safetensors'
+    """
+
+    path: str | Path
+    every: int | None = field(default=None, kw_only=True)
+    about: Mapping[str, Fact] = field(default_factory=dict, kw_only=True)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.path, str | Path) or not str(self.path):
+            raise InvalidType(f"checkpoint must be a path such as 'run.safetensors', got {self.path!r}")
+        if self.every is not None:
+            check_count("every", self.every)
+        facts = self.about.items() if isinstance(self.about, Mapping) else [("about", self.about)]
+        for name, value in facts:
+            if not isinstance(self.about, Mapping) or not isinstance(name, str) or not isinstance(value, Fact):
+                raise InvalidType(f"about holds texts and numbers by name, got {name!r}: {value!r}")
+
+    @classmethod
+    def of(cls, checkpoint: str | Path | Checkpoint) -> Checkpoint:
+        """A path, or the given settings."""
+        return checkpoint if isinstance(checkpoint, Checkpoint) else cls(checkpoint)
+
+    @property
+    def previous(self) -> Path:
+        """The file that keeps the state before the newest."""
+        return previous_of(Path(self.path))
+
+
+def previous_of(path: Path) -> Path:
+    """The file that keeps the checkpoint before the one in `path`."""
+    path = path.resolve() if path.is_symlink() else path
+    return path.with_name(f"{path.stem}.previous{path.suffix}")
+
+
+def load_checkpoint(path: str | Path) -> Solution:
+    """The newest state of a run: `path`, or if that is damaged or missing the one before it, with a warning."""
+    path, before = Path(path), previous_of(Path(path))
+    try:
+        return load_solution(path)
+    except (Damaged, FileMissing) as error:
+        try:
+            solution = load_solution(before)
+        except FileMissing:
+            raise error from None
+        except Damaged as second:
+            raise Damaged(f"{error}; and {second}") from None
+        step = f"{solution.stats.get('steps', 0):g}"
+        warnings.warn(f"{error}. The one before it is used: {before}, step {step}", CheckpointWarning, stacklevel=3)
+        return solution
+
+
+class CheckpointFiles:
+    """The checkpoint of one run, and the one before it, as they are on the disk.
+
+    Parameters
+    ----------
+    settings
+        Where they are.
+    resumed
+        The file the run goes on from, which it may replace; any other file is left alone.
+    """
+
+    def __init__(self, settings: Checkpoint, resumed: Path | None = None) -> None:
+        self.settings, self.path = settings, Path(settings.path)
+        self.step: int | None = None  # of the newest state on the disk
+        check_writable(self.path, overwrite=True)
+        self.resumed = same = resumed is not None and resumed.resolve() == self.path.resolve()
+        for old in (self.path, settings.previous):
+            remove_temporaries(old)
+            if old.exists() and not same:
+                raise FileExists(
+                    f"{old} exists and was left as it is: resume={str(self.path)!r} goes on from it; to start anew, "
+                    "choose another name or delete it"
+                )
+        self._newest_is_good = same and is_intact(self.path)
+
+    def write(self, solution: Solution) -> bool:
+        """Make `solution` the newest checkpoint; a full disk is a warning, and leaves what was there.
+
+        What no file can hold, such as the state of a solver that is not registered, is an error at the first one.
+        """
+        keep = self.settings.previous if self._newest_is_good else None
+        try:
+            save_solution(solution, self.path, overwrite=True, previous=keep)
+        except (NotWritten, InvalidInput) as error:
+            if self.step is None and isinstance(error, InvalidInput):
+                raise
+            warnings.warn(f"{error}. {self}", CheckpointWarning, stacklevel=2)
+            return False
+        self._newest_is_good, self.step = True, solution.state.step
+        return True
+
+    def __str__(self) -> str:
+        if self.step is None:
+            return "No state of this run has been written yet"
+        return (
+            f"Step {self.step} is in {self.path}: minimize(..., resume={str(self.path)!r}) or bilevel resume "
+            f"{shlex.quote(str(self.path))} goes on from there"
+        )
+
+
+def start_checkpoints(checkpoint: str | Path | Checkpoint | None, resume: object = None) -> CheckpointFiles | None:
+    """The files of a run that is about to begin, or None when it keeps none."""
+    if checkpoint is None:
+        return None
+    if not isinstance(checkpoint, str | Path | Checkpoint):
+        raise InvalidInput(f"checkpoint must be a path or bilevel.Checkpoint(...), got {checkpoint!r}")
+    return CheckpointFiles(Checkpoint.of(checkpoint), Path(resume) if isinstance(resume, str | Path) else None)

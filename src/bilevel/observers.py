@@ -1,0 +1,194 @@
+"""Observers: what `minimize(callbacks=[...])` tells about a run, to files and to TensorBoard.
+
+An observer is any function of (record, state); a true answer ends the run. One that needs to know when the run begins
+and ends has the methods of `Observer` too. Those here write every record, one line each, flushed at once, so that a run
+that is killed loses none; a run that is resumed goes on in the same file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import json
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from .errors import InvalidInput, MissingExtra
+from .files import FileExists, check_writable, write_atomically
+from .solution import Record
+
+
+class ObserverWarning(UserWarning):
+    """An observer could not write; the run goes on without it."""
+
+
+@runtime_checkable
+class Observer(Protocol):
+    """A callback of `minimize` that is told when a run begins and ends; `begin` and `end` may also be left out."""
+
+    def begin(self, history: Sequence[Record]) -> None:
+        """The run begins; `history` holds the record of its start or, when it is resumed, all its records so far."""
+        ...
+
+    def __call__(self, record: Record, state: Any) -> Any:
+        """An evaluation; something true ends the run."""
+        ...
+
+    def end(self) -> None:
+        """The run has ended, well or not."""
+        ...
+
+
+class _Lines:
+    """One line per record in a text file."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._file: Any = None
+        check_writable(self.path, overwrite=True)
+
+    def begin(self, history: Sequence[Record]) -> None:
+        """Write the records so far; a file that is not the log of this run is left alone."""
+        start = "".join(self._head(record) + self._line(record) for record in history[:1])
+        if self.path.exists() and not (start and self._begins_with(start)):
+            raise FileExists(f"{self.path} exists and was left as it is: choose another name or delete it")
+        text = start + "".join(map(self._line, history[1:]))
+        write_atomically(
+            self.path, lambda temporary: temporary.write_text(text, encoding="utf-8", newline=""), overwrite=True
+        )
+        self._file = self.path.open("a", encoding="utf-8", newline="")
+
+    def __call__(self, record: Record, state: Any) -> None:
+        if self._file is None:
+            return
+        try:
+            head = "" if self._file.tell() else self._head(record)  # a run resumed from a state has no history
+            self._file.write(head + self._line(record))
+            self._file.flush()
+        except OSError as error:
+            warnings.warn(
+                f"{self.path} could not be written at step {record.step} ({error.strerror}): the run goes on without",
+                ObserverWarning,
+                stacklevel=2,
+            )
+            with contextlib.suppress(OSError):
+                self._file.close()
+            self._file = None
+
+    def end(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _begins_with(self, start: str) -> bool:
+        """Whether the file is the log of this run: the seconds of the first record tell runs apart."""
+        with self.path.open(encoding="utf-8", errors="replace", newline="") as file:
+            return file.read(len(start)) == start
+
+    def _head(self, record: Record) -> str:
+        return ""
+
+    def _line(self, record: Record) -> str:
+        raise NotImplementedError
+
+
+class CSVFile(_Lines):
+    """Every record of a run as a row of a CSV file, with the names of its numbers above.
+
+    Parameters
+    ----------
+    path
+        The file to make. When a run is resumed, its own file is brought to the state of the checkpoint and continued.
+
+    Examples
+    --------
+    >>> import bilevel, torch, tempfile
+    >>> problem = bilevel.Problem(lambda x, y: (y - 1).square().sum(), lambda x, y: (y - x).square().sum())
+    >>> path = Path(tempfile.mkdtemp()) / "run.csv"
+    >>> run = {"steps": 20, "evaluate_every": 10, "callbacks": [CSVFile(path)]}
+    >>> solution = bilevel.minimize(problem, torch.zeros(2), torch.zeros(2), **run)
+    >>> [line.split(",")[0] for line in path.read_text().splitlines()]
+    ['step', '0', '10', '20']
+    """
+
+    def _head(self, record: Record) -> str:
+        return _csv_line(flat(record))
+
+    def _line(self, record: Record) -> str:
+        return _csv_line("" if value is None else value for value in flat(record).values())
+
+
+class JSONLines(_Lines):
+    """Every record of a run as one line of JSON; what is not a number is null.
+
+    Parameters
+    ----------
+    path
+        The file to make. When a run is resumed, its own file is brought to the state of the checkpoint and continued.
+    """
+
+    def _line(self, record: Record) -> str:
+        values = {key: value if _is_number(value) else None for key, value in flat(record).items()}
+        return json.dumps(values, allow_nan=False) + "\n"
+
+
+class TensorBoard:
+    """Every record of a run as scalars for TensorBoard, which is an extra: pip install 'bilevel[tensorboard]'.
+
+    Parameters
+    ----------
+    folder
+        Where the event files go. When a run is resumed, what was written after its checkpoint is hidden.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise MissingExtra("TensorBoard", "tensorboard") from None
+        self.folder, self._make = Path(folder), SummaryWriter
+        self._writer: Any = None
+        if self.folder.exists() and not self.folder.is_dir():
+            raise InvalidInput(f"{self.folder} is a file: TensorBoard writes to a folder")
+
+    def begin(self, history: Sequence[Record]) -> None:
+        """Open the event file."""
+        resumed = len(history) > 1
+        self._writer = self._make(str(self.folder), purge_step=history[-1].step + 1 if resumed else None)
+        if history and not resumed:
+            self(history[0], None)
+
+    def __call__(self, record: Record, state: Any) -> None:
+        for name, value in flat(record).items():
+            if name != "step" and _is_number(value):
+                self._writer.add_scalar(f"bilevel/{name}", value, record.step)
+        self._writer.flush()
+
+    def end(self) -> None:
+        """Close the event file."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+
+def flat(record: Record) -> dict[str, Any]:
+    """The numbers of a record by name, those of `costs` among them."""
+    values = asdict(record)
+    values.update(values.pop("costs"))
+    return values
+
+
+def _csv_line(values: Any) -> str:
+    line = io.StringIO()
+    csv.writer(line).writerow(values)
+    return line.getvalue()
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)

@@ -1,0 +1,77 @@
+"""Runs that are killed: reads lines SECONDS PATH, and for each starts a run that it kills then.
+
+Every run is a process of its own, forked from this one, which has imported everything but done nothing yet. 0 seconds
+mean that it may live. When the run has ended, one way or the other, the seconds it lasted are printed.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import bilevel
+
+STEPS, EVERY = 40, 4
+
+
+def problem() -> bilevel.Problem:
+    """Weighted least squares in batches over an l1 ball: data, truncation and smoothing are all random."""
+    generator = torch.Generator().manual_seed(0)
+    rows, labels = torch.randn(60, 8, generator=generator).double(), torch.randn(60, generator=generator).double()
+
+    def upper(x: Any, y: Any, batch: Any) -> torch.Tensor:
+        return (rows[:20] @ y["weight"] + y["bias"] - labels[:20]).square().mean()
+
+    def lower(x: Any, y: Any, batch: Any) -> torch.Tensor:
+        index = torch.arange(40) if batch is None else batch
+        errors = (rows[20:][index] @ y["weight"] + y["bias"] - labels[20:][index]).square()
+        return (x[index].sigmoid() * errors).mean() + 0.1 * (y["weight"].square().sum() + y["bias"].square().sum())
+
+    return bilevel.Problem(
+        upper,
+        lower,
+        bilevel.sets.ProductSet({"weight": bilevel.sets.L1Ball(1.0), "bias": bilevel.sets.FreeSpace()}),
+        sampler=lambda generator: torch.randint(40, (10,), generator=generator),
+        x0=torch.zeros(40).double(),
+        y0={"weight": torch.zeros(8).double(), "bias": torch.zeros(1).double()},
+    )
+
+
+def settings() -> dict[str, Any]:
+    """What the undisturbed run, the killed one and the resumed one share."""
+    estimator = bilevel.Neumann(terms=4, eta=0.2, truncation="random", smoothing=bilevel.Perturbed(radius=0.1))
+    return {"solver": bilevel.DMLCBO(hypergradient=estimator), "output": "sampled", "evaluate_every": 10}
+
+
+def run(path: str | None = None) -> bilevel.Solution:
+    """From the start to the end, unless somebody intervenes."""
+    checkpoint = None if path is None else bilevel.Checkpoint(path, every=EVERY)
+    return bilevel.minimize(problem(), steps=STEPS, seed=7, checkpoint=checkpoint, **settings())
+
+
+def resume(path: Path) -> bilevel.Solution:
+    """What a user does after a crash: go on if there is a checkpoint, else begin."""
+    if not (path.exists() or bilevel.Checkpoint(path).previous.exists()):
+        return run(str(path))
+    return bilevel.minimize(problem(), resume=path, checkpoint=bilevel.Checkpoint(path, every=EVERY), **settings())
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    for line in sys.stdin:
+        delay, _, path = line.strip().partition(" ")
+        began, child = time.perf_counter(), os.fork()
+        if child == 0:
+            run(path)
+            os._exit(0)
+        time.sleep(float(delay))
+        if float(delay):
+            os.kill(child, signal.SIGKILL)  # nobody has waited for it yet: the number is still its own
+        os.waitpid(child, 0)
+        print(time.perf_counter() - began, flush=True)  # noqa: T201
