@@ -163,7 +163,7 @@ def minimize(
     if solver is None and isinstance(earlier, Solution) and earlier.solver not in ("", repr(DMLCBO())):
         raise InvalidInput(f"the run to resume used {earlier.solver}: pass it as solver=...")
     solver = DMLCBO() if solver is None else solver
-    form, given = None, problem
+    form = None
     if problem.moving:
         state = earlier.state if isinstance(earlier, Solution) else earlier
         x, y = check_start(uncounted(problem), x0, y0) if state is None else (state.x, state.y)
@@ -173,12 +173,11 @@ def minimize(
                 raise InvalidInput(
                     "this solver rewrites a set that moves: resume from the Solution, not from its state"
                 )
-            problem, callbacks = form.problem, [_in_terms_of_y(callback, form) for callback in callbacks]
+            callbacks = [_in_terms_of_y(callback, form) for callback in callbacks]
             if earlier is None:
                 x0, y0 = x, form.into(x, y)
     files = start_checkpoints(checkpoint, resume)
-    run = _Run(uncounted(problem), solver, tol, rule, form, delta)
-    run.given = given
+    run = _Run(problem, solver, tol, delta, rule, form)
     if earlier is None:
         run.start(x0, y0, Seeds.of(seed))
     else:
@@ -198,13 +197,17 @@ class _Run:
     """The moving parts of one call of `minimize`."""
 
     def __init__(
-        self, problem: Problem, solver: Solver, tol: float | None, output: str, form: FixedForm | None = None,
-        delta: float | None = None,
-    ) -> None:  # fmt: skip
-        self.problem, self.solver, self.tol, self.output, self.form, self.delta = (
-            problem, solver, tol, output, form, delta
-        )  # fmt: skip
-        self.given = problem
+        self,
+        problem: Problem,
+        solver: Solver,
+        tol: float | None,
+        delta: float | None,
+        output: str,
+        form: FixedForm | None = None,
+    ) -> None:
+        self.given = problem  # as the user wrote it
+        self.problem = uncounted(problem if form is None else form.problem)
+        self.solver, self.tol, self.delta, self.output, self.form = solver, tol, delta, output, form
         self.files: CheckpointFiles | None = None
         self.plan: dict[str, Any] = {}
         self.history: list[Record] = []

@@ -174,7 +174,7 @@ def _decode(document: dict[str, Any], tensors: dict[str, Tensor]) -> SavedCleane
     for name in ARRAYS:
         setattr(cleaner, name, tensors[name].numpy() if name in tensors else None)
     for name in FACTS:
-        setattr(cleaner, name, document["facts"][name])
+        setattr(cleaner, name, {"separate_trusted_": False, **document["facts"]}[name])
     cleaner._issues = _decode_issues(cleaner, tensors)
     cleaner._index = None
     cleaner.history_ = []
