@@ -92,6 +92,12 @@ class ConvexSet(ABC):
     parameters: ClassVar[tuple[str, ...]] = ()
     """The arguments of the constructor, each also an attribute; the tensors among them carry derivatives."""
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for name in ("project", "jacobian", "margin"):
+            if name in cls.__dict__:
+                setattr(cls, name, nan_without_answer(cls.__dict__[name]))
+
     @abstractmethod
     def project(self, z: Any) -> Any:
         """P_Y(z), the nearest point of Y, in memory of its own; differentiable by autograd where P_Y is."""
@@ -165,11 +171,53 @@ class ConvexSet(ABC):
         return tensor_of_points(type(self).__name__, z, int(self.event_ndim))  # type: ignore[arg-type]
 
     def checked(self, z: Any) -> Any:
-        """z itself, once it is known to be of the kind that the set takes, and finite: every method starts with it."""
+        """z itself, once it is known to be of the kind that the set takes, and finite: every method starts with it.
+
+        Under torch.compile and torch.func values cannot be looked at, and nothing is refused for them: there the
+        answers at a point that is not `answerable` are NaN.
+        """
         z = self.of_kind(z)
         ndim = 0 if self.separable else int(self.event_ndim)  # type: ignore[arg-type]
         check_finite(type(self).__name__, z, ndim)
         return z
+
+    def answerable(self, z: Tensor) -> Tensor:
+        """Which points have an answer, (..., 1): finite ones, of a set with a point. Only asked under torch transforms.
+
+        `parameter` marks a value that leaves the set without a point by NaN; a set that can be empty for another
+        reason says so here.
+        """
+        event = tuple(range(-min(int(self.event_ndim), z.ndim), 0))  # type: ignore[arg-type]
+        size, wide = z.detach().abs(), torch.float32 if z.dtype in HALF else z.dtype
+        if self.separable:
+            fine = size.amax(event, keepdim=True) < torch.inf
+        else:
+            fine = size.sum(event, keepdim=True, dtype=wide) <= largest(wide)
+        for value in self.tensor_parameters().values():
+            fine = fine & ~value.detach().isnan().any()
+        return fine
+
+
+def nan_without_answer(method: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """Let `project`, `jacobian` or `margin` answer NaN at points without an answer, where errors cannot be raised.
+
+    The method itself sees finite points. Products with NaN, unlike a choice of it, have the derivative NaN as well.
+    """
+
+    @functools.wraps(method)
+    def marked(self: ConvexSet, z: Any) -> Any:
+        if can_look_at_values() or not isinstance(z := self.of_kind(z), Tensor):
+            return method(self, z)
+        mark = torch.where(self.answerable(z), 1.0, torch.nan).to(z.dtype)
+        z = z.nan_to_num(0.0, 0.0, 0.0)
+        answer = method(self, z)
+        if isinstance(answer, Face):
+            return MarkedFace(answer, mark)
+        if method.__name__ == "project":
+            return answer * mark + z * (mark - 1)
+        return None if answer is None else answer * mark.reshape(mark.shape[: z.ndim - int(self.event_ndim)])  # type: ignore[arg-type]
+
+    return marked
 
 
 def tensor_of_points(owner: str, z: Any, event_ndim: int) -> Tensor:
@@ -270,15 +318,38 @@ class RoundedFace(Face):
         return self._face.basis()
 
 
+class MarkedFace(Face):
+    """H where the mark is 1; NaN where it is NaN."""
+
+    def __init__(self, face: Face, mark: Tensor) -> None:
+        self._face, self._mark = face, mark
+        self.is_projector, self.support, self.dimension = face.is_projector, face.support, face.dimension
+
+    def apply(self, v: Tensor) -> Tensor:
+        return self._face.apply(v) * self._mark.to(v.dtype)
+
+    def parameter_vjp(self, u: Tensor) -> dict[str, Tensor]:
+        mark = self._mark.prod().to(u.dtype)
+        return {name: product * mark for name, product in self._face.parameter_vjp(u).items()}
+
+    def basis(self) -> Tensor | None:
+        return self._face.basis()
+
+
 def parameter(name: str, value: Any, *, low: float = -math.inf, strict: bool = False) -> float | Tensor:
-    """A checked scalar or tensor parameter of a set: finite and at least (strictly above) `low`."""
+    """A checked scalar or tensor parameter of a set: finite and at least (strictly above) `low`.
+
+    Where values cannot be looked at, those that would be refused become NaN (`ConvexSet.answerable`).
+    """
     if isinstance(value, Tensor):
         if not value.is_floating_point():
             raise InvalidType(f"{name} has dtype {value.dtype}: give a floating-point tensor")
         if value.numel() == 0:
             raise InvalidInput(f"{name} is an empty tensor of shape {tuple(value.shape)}: give a value")
         if not can_look_at_values():
-            return value
+            known = value.detach()
+            allowed = known.isfinite() & ((known > low) if strict else (known >= low))
+            return value * torch.where(allowed, 1.0, torch.nan).to(value.dtype)
         smallest, finite = float(value.detach().min()), bool(torch.isfinite(value.detach()).all())
     else:
         try:
@@ -356,9 +427,9 @@ def event_norm(v: Tensor, event_ndim: int = 1, *, keepdim: bool = False) -> Tens
     """|v| over the last `event_ndim` dimensions; no overflow or underflow, derivative 0 at v = 0."""
     dims = tuple(range(-event_ndim, 0))
     scale = v.detach().abs().amax(dims, keepdim=True)
-    scale = torch.where(scale > 0, scale, torch.ones_like(scale))
+    scale = torch.where(scale == 0, torch.ones_like(scale), scale)
     square = (v / scale).square().sum(dims, keepdim=True)
-    norm = torch.where(square > 0, square, torch.ones_like(square)).sqrt() * scale * (square > 0)
+    norm = torch.where(square == 0, torch.ones_like(square), square).sqrt() * scale * (square != 0)
     return norm if keepdim else norm.reshape(norm.shape[: norm.ndim - event_ndim])
 
 

@@ -215,9 +215,7 @@ def _checked_rows(
         raise InvalidInput(f"{name} must be a tensor of shape (m, n) to go with {side_name}, got {matrix!r}")
     if not isinstance(side, Tensor) or side.ndim == 0 or side.shape[-1] != len(matrix):
         raise InvalidInput(f"{side_name} must have {len(matrix)} entries, one per row of {name}, got {side!r}")
-    parameter(name, matrix)
-    parameter(side_name, side)
-    return matrix, side
+    return parameter(name, matrix), parameter(side_name, side)  # type: ignore[return-value]
 
 
 def _independent(matrix: Tensor | None) -> Tensor:

@@ -41,14 +41,23 @@ class TransportPolytope(ConvexSet):
         for name, value in (("row_sums", row_sums), ("column_sums", column_sums)):
             if not isinstance(value, Tensor) or value.ndim == 0:
                 raise InvalidInput(f"{name} must be a tensor of shape (..., n), got {value!r}")
-            parameter(name, value, low=0.0)
-        self.row_sums, self.column_sums = row_sums, column_sums
-        totals = row_sums.detach().double().sum(-1), column_sums.detach().double().sum(-1)
-        if can_look_at_values():
-            gap = float((totals[0] - totals[1]).abs().max())
-            eps = max(torch.finfo(row_sums.dtype).eps, torch.finfo(column_sums.dtype).eps)
-            if gap > eps**0.75 * float(totals[0].max()):
-                raise EmptySet(f"{type(self).__name__}: rows and columns add up to totals that differ by {gap:.3g}")
+        self.row_sums: Tensor = parameter("row_sums", row_sums, low=0.0)  # type: ignore[assignment]
+        self.column_sums: Tensor = parameter("column_sums", column_sums, low=0.0)  # type: ignore[assignment]
+        gap, allowed = self._gap()
+        if can_look_at_values() and bool(gap > allowed):
+            raise EmptySet(
+                f"{type(self).__name__}: rows and columns add up to totals that differ by {float(gap):.3g}"
+            )
+
+    def _gap(self) -> tuple[Tensor, Tensor]:
+        """By how much the totals of rows and columns differ, and by how much they may."""
+        totals = [sums.detach().double().sum(-1) for sums in (self.row_sums, self.column_sums)]
+        eps = max(torch.finfo(sums.dtype).eps for sums in (self.row_sums, self.column_sums))
+        return (totals[0] - totals[1]).abs().amax(), eps**0.75 * totals[0].amax()
+
+    def answerable(self, z: Tensor) -> Tensor:
+        gap, allowed = self._gap()
+        return super().answerable(z) & (gap <= allowed)
 
     def _sums(self) -> tuple[Tensor, Tensor]:
         """Row sums as a column and column sums as a row, in float64."""
