@@ -41,14 +41,14 @@ class SpectralNormBall(ConvexSet):
         if tracked(z, radius):
             return z - Dilation(z).shrink(radius.detach(), radius)
         left, values, right = torch.linalg.svd(z, full_matrices=False)
-        clipped = (left * torch.minimum(values, radius.squeeze(-1)).unsqueeze(-2)) @ right
+        clipped = (left * torch.minimum(values, per_point(self.radius, z[..., 0])).unsqueeze(-2)) @ right
         return torch.where(values[..., :1, None] > radius, clipped, z)
 
     @in_float32
     def jacobian(self, z: Tensor) -> Face:
         z = self.checked(z).detach()
         left, values, right = torch.linalg.svd(z, full_matrices=False)
-        shrunk = values - per_point(self.radius, z, 2).detach().squeeze(-1)
+        shrunk = values - per_point(self.radius, z[..., 0]).detach()
         return ClipFace(ShrinkFace(left, values, right, without_rounding(shrunk, values)), self.radius)
 
     def excess(self, y: Tensor) -> tuple[Tensor, float | Tensor, str]:
@@ -96,11 +96,11 @@ class NuclearNormBall(ConvexSet):
         radius = per_point(self.radius, z, 2)
         if not tracked(z, radius):
             left, values, right = torch.linalg.svd(z, full_matrices=False)
-            shrunk, outside = _threshold(values, radius.squeeze(-1))
+            shrunk, outside = _threshold(values, per_point(self.radius, z[..., 0]))
             inner = (left * shrunk.clamp_min(0).unsqueeze(-2)) @ right
             return torch.where(outside.unsqueeze(-1), inner, z)
         dilation = Dilation(z)
-        shrunk, outside = _threshold(dilation.values, radius.detach().squeeze(-1))
+        shrunk, outside = _threshold(dilation.values, per_point(self.radius, z[..., 0]).detach())
         level = (dilation.values - shrunk)[..., :1, None]
         # The singular values above the level must add up to radius + k * level: this moves the level with Z.
         count = (shrunk > 0).sum(-1)[..., None, None].clamp_min(1)
@@ -111,7 +111,7 @@ class NuclearNormBall(ConvexSet):
     def jacobian(self, z: Tensor) -> Face:
         z = self.checked(z).detach()
         left, values, right = torch.linalg.svd(z, full_matrices=False)
-        shrunk, outside = _threshold(values, per_point(self.radius, z, 2).detach().squeeze(-1))
+        shrunk, outside = _threshold(values, per_point(self.radius, z[..., 0]).detach())
         return NuclearFace(ShrinkFace(left, values, right, shrunk), outside, self.radius)
 
     def excess(self, y: Tensor) -> tuple[Tensor, float | Tensor, str]:
