@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..errors import EmptySet, InvalidInput
-from .base import ConvexSet, Face, as_point, can_look_at_values, event_norm, parameter, per_point, show, tracked
+from .base import ConvexSet, Face, as_point, can_look_at_values, event_norm, got, parameter, per_point, show, tracked
 
 
 class HalfSpace(ConvexSet):
@@ -32,7 +32,7 @@ class HalfSpace(ConvexSet):
 
     def __init__(self, normal: Tensor, offset: float | Tensor = 0.0) -> None:
         if not isinstance(normal, Tensor) or normal.ndim == 0:
-            raise InvalidInput(f"normal must be a tensor of shape (..., n), got {normal!r}")
+            raise InvalidInput(f"normal must be a tensor of shape (..., n), {got(normal)}")
         some = (normal.detach() != 0).any(-1, keepdim=True)
         if can_look_at_values() and not bool(some.all()):
             raise InvalidInput("normal is zero: the set would be everything or nothing")
@@ -156,11 +156,11 @@ class AffineSet(ConvexSet):
 
     def __init__(self, matrix: Tensor, offset: Tensor | None = None) -> None:
         if not isinstance(matrix, Tensor) or matrix.ndim != 2:
-            raise InvalidInput(f"matrix must be a tensor of shape (m, n), got {matrix!r}")
+            raise InvalidInput(f"matrix must be a tensor of shape (m, n), {got(matrix)}")
         matrix = parameter("matrix", matrix)  # type: ignore[assignment]
         offset = matrix.new_zeros(matrix.shape[0]) if offset is None else offset
         if not isinstance(offset, Tensor) or offset.shape[-1:] != matrix.shape[:1]:
-            raise InvalidInput(f"offset must have {matrix.shape[0]} entries, one per row of matrix, got {offset!r}")
+            raise InvalidInput(f"offset must have {matrix.shape[0]} entries, one per row of matrix, {got(offset)}")
         self.matrix, self.offset = matrix, parameter("offset", offset)
         self._factor()
 

@@ -111,7 +111,12 @@ class ConvexSet(ABC):
         """How far y breaks the constraint: amount >= 0 per batch element, the scale to judge it by, what is broken."""
 
     def contains(self, y: Any, *, tol: float | None = None) -> Membership:
-        """Whether y lies in Y up to `tol` times the scale of the set (default: the tolerance of the dtype)."""
+        """Whether y lies in Y up to `tol` times the scale of the set (default: the tolerance of the dtype).
+
+        Of a batch, all points must lie in Y; the reason tells the one that is furthest outside.
+        """
+        if tol is not None and not tol >= 0:
+            raise InvalidInput(f"tol must be at least 0, got {tol}")
         y = tree_map(Tensor.detach, self.of_kind(y))
         bad = sum(int((~torch.isfinite(u)).sum()) for u in leaves(y))
         if bad:
@@ -122,9 +127,15 @@ class ConvexSet(ABC):
             amount, scale, what = self.excess(tree_map(widened, y))
         if tol is None:
             tol = max(tolerances.feasibility(u.dtype) for u in leaves(y))
-        worst = float(amount.max())
-        inside = bool((amount <= tol * torch.as_tensor(scale, device=amount.device)).all())
-        return Membership(inside, worst, "inside" if inside else f"{what} (by {worst:.3g})")
+        outside = ~(amount <= tol * torch.as_tensor(scale, device=amount.device))
+        if not bool(outside.any()):
+            return Membership(True, float(amount.max()), "inside")
+        amount = torch.where(outside, amount, -1)
+        worst, where = float(amount.max()), ""
+        if amount.ndim:
+            index = tuple(int(k) for k in torch.unravel_index(amount.argmax(), amount.shape))
+            where = f" at point {index[0] if amount.ndim == 1 else index} of the batch"
+        return Membership(False, worst, f"{what} (by {worst:.3g}{where})")
 
     def distance(self, y: Any) -> Tensor:
         """|y - P_Y(y)| for each batch element."""
@@ -139,6 +150,7 @@ class ConvexSet(ABC):
         that the boundary is visited as well as the interior.
         """
         event = int(self.event_ndim)  # type: ignore[arg-type]
+        check_draw(type(self).__name__, generator, shape)
         options: Any = {"generator": generator, "dtype": dtype, "device": generator.device}
         first, second = (self.project(scale * torch.randn(shape, **options)) for _ in range(2))
         batch = (*shape[: len(shape) - event], *(1,) * event)
@@ -218,6 +230,16 @@ def nan_without_answer(method: Callable[[Any, Any], Any]) -> Callable[[Any, Any]
         return None if answer is None else answer * mark.reshape(mark.shape[: z.ndim - int(self.event_ndim)])  # type: ignore[arg-type]
 
     return marked
+
+
+def check_draw(owner: str, generator: Any, shape: tuple[Any, ...]) -> None:
+    """Refuse what `random_point` cannot draw with."""
+    if not isinstance(generator, torch.Generator):
+        raise InvalidType(
+            f"{owner}.random_point takes a torch.Generator, got {generator!r}: use torch.Generator().manual_seed(0)"
+        )
+    if not all(hasattr(size, "__index__") and size >= 0 for size in shape):
+        raise InvalidType(f"{owner}.random_point takes sizes, as in random_point(generator, 4, 3), got {shape}")
 
 
 def tensor_of_points(owner: str, z: Any, event_ndim: int) -> Tensor:
@@ -352,16 +374,31 @@ def parameter(name: str, value: Any, *, low: float = -math.inf, strict: bool = F
             return value * torch.where(allowed, 1.0, torch.nan).to(value.dtype)
         smallest, finite = float(value.detach().min()), bool(torch.isfinite(value.detach()).all())
     else:
-        try:
-            value = float(value)
-        except (TypeError, ValueError):
-            raise InvalidType(f"{name} must be a number or a tensor, got {value!r}") from None
+        value = number(name, value)
         smallest, finite = value, math.isfinite(value)
     if not finite:
         raise InvalidInput(f"{name} must be finite, got {value}")
     if smallest < low or (strict and smallest <= low):
         raise EmptySet(f"{name} must be {'above' if strict else 'at least'} {low:g}, got {smallest:g}")
     return value
+
+
+def number(name: str, value: Any) -> float:
+    """A parameter that is no tensor, as a float; an array or a list is none."""
+    try:
+        if isinstance(value, str) or getattr(value, "ndim", 0):
+            raise TypeError
+        return float(value)
+    except (TypeError, ValueError):
+        raise InvalidType(f"{name} must be a number or a tensor, {got(value)}") from None
+
+
+def got(value: Any) -> str:
+    """What was given instead of the tensor or number that a message speaks of, and the remedy for arrays."""
+    if isinstance(value, Tensor):
+        return f"got a tensor of shape {tuple(value.shape)}"
+    hint = ": use torch.as_tensor(...)" if isinstance(value, (list, tuple, np.ndarray)) else ""
+    return f"got {value!r}{hint}"
 
 
 def per_point(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..errors import EmptySet, InvalidInput, InvalidType
-from .base import ConvexSet, Face, as_point, can_look_at_values, parameter, per_point, rounding_scale, show
+from .base import ConvexSet, Face, as_point, can_look_at_values, number, parameter, per_point, rounding_scale, show
 
 
 class Box(ConvexSet):
@@ -160,10 +160,7 @@ def bound(name: str, value: Any) -> float | Tensor:
                 f"{name} has {int(torch.isnan(value).sum())} NaN entries: use -inf or inf for an open side"
             )
         return value
-    try:
-        value = float(value)
-    except (TypeError, ValueError):
-        raise InvalidType(f"{name} must be a number or a tensor, got {value!r}") from None
+    value = number(name, value)
     if math.isnan(value):
         raise InvalidInput(f"{name} is NaN: use -inf or inf for an open side")
     return value

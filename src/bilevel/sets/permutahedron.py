@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InvalidInput
-from .base import ConvexSet, Face, in_float32, parameter
+from .base import ConvexSet, Face, got, in_float32, parameter
 from .monotone_cone import block_margin, block_mean, isotonic_blocks
 
 
@@ -33,7 +33,7 @@ class Permutahedron(ConvexSet):
     def __init__(self, vertex: Tensor) -> None:
         self.vertex = parameter("vertex", vertex)
         if not isinstance(self.vertex, Tensor) or self.vertex.ndim == 0:
-            raise InvalidInput(f"vertex must be a tensor of shape (..., n), got {vertex!r}")
+            raise InvalidInput(f"vertex must be a tensor of shape (..., n), {got(vertex)}")
 
     def _sorted(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """z and vertex downwards, their orders, and the blocks of the regression."""

@@ -8,7 +8,7 @@ from torch import Tensor
 from .. import tolerances
 from ..errors import EmptySet, InvalidInput
 from .active_set import active_rows, least_violation
-from .base import ConvexSet, Face, can_look_at_values, event_norm, parameter, tracked
+from .base import ConvexSet, Face, can_look_at_values, event_norm, got, parameter, tracked
 from .held_rows import HeldRows, adjoint, product
 
 
@@ -212,9 +212,9 @@ def _checked_rows(
     if matrix is None and side is None:
         return None, None
     if not isinstance(matrix, Tensor) or matrix.ndim != 2:
-        raise InvalidInput(f"{name} must be a tensor of shape (m, n) to go with {side_name}, got {matrix!r}")
+        raise InvalidInput(f"{name} must be a tensor of shape (m, n) to go with {side_name}, {got(matrix)}")
     if not isinstance(side, Tensor) or side.ndim == 0 or side.shape[-1] != len(matrix):
-        raise InvalidInput(f"{side_name} must have {len(matrix)} entries, one per row of {name}, got {side!r}")
+        raise InvalidInput(f"{side_name} must have {len(matrix)} entries, one per row of {name}, {got(side)}")
     return parameter(name, matrix), parameter(side_name, side)  # type: ignore[return-value]
 
 

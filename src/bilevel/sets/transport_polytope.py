@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import EmptySet, InvalidInput, NotConverged
-from .base import ConvexSet, Face, can_look_at_values, event_norm, parameter
+from ..errors import EmptySet, InvalidInput, InvalidType, NotConverged
+from .base import ConvexSet, Face, can_look_at_values, event_norm, got, parameter
 
 ROUNDS, HALVINGS = 200, 40
 
@@ -40,14 +40,12 @@ class TransportPolytope(ConvexSet):
     def __init__(self, row_sums: Tensor, column_sums: Tensor) -> None:
         for name, value in (("row_sums", row_sums), ("column_sums", column_sums)):
             if not isinstance(value, Tensor) or value.ndim == 0:
-                raise InvalidInput(f"{name} must be a tensor of shape (..., n), got {value!r}")
+                raise InvalidInput(f"{name} must be a tensor of shape (..., n), {got(value)}")
         self.row_sums: Tensor = parameter("row_sums", row_sums, low=0.0)  # type: ignore[assignment]
         self.column_sums: Tensor = parameter("column_sums", column_sums, low=0.0)  # type: ignore[assignment]
         gap, allowed = self._gap()
         if can_look_at_values() and bool(gap > allowed):
-            raise EmptySet(
-                f"{type(self).__name__}: rows and columns add up to totals that differ by {float(gap):.3g}"
-            )
+            raise EmptySet(f"{type(self).__name__}: rows and columns add up to totals that differ by {float(gap):.3g}")
 
     def _gap(self) -> tuple[Tensor, Tensor]:
         """By how much the totals of rows and columns differ, and by how much they may."""
@@ -109,6 +107,8 @@ class BirkhoffPolytope(TransportPolytope):
     parameters = ("size",)
 
     def __init__(self, size: int) -> None:
+        if not hasattr(size, "__index__"):
+            raise InvalidType(f"size must be an integer, got {size!r}")
         self.size = int(size)
         if self.size < 1:
             raise EmptySet(f"size must be at least 1, got {size}")
