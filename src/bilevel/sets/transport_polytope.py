@@ -61,6 +61,15 @@ class TransportPolytope(ConvexSet):
         """Row sums as a column and column sums as a row, in float64."""
         return self.row_sums.double().unsqueeze(-1), self.column_sums.double().unsqueeze(-2)
 
+    def _potentials(self, work: Tensor) -> tuple[Tensor, Tensor]:
+        """The potentials and the support; where the totals differ and no error can be raised, those of other sums."""
+        rows, columns = (sums.detach() for sums in self._sums())
+        if not can_look_at_values():
+            gap, allowed = self._gap()
+            rows = torch.where(gap <= allowed, rows, columns.shape[-1])
+            columns = torch.where(gap <= allowed, columns, rows.shape[-2])
+        return transport_potentials(work.detach(), rows, columns)
+
     def _wide(self, z: Tensor) -> Tensor:
         """Z in float64, without a part a 1' + 1 b', which P ignores."""
         rows, columns = self.row_sums.shape[-1], self.column_sums.shape[-1]
@@ -71,7 +80,7 @@ class TransportPolytope(ConvexSet):
     def project(self, z: Tensor) -> Tensor:
         work = self._wide(z)
         rows, columns = self._sums()
-        start, support = transport_potentials(work.detach(), rows.detach(), columns.detach())
+        start, support = self._potentials(work)
         face = TransportFace(support, self)
         # P is affine on the face; the large part of z that the potentials take away goes first.
         y = support * (work - start)
@@ -80,8 +89,7 @@ class TransportPolytope(ConvexSet):
         return y.to(z)
 
     def jacobian(self, z: Tensor) -> Face:
-        rows, columns = self._sums()
-        return TransportFace(transport_potentials(self._wide(z).detach(), rows.detach(), columns.detach())[1], self)
+        return TransportFace(self._potentials(self._wide(z))[1], self)
 
     def excess(self, y: Tensor) -> tuple[Tensor, Tensor, str]:
         rows, columns = (value.detach().to(y) for value in self._sums())
