@@ -523,3 +523,37 @@ def test_reasons_name_the_point_and_the_sum():
     assert "the sum is not the total 1" in CappedSimplex().contains(y[0]).reason
     with pytest.raises(EmptySet, match="the sum lies between 0 and 0.2"):
         CappedSimplex(0.1).project(y[0])
+
+
+def test_batches_and_sizes_that_do_not_fit_are_refused():
+    z, pair, rows = torch.zeros(3, 2), torch.ones(2, 2), torch.eye(2)
+    for Y in (Permutahedron(pair), AffineSet(rows, pair), Polyhedron(rows, pair)):
+        for ask in (Y.project, Y.jacobian, Y.contains):
+            with pytest.raises(InvalidInput, match=r"of shape \(2, 2\) does not fit points of shape \(3, 2\)"):
+                ask(z)
+            with pytest.raises(InvalidInput, match=r"5 entries"):
+                ask(torch.zeros(5))
+    plans = sets.TransportPolytope(pair, pair)
+    with pytest.raises(InvalidInput, match=r"row_sums of shape \(2, 2\) does not fit points of shape \(3, 2, 2\)"):
+        plans.contains(torch.zeros(3, 2, 2))
+    with pytest.raises(InvalidInput, match="takes 2 x 2 matrices"):
+        plans.contains(z)
+    with pytest.raises(InvalidInput, match=r"h of shape \(3, 2\) does not fit"):
+        Polyhedron(rows, torch.ones(3, 2), rows, pair)
+    with pytest.raises(InvalidInput, match=r"row_sums of shape \(3, 2\) does not fit"):
+        sets.TransportPolytope(torch.ones(3, 2), pair)
+    with pytest.raises(InvalidInput, match="sizes must be 1 positive integers"):
+        ProductSet([L1Ball()], sizes=[2.5])
+
+
+def test_only_a_set_without_a_point_is_called_empty():
+    for make in (
+        lambda: Scaled(L1Ball(), 0.0),
+        lambda: WeightedL1Ball(-1.0),
+        lambda: ElasticNetBall(-1.0),
+        lambda: sets.L1Penalty(-1.0),
+        lambda: sets.L1Penalty().prox(torch.ones(2), -1.0),
+    ):
+        with pytest.raises(InvalidInput, match="must be") as found:
+            make()
+        assert found.type is InvalidInput

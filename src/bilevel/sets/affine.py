@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from ..errors import EmptySet, InvalidInput
-from .base import ConvexSet, Face, as_point, can_look_at_values, event_norm, got, parameter, per_point, show, tracked
+from .base import (
+    ConvexSet,
+    Face,
+    as_point,
+    can_look_at_values,
+    check_batch,
+    event_norm,
+    got,
+    parameter,
+    per_point,
+    show,
+    tracked,
+)
 
 
 class HalfSpace(ConvexSet):
@@ -191,14 +205,21 @@ class AffineSet(ConvexSet):
     def answerable(self, z: Tensor) -> Tensor:
         return super().answerable(z) & self._solvable
 
+    def of_kind(self, z: Any) -> Any:
+        z = super().of_kind(z)
+        if z.shape[-1] != self.matrix.shape[1]:
+            raise InvalidInput(
+                f"AffineSet: the matrix has {self.matrix.shape[1]} columns, the point {z.shape[-1]} entries"
+            )
+        check_batch("offset", self.offset, z)
+        return z
+
     def _gap(self, y: Tensor) -> Tensor:
         """V'y - s^-1 U'offset: how far y is from the set, in an orthonormal basis of the normals."""
-        self._check_size(y)
         return y @ self._rows.to(y).T - self.offset.to(y) @ self._solve.to(y)
 
     def project(self, z: Tensor) -> Tensor:
         z = self.checked(z)
-        self._check_size(z)
         if tracked(self.matrix):  # the same formula, differentiable in the matrix
             scale = self._scale.to(z)
             matrix = self.matrix.to(z).nan_to_num() * scale[:, None]
@@ -207,12 +228,6 @@ class AffineSet(ConvexSet):
         rows = self._rows.to(z)
         y = z - self._gap(z) @ rows
         return y - self._gap(y) @ rows  # removes the rounding of a far z
-
-    def _check_size(self, z: Tensor) -> None:
-        if z.shape[-1] != self.matrix.shape[1]:
-            raise InvalidInput(
-                f"AffineSet: the matrix has {self.matrix.shape[1]} columns, the point {z.shape[-1]} entries"
-            )
 
     def jacobian(self, z: Tensor) -> Face:
         z = self.checked(z).detach()

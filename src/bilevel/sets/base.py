@@ -358,8 +358,10 @@ class MarkedFace(Face):
         return self._face.basis()
 
 
-def parameter(name: str, value: Any, *, low: float = -math.inf, strict: bool = False) -> float | Tensor:
-    """A checked scalar or tensor parameter of a set: finite and at least (strictly above) `low`.
+def parameter(
+    name: str, value: Any, *, low: float = -math.inf, strict: bool = False, error: type[InvalidInput] = EmptySet
+) -> float | Tensor:
+    """A checked scalar or tensor parameter of a set: finite and at least (strictly above) `low`, else `error`.
 
     Where values cannot be looked at, those that would be refused become NaN (`ConvexSet.answerable`).
     """
@@ -379,7 +381,7 @@ def parameter(name: str, value: Any, *, low: float = -math.inf, strict: bool = F
     if not finite:
         raise InvalidInput(f"{name} must be finite, got {value}")
     if smallest < low or (strict and smallest <= low):
-        raise EmptySet(f"{name} must be {'above' if strict else 'at least'} {low:g}, got {smallest:g}")
+        raise error(f"{name} must be {'above' if strict else 'at least'} {low:g}, got {smallest:g}")
     return value
 
 
@@ -431,6 +433,16 @@ def as_point(value: float | Tensor, z: Tensor, event_ndim: int = 1, *, name: str
                 f"a tensor of shape {tuple(event)}, or one such tensor for each element of the batch"
             )
     return _converted(name, value, z)
+
+
+def check_batch(name: str, value: Tensor, points: Tensor, event_ndim: int = 1) -> None:
+    """Refuse a parameter (..., k) whose batch does not broadcast against that of the points."""
+    batch = points.shape[: points.ndim - event_ndim]
+    if value.ndim > 1 and _joint_shape(value.shape[:-1], batch) is None:
+        raise InvalidInput(
+            f"{name} of shape {tuple(value.shape)} does not fit points of shape {tuple(points.shape)}: give one for "
+            f"all, or one for each element of the batch {tuple(batch)}"
+        )
 
 
 def _joint_shape(*shapes: torch.Size) -> tuple[int, ...] | None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from .. import tolerances
 from ..errors import EmptySet, InvalidInput
 from .active_set import active_rows, least_violation
-from .base import ConvexSet, Face, can_look_at_values, event_norm, got, parameter, tracked
+from .base import ConvexSet, Face, can_look_at_values, check_batch, event_norm, got, parameter, tracked
 from .held_rows import HeldRows, adjoint, product
 
 
@@ -51,12 +53,23 @@ class Polyhedron(ConvexSet):
         if not given or len({matrix.shape[-1] for matrix in given}) > 1:
             shapes = [tuple(matrix.shape) for matrix in given]
             raise InvalidInput(f"Polyhedron needs G, A or both, with as many columns, got shapes {shapes}")
+        if self.h is not None and self.b is not None:
+            check_batch("h", self.h, self.b)
         self.size = given[0].shape[-1]
         self.independent = _independent(self.A)
         self._last = torch.zeros(0 if self.G is None else len(self.G), dtype=torch.bool)
         # A set that follows x is rebuilt at every step: then only a projection notices that it is empty.
         if can_look_at_values() and not any(value.requires_grad for value in self.tensor_parameters().values()):
             self._check_not_empty()
+
+    def of_kind(self, z: Any) -> Any:
+        z = super().of_kind(z)
+        if z.shape[-1] != self.size:
+            raise InvalidInput(f"points have {z.shape[-1]} entries, the polyhedron lives in dimension {self.size}")
+        for name, side in (("h", self.h), ("b", self.b)):
+            if side is not None:
+                check_batch(name, side, z)
+        return z
 
     def system(self) -> tuple[Tensor, Tensor]:
         """All rows with unit length, the independent equations first, and right-hand sides (..., M)."""
@@ -75,8 +88,6 @@ class Polyhedron(ConvexSet):
 
     def _active(self, z: Tensor, rows: Tensor, side: Tensor) -> Tensor:
         """Mask (..., M) of the rows that hold P(z) back, the equations included."""
-        if z.shape[-1] != self.size:
-            raise InvalidInput(f"points have {z.shape[-1]} entries, the polyhedron lives in dimension {self.size}")
         fixed, m = rows.detach(), len(self.independent)
         left = side.detach() - z.detach().double() @ fixed.mT
         rounding = side.detach().abs() + event_norm(z.detach().double(), keepdim=True)

@@ -51,8 +51,8 @@ class ProductSet(ConvexSet):
         if self.sizes is None:
             self.event_ndim = {name: part.event_ndim for name, part in self.sets.items()}  # type: ignore[misc]
             return
-        if len(self.sizes) != len(self.sets) or any(size < 1 for size in self.sizes):
-            raise InvalidInput(f"sizes must be {len(self.sets)} positive numbers, one per set, got {self.sizes}")
+        if len(self.sizes) != len(self.sets) or not all(isinstance(k, int) and k > 0 for k in self.sizes):
+            raise InvalidInput(f"sizes must be {len(self.sets)} positive integers, one per set, got {self.sizes}")
         for name, part in self.sets.items():
             if part.event_ndim != 1:
                 raise InvalidInput(

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..errors import EmptySet, InvalidInput, InvalidType, NotConverged
-from .base import ConvexSet, Face, can_look_at_values, event_norm, got, parameter
+from .base import ConvexSet, Face, can_look_at_values, check_batch, event_norm, got, parameter
 
 ROUNDS, HALVINGS = 200, 40
 
@@ -43,6 +43,7 @@ class TransportPolytope(ConvexSet):
                 raise InvalidInput(f"{name} must be a tensor of shape (..., n), {got(value)}")
         self.row_sums: Tensor = parameter("row_sums", row_sums, low=0.0)  # type: ignore[assignment]
         self.column_sums: Tensor = parameter("column_sums", column_sums, low=0.0)  # type: ignore[assignment]
+        check_batch("row_sums", self.row_sums, self.column_sums)
         gap, allowed = self._gap()
         if can_look_at_values() and bool(gap > allowed):
             raise EmptySet(f"{type(self).__name__}: rows and columns add up to totals that differ by {float(gap):.3g}")
@@ -72,10 +73,16 @@ class TransportPolytope(ConvexSet):
 
     def _wide(self, z: Tensor) -> Tensor:
         """Z in float64, without a part a 1' + 1 b', which P ignores."""
+        return _centred(self.checked(z).double())
+
+    def of_kind(self, z: Any) -> Any:
+        z = super().of_kind(z)
         rows, columns = self.row_sums.shape[-1], self.column_sums.shape[-1]
-        if self.checked(z).shape[-2:] != (rows, columns):
+        if z.shape[-2:] != (rows, columns):
             raise InvalidInput(f"{type(self).__name__} takes {rows} x {columns} matrices, got shape {tuple(z.shape)}")
-        return _centred(z.double())
+        check_batch("row_sums", self.row_sums, z, 2)
+        check_batch("column_sums", self.column_sums, z, 2)
+        return z
 
     def project(self, z: Tensor) -> Tensor:
         work = self._wide(z)
