@@ -51,7 +51,8 @@ class HalfSpace(ConvexSet):
         if can_look_at_values() and not bool(some.all()):
             raise InvalidInput("normal is zero: the set would be everything or nothing")
         normal = normal if can_look_at_values() else torch.where(some, normal, torch.nan)
-        self.normal, self.offset = parameter("normal", normal), parameter("offset", offset)
+        self.normal: Tensor = parameter("normal", normal)  # type: ignore[assignment]
+        self.offset = parameter("offset", offset)
 
     def _step(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """t (last dimension kept; positive outside) and n with z - t n on the boundary; n's largest entry is 1."""
@@ -171,11 +172,11 @@ class AffineSet(ConvexSet):
     def __init__(self, matrix: Tensor, offset: Tensor | None = None) -> None:
         if not isinstance(matrix, Tensor) or matrix.ndim != 2:
             raise InvalidInput(f"matrix must be a tensor of shape (m, n), {got(matrix)}")
-        matrix = parameter("matrix", matrix)  # type: ignore[assignment]
         offset = matrix.new_zeros(matrix.shape[0]) if offset is None else offset
         if not isinstance(offset, Tensor) or offset.shape[-1:] != matrix.shape[:1]:
             raise InvalidInput(f"offset must have {matrix.shape[0]} entries, one per row of matrix, {got(offset)}")
-        self.matrix, self.offset = matrix, parameter("offset", offset)
+        self.matrix: Tensor = parameter("matrix", matrix)  # type: ignore[assignment]
+        self.offset: Tensor = parameter("offset", offset)  # type: ignore[assignment]
         self._factor()
 
     def _factor(self) -> None:
