@@ -86,7 +86,7 @@ def test_your_own_set_in_a_problem():
 
 
 def test_your_own_set_refuses_bad_parameters():
-    with pytest.raises(bilevel.EmptySet, match="width must be at least 0, got -1.0"):
+    with pytest.raises(bilevel.EmptySet, match="width must be at least 0, got -1"):
         page["NearlyNeutral"](-1.0)
 
 

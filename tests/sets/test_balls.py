@@ -97,7 +97,7 @@ def test_a_ball_of_radius_zero_is_a_point(Y):
     [
         (lambda: L2Ball(-0.5), EmptySet, "radius must be at least 0, got -0.5"),
         (lambda: L2Ball(torch.nan), InvalidInput, "radius must be finite, got nan"),
-        (lambda: WeightedL1Ball(torch.tensor([1.0, 0.0])), EmptySet, "weight must be above 0, got 0"),
+        (lambda: WeightedL1Ball(torch.tensor([1.0, 0.0])), InvalidInput, "weight must be above 0, got 0"),
         (
             lambda: WeightedL1Ball(torch.ones(3)).project(torch.ones(1)),
             InvalidInput,
@@ -116,7 +116,7 @@ def test_a_ball_of_radius_zero_is_a_point(Y):
             InvalidInput,
             "2 group numbers .* 3 entries",
         ),
-        (lambda: ElasticNetBall(-1.0), EmptySet, "gamma must be at least 0, got -1"),
+        (lambda: ElasticNetBall(-1.0), InvalidInput, "gamma must be at least 0, got -1"),
     ],
 )
 def test_bad_parameters_are_refused(make, error, message):

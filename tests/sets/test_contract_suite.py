@@ -91,6 +91,13 @@ class Silent(L2Ball):
         return z
 
 
+class Careless(L2Ball):
+    """Calls every point answerable, so that NaN is taken for 0 under vmap."""
+
+    def answerable(self, z):
+        return torch.ones_like(z[..., :1], dtype=torch.bool)
+
+
 class BigMargin(L2Ball):
     """Claims to be far from the kink."""
 
@@ -118,6 +125,7 @@ class Textbook(Simplex):
         (NoRadius, "test_parameter_derivatives"),
         (Detached, "test_jacobian_is_the_derivative"),
         (Silent, "test_bad_points_are_refused"),
+        (Careless, "test_no_answer_is_nan_under_vmap"),
         (BigMargin, "test_margin"),
     ],
 )
@@ -127,8 +135,9 @@ def test_mistakes_are_found(family, test):
 
 
 def test_the_correct_set_passes():
-    for test in ("test_batch_is_a_loop", "test_parameter_derivatives", "test_margin"):
-        getattr(suite(L2Ball), test)()
+    tests = ("batch_is_a_loop", "parameter_derivatives", "margin", "no_answer_is_nan_under_vmap")
+    for test in tests:
+        getattr(suite(L2Ball), f"test_{test}")()
 
 
 def test_the_shift_by_the_maximum_matters():

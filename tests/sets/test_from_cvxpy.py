@@ -6,7 +6,7 @@ import cvxpy
 import pytest
 import torch
 
-from bilevel.errors import EmptySet, Incompatible
+from bilevel.errors import EmptySet, Incompatible, InvalidInput
 from bilevel.sets import L1Ball, L2Ball, NuclearNormBall, PSDCone, Simplex, from_cvxpy
 from bilevel.testing import SetTestCase
 
@@ -76,3 +76,12 @@ def test_cvxpy_refusals():
         from_cvxpy(lambda y: [cvxpy.sum(cvxpy.exp(y)) <= 1], 2)
     with pytest.raises(EmptySet, match="no point satisfies the constraints"):
         from_cvxpy(lambda y: [y >= 1, y <= 0], 2).project(torch.zeros(2))
+
+
+def test_cvxpy_sets_know_the_shape_of_their_points():
+    Y = from_cvxpy(lambda y: cvxpy.norm1(y) <= 1, 2)  # one constraint needs no list
+    for ask in (Y.project, Y.jacobian, Y.contains, Y.distance):
+        for size in (3, 4):
+            with pytest.raises(InvalidInput, match=rf"takes points of shape \(2,\), .*, got \({size},\)"):
+                ask(torch.ones(size))
+    torch.testing.assert_close(Y.project(torch.tensor([1.0, 2.0], **F64)), torch.tensor([0.0, 1.0], **F64))

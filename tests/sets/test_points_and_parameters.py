@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 
 import hypothesis
+import numpy as np
 import pytest
 import torch
 from hypothesis import strategies as st
 
 from bilevel import sets
-from bilevel.errors import InvalidInput, InvalidType, NotFinite
+from bilevel.errors import EmptySet, InvalidInput, InvalidType, NotFinite
 from bilevel.sets import (
     AffineSet,
     BirkhoffPolytope,
@@ -426,3 +427,133 @@ def test_the_default_compiler(Y):
     torch.testing.assert_close(compiled(z), Y.project(z))
     (grad,) = torch.autograd.grad(compiled(leaf).square().sum(), leaf)
     torch.testing.assert_close(grad, torch.autograd.grad(Y.project(other).square().sum(), other)[0])
+
+
+ONES = torch.ones(3)
+MADE_UNDER_VMAP = {
+    "L1Ball": L1Ball,
+    "Simplex": Simplex,
+    "L2Ball": L2Ball,
+    "LInfBall": LInfBall,
+    "WeightedL1Ball": lambda r: WeightedL1Ball(ONES, r),
+    "GroupL1Ball": lambda r: GroupL1Ball(3, r),
+    "ElasticNetBall": lambda r: ElasticNetBall(1.0, r),
+    "Scaled": lambda r: Scaled(L2Ball(), r),
+    "ProductSet": lambda r: ProductSet([L1Ball(r), L2Ball()], sizes=[2, 1]),
+    "Box, upper below lower": lambda r: Box(0.0, r),
+    "BoxSection, total out of reach": lambda r: BoxSection(0.0, 1.0, ONES, r),
+    "CappedSimplex, cap too small": lambda r: CappedSimplex(r.abs() * (r > 0), 1.0),
+    "HalfSpace, normal zero": lambda r: HalfSpace((r > 0) * ONES, 0.5),
+    "AffineSet, contradicting rows": lambda r: AffineSet(torch.ones(2, 3), torch.stack([r, torch.ones(())])),
+}
+
+
+@pytest.mark.parametrize("make", MADE_UNDER_VMAP.values(), ids=MADE_UNDER_VMAP)
+def test_an_empty_set_made_under_vmap_gives_nan(make):
+    """Values cannot be looked at there: radius -1 gives NaN, radius 1 beside it what it gives alone."""
+    radii, z = torch.tensor([-1.0, 1.0]), torch.tensor([3.0, -1.0, 0.5])
+    for ask in (lambda r: make(r).project(z), lambda r: make(r).jacobian(z).apply(z), lambda r: make(r).distance(z)):
+        answers = torch.func.vmap(ask)(radii)
+        assert answers[0].isnan().all()
+        torch.testing.assert_close(answers[1], ask(radii[1]))
+
+
+def test_matrix_sets_made_under_vmap():
+    radii, z = torch.tensor([-1.0, 1.0]), torch.tensor([[3.0, -1.0, 0.5], [0.0, 2.0, 1.0]])
+    for make in (sets.NuclearNormBall, sets.SpectralNormBall):
+        answers = torch.func.vmap(lambda r, make=make: make(r).project(z))(radii)
+        assert answers[0].isnan().all()
+        torch.testing.assert_close(answers[1], make(1.0).project(z))
+    plans = torch.func.vmap(lambda r: sets.TransportPolytope(r.expand(2), ONES).project(z))
+    answers = plans(torch.tensor([-1.0, 3.0, torch.nan, 1.5]))  # three columns of 1 need two rows of 1.5
+    assert answers[:3].isnan().all()
+    torch.testing.assert_close(answers[3], sets.TransportPolytope(torch.full((2,), 1.5), ONES).project(z))
+
+
+def test_a_function_without_a_graph_is_refused():
+    """A derivative of zero would be wrong; values alone are fine."""
+    Y = from_projection(lambda z: torch.from_numpy(z.detach().numpy().clip(0)), name="clip")
+    z = torch.tensor([-1.0, 2.0])
+    assert Y.project(z).tolist() == [0.0, 2.0]
+    for ask in (Y.jacobian, lambda z: Y.project(z.requires_grad_())):
+        with pytest.raises(InvalidInput, match="clip returns a tensor without a graph"):
+            ask(z.clone())
+
+
+def test_random_points_say_what_they_take():
+    generator, both = torch.Generator().manual_seed(0), ProductSet({"a": L1Ball(), "b": Simplex()})
+    with pytest.raises(InvalidType, match=r"L1Ball.random_point takes a torch.Generator, got 0: use torch.Generator"):
+        L1Ball().random_point(0, 3)
+    with pytest.raises(InvalidType, match=r"random_point takes sizes, as in .*, got \(\(3,\),\)"):
+        L1Ball().random_point(generator, (3,))
+    for shape in ((3,), (3, 4), ({"a": (3,)},)):
+        with pytest.raises(InvalidType, match=r"a dictionary of shapes like {'a': \(3,\), 'b': \(3,\)}, got"):
+            both.random_point(generator, *shape)
+    point = both.random_point(generator, {"a": 3, "b": (4, 2)})
+    assert point["a"].shape == (3,)
+    assert point["b"].shape == (4, 2)
+
+
+def test_text_arrays_and_fractions_are_refused():
+    with pytest.raises(InvalidType, match="radius must be a number or a tensor, got '1'"):
+        L1Ball("1")
+    for radius in ([1.0], np.ones(1)):
+        with pytest.raises(InvalidType, match=r"radius must be a number or a tensor, got .*: use torch.as_tensor\("):
+            L1Ball(radius)
+        with pytest.raises(InvalidType, match=r"upper must be a number or a tensor, got .*: use torch.as_tensor\("):
+            Box(0.0, radius)
+    for G, h in ((np.ones((1, 2)), torch.ones(1)), (torch.ones(1, 2), [1.0])):
+        with pytest.raises(InvalidInput, match=r"use torch.as_tensor\("):
+            Polyhedron(G, h)
+    with pytest.raises(InvalidType, match="size must be an integer, got 2.5"):
+        BirkhoffPolytope(2.5)
+    with pytest.raises(InvalidInput, match="tol must be at least 0, got -1"):
+        L1Ball().contains(torch.zeros(2), tol=-1)
+    changed = L1Ball()
+    changed.radius = -1.0
+    with pytest.raises(EmptySet, match="radius must be at least 0, got -1"):
+        changed.project(torch.ones(3))
+
+
+def test_reasons_name_the_point_and_the_sum():
+    y = torch.tensor([[0.1, 0.2], [3.0, 0.0], [1.0, 1.0]])
+    assert L1Ball().contains(y).reason == "the l1 norm exceeds the radius 1 (by 2 at point 1 of the batch)"
+    assert "at point (1, 0) of the batch" in L1Ball().contains(y[:, None]).reason
+    assert L1Ball().contains(y[1]).reason == "the l1 norm exceeds the radius 1 (by 2)"
+    assert "the sum is not the total 1" in CappedSimplex().contains(y[0]).reason
+    with pytest.raises(EmptySet, match="the sum lies between 0 and 0.2"):
+        CappedSimplex(0.1).project(y[0])
+
+
+def test_batches_and_sizes_that_do_not_fit_are_refused():
+    z, pair, rows = torch.zeros(3, 2), torch.ones(2, 2), torch.eye(2)
+    for Y in (Permutahedron(pair), AffineSet(rows, pair), Polyhedron(rows, pair)):
+        for ask in (Y.project, Y.jacobian, Y.contains):
+            with pytest.raises(InvalidInput, match=r"of shape \(2, 2\) does not fit points of shape \(3, 2\)"):
+                ask(z)
+            with pytest.raises(InvalidInput, match=r"5 entries"):
+                ask(torch.zeros(5))
+    plans = sets.TransportPolytope(pair, pair)
+    with pytest.raises(InvalidInput, match=r"row_sums of shape \(2, 2\) does not fit points of shape \(3, 2, 2\)"):
+        plans.contains(torch.zeros(3, 2, 2))
+    with pytest.raises(InvalidInput, match="takes 2 x 2 matrices"):
+        plans.contains(z)
+    with pytest.raises(InvalidInput, match=r"h of shape \(3, 2\) does not fit"):
+        Polyhedron(rows, torch.ones(3, 2), rows, pair)
+    with pytest.raises(InvalidInput, match=r"row_sums of shape \(3, 2\) does not fit"):
+        sets.TransportPolytope(torch.ones(3, 2), pair)
+    with pytest.raises(InvalidInput, match="sizes must be 1 positive integers"):
+        ProductSet([L1Ball()], sizes=[2.5])
+
+
+def test_only_a_set_without_a_point_is_called_empty():
+    for make in (
+        lambda: Scaled(L1Ball(), 0.0),
+        lambda: WeightedL1Ball(-1.0),
+        lambda: ElasticNetBall(-1.0),
+        lambda: sets.L1Penalty(-1.0),
+        lambda: sets.L1Penalty().prox(torch.ones(2), -1.0),
+    ):
+        with pytest.raises(InvalidInput, match="must be") as found:
+            make()
+        assert found.type is InvalidInput

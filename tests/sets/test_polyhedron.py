@@ -29,7 +29,7 @@ class TestPolyhedron(SetTestCase):
 
 
 class TestPolyhedronWithEquations(SetTestCase):
-    half = False
+    half = traceable_parameters = False
     dimensions = (2, 3, 5, 8, 13, 21, 34, 60)
     small_dimensions = (2,)
 

@@ -78,8 +78,8 @@ def test_slices_keep_batches():
         (lambda: ProductSet({}), InvalidType, "non-empty dictionary"),
         (lambda: ProductSet([FreeSpace()]), InvalidType, "with sizes"),
         (lambda: ProductSet({"a": 3}), InvalidType, r"sets\['a'\] must be a convex set, got 3"),
-        (lambda: ProductSet([FreeSpace()], sizes=[0]), InvalidInput, "positive numbers"),
-        (lambda: ProductSet([FreeSpace()], sizes=[1, 2]), InvalidInput, "1 positive numbers"),
+        (lambda: ProductSet([FreeSpace()], sizes=[0]), InvalidInput, "positive integers"),
+        (lambda: ProductSet([FreeSpace()], sizes=[1, 2]), InvalidInput, "1 positive integers"),
         (lambda: ProductSet([PSDCone()], sizes=[4]), InvalidInput, "points of 2 dimensions"),
         (
             lambda: ProductSet({"a": FreeSpace()}).project({"b": 1}),

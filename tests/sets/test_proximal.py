@@ -6,7 +6,7 @@ import cvxpy
 import pytest
 import torch
 
-from bilevel.errors import EmptySet, InvalidInput, InvalidType
+from bilevel.errors import InvalidInput, InvalidType
 from bilevel.sets import ElasticNetPenalty, GroupL1Penalty, Indicator, L1Ball, L1Penalty
 
 F64 = {"dtype": torch.float64}
@@ -109,9 +109,9 @@ def test_one_step_per_point_and_zero():
 
 
 def test_errors_carry_the_numbers():
-    with pytest.raises(EmptySet, match="l1 must be at least 0, got -1"):
+    with pytest.raises(InvalidInput, match="l1 must be at least 0, got -1"):
         L1Penalty(-1.0)
-    with pytest.raises(EmptySet, match="step must be at least 0, got -2"):
+    with pytest.raises(InvalidInput, match="step must be at least 0, got -2"):
         L1Penalty().prox(torch.zeros(2), -2.0)
     with pytest.raises(InvalidInput, match="one value per group, 2, got"):
         GroupL1Penalty(torch.tensor([0, 1]), torch.ones(3))

@@ -6,7 +6,7 @@ import cvxpy
 import pytest
 import torch
 
-from bilevel.errors import EmptySet, InvalidType
+from bilevel.errors import InvalidInput, InvalidType
 from bilevel.sets import L1Ball, L2Ball, ProductSet, Scaled, Translated
 from bilevel.testing import SetTestCase
 
@@ -39,7 +39,7 @@ def test_parameters_of_the_base_keep_their_names():
 
 
 def test_errors_carry_the_numbers():
-    with pytest.raises(EmptySet, match="factor must be above 0, got 0"):
+    with pytest.raises(InvalidInput, match="factor must be above 0, got 0"):
         Scaled(L2Ball(), 0.0)
     with pytest.raises(InvalidType, match="base must be a convex set of tensors"):
         Translated(ProductSet({"a": L2Ball()}), 1.0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -11,7 +13,9 @@ from .base import (
     Face,
     as_point,
     can_look_at_values,
+    check_batch,
     event_norm,
+    got,
     parameter,
     per_point,
     show,
@@ -43,11 +47,13 @@ class HalfSpace(ConvexSet):
 
     def __init__(self, normal: Tensor, offset: float | Tensor = 0.0) -> None:
         if not isinstance(normal, Tensor) or normal.ndim == 0:
-            raise InvalidInput(f"normal must be a tensor of shape (..., n), got {normal!r}")
-        parameter("normal", normal)
-        if can_look_at_values() and not bool((normal != 0).any(-1).all()):
+            raise InvalidInput(f"normal must be a tensor of shape (..., n), {got(normal)}")
+        some = (normal.detach() != 0).any(-1, keepdim=True)
+        if can_look_at_values() and not bool(some.all()):
             raise InvalidInput("normal is zero: the set would be everything or nothing")
-        self.normal, self.offset = normal, parameter("offset", offset)
+        normal = normal if can_look_at_values() else torch.where(some, normal, torch.nan)
+        self.normal: Tensor = parameter("normal", normal)  # type: ignore[assignment]
+        self.offset = parameter("offset", offset)
 
     def _step(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """t (last dimension kept; positive outside) and n with z - t n on the boundary; n's largest entry is 1."""
@@ -157,7 +163,7 @@ class AffineSet(ConvexSet):
     Parameters
     ----------
     matrix
-        Tensor of shape (m, n); torch.func.vmap serves a batch of them (emptiness is not checked then).
+        Tensor of shape (m, n); torch.func.vmap serves a batch of them (one without a solution gives NaN then).
     offset
         Tensor of shape (m,), or (..., m) with one right-hand side per batch element; default zero.
 
@@ -172,20 +178,19 @@ class AffineSet(ConvexSet):
 
     def __init__(self, matrix: Tensor, offset: Tensor | None = None) -> None:
         if not isinstance(matrix, Tensor) or matrix.ndim != 2:
-            raise InvalidInput(f"matrix must be a tensor of shape (m, n), got {matrix!r}")
-        parameter("matrix", matrix)
+            raise InvalidInput(f"matrix must be a tensor of shape (m, n), {got(matrix)}")
         offset = matrix.new_zeros(matrix.shape[0]) if offset is None else offset
         if not isinstance(offset, Tensor) or offset.shape[-1:] != matrix.shape[:1]:
-            raise InvalidInput(f"offset must have {matrix.shape[0]} entries, one per row of matrix, got {offset!r}")
-        parameter("offset", offset)
-        self.matrix, self.offset = matrix, offset
+            raise InvalidInput(f"offset must have {matrix.shape[0]} entries, one per row of matrix, {got(offset)}")
+        self.matrix: Tensor = parameter("matrix", matrix)  # type: ignore[assignment]
+        self.offset: Tensor = parameter("offset", offset)  # type: ignore[assignment]
         self._factor()
 
     def _factor(self) -> None:
         """D matrix = U diag(s) V' without its null part, D giving every row length 1 (a small equation is no less an
         equation than a large one); P(z) = z - V (V'z - s^-1 U'D offset). The null part is kept as zeros.
         """
-        matrix, target = self.matrix.detach().double(), self.offset.detach().double()
+        matrix, target = self.matrix.detach().double().nan_to_num(), self.offset.detach().double()
         length = event_norm(matrix)
         self._scale = torch.where(length > 0, length, 1.0).reciprocal()
         matrix, target = matrix * self._scale[:, None], target * self._scale
@@ -198,23 +203,34 @@ class AffineSet(ConvexSet):
         best = target / self._scale @ self._solve @ self._rows
         gap = (target - best @ matrix.T).abs()
         allowed = 10 * self._cut * (target.abs() + event_norm(best)[..., None])
-        if can_look_at_values() and bool((gap > allowed).any()):
+        self._solvable = (gap <= allowed).all()
+        if can_look_at_values() and not bool(self._solvable):
             raise EmptySet(
                 f"matrix y = offset has no solution: the best y leaves a gap of {float(gap.amax()):.3g} "
                 f"(rank {int(self._rank)}, {matrix.shape[0]} equations); drop or correct the contradicting rows"
             )
 
+    def answerable(self, z: Tensor) -> Tensor:
+        return super().answerable(z) & self._solvable
+
+    def of_kind(self, z: Any) -> Any:
+        z = super().of_kind(z)
+        if z.shape[-1] != self.matrix.shape[1]:
+            raise InvalidInput(
+                f"AffineSet: the matrix has {self.matrix.shape[1]} columns, the point {z.shape[-1]} entries"
+            )
+        check_batch("offset", self.offset, z)
+        return z
+
     def _gap(self, y: Tensor) -> Tensor:
         """V'y - s^-1 U'offset: how far y is from the set, in an orthonormal basis of the normals."""
-        self._check_size(y)
         return y @ self._rows.to(y).T - self.offset.to(y) @ self._solve.to(y)
 
     def project(self, z: Tensor) -> Tensor:
         z = self.checked(z)
-        self._check_size(z)
         if tracked(self.matrix):  # the same formula, differentiable in the matrix
             scale = self._scale.to(z)
-            matrix = self.matrix.to(z) * scale[:, None]
+            matrix = self.matrix.to(z).nan_to_num() * scale[:, None]
             pseudo = torch.linalg.pinv(widened(matrix), rtol=self._cut).to(z)
             return z - (z @ matrix.T - self.offset.to(z) * scale) @ pseudo.T
         rows = self._rows.to(z)
@@ -226,12 +242,6 @@ class AffineSet(ConvexSet):
                 break
             rounding = torch.finfo(z.dtype).eps * rounding
         return y
-
-    def _check_size(self, z: Tensor) -> None:
-        if z.shape[-1] != self.matrix.shape[1]:
-            raise InvalidInput(
-                f"AffineSet: the matrix has {self.matrix.shape[1]} columns, the point {z.shape[-1]} entries"
-            )
 
     def jacobian(self, z: Tensor) -> Face:
         z = self.checked(z).detach()

@@ -92,6 +92,12 @@ class ConvexSet(ABC):
     parameters: ClassVar[tuple[str, ...]] = ()
     """The arguments of the constructor, each also an attribute; the tensors among them carry derivatives."""
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for name in ("project", "jacobian", "margin"):
+            if name in cls.__dict__:
+                setattr(cls, name, nan_without_answer(cls.__dict__[name]))
+
     @abstractmethod
     def project(self, z: Any) -> Any:
         """P_Y(z), the nearest point of Y, in memory of its own; differentiable by autograd where P_Y is."""
@@ -105,7 +111,12 @@ class ConvexSet(ABC):
         """How far y breaks the constraint: amount >= 0 per batch element, the scale to judge it by, what is broken."""
 
     def contains(self, y: Any, *, tol: float | None = None) -> Membership:
-        """Whether y lies in Y up to `tol` times the scale of the set (default: the tolerance of the dtype)."""
+        """Whether y lies in Y up to `tol` times the scale of the set (default: the tolerance of the dtype).
+
+        Of a batch, all points must lie in Y; the reason tells the one that is furthest outside.
+        """
+        if tol is not None and not tol >= 0:
+            raise InvalidInput(f"tol must be at least 0, got {tol}")
         y = tree_map(Tensor.detach, self.of_kind(y))
         bad = sum(int((~torch.isfinite(u)).sum()) for u in leaves(y))
         if bad:
@@ -116,9 +127,15 @@ class ConvexSet(ABC):
             amount, scale, what = self.excess(tree_map(widened, y))
         if tol is None:
             tol = max(tolerances.feasibility(u.dtype) for u in leaves(y))
-        worst = float(amount.max())
-        inside = bool((amount <= tol * torch.as_tensor(scale, device=amount.device)).all())
-        return Membership(inside, worst, "inside" if inside else f"{what} (by {worst:.3g})")
+        outside = ~(amount <= tol * torch.as_tensor(scale, device=amount.device))
+        if not bool(outside.any()):
+            return Membership(True, float(amount.max()), "inside")
+        amount = torch.where(outside, amount, -1)
+        worst, where = float(amount.max()), ""
+        if amount.ndim:
+            index = tuple(int(k) for k in torch.unravel_index(amount.argmax(), amount.shape))
+            where = f" at point {index[0] if amount.ndim == 1 else index} of the batch"
+        return Membership(False, worst, f"{what} (by {worst:.3g}{where})")
 
     def distance(self, y: Any) -> Tensor:
         """|y - P_Y(y)| for each batch element."""
@@ -133,6 +150,7 @@ class ConvexSet(ABC):
         that the boundary is visited as well as the interior.
         """
         event = int(self.event_ndim)  # type: ignore[arg-type]
+        check_draw(type(self).__name__, generator, shape)
         options: Any = {"generator": generator, "dtype": dtype, "device": generator.device}
         first, second = (self.project(scale * torch.randn(shape, **options)) for _ in range(2))
         batch = (*shape[: len(shape) - event], *(1,) * event)
@@ -165,11 +183,63 @@ class ConvexSet(ABC):
         return tensor_of_points(type(self).__name__, z, int(self.event_ndim))  # type: ignore[arg-type]
 
     def checked(self, z: Any) -> Any:
-        """z itself, once it is known to be of the kind that the set takes, and finite: every method starts with it."""
+        """z itself, once it is known to be of the kind that the set takes, and finite: every method starts with it.
+
+        Under torch.compile and torch.func values cannot be looked at, and nothing is refused for them: there the
+        answers at a point that is not `answerable` are NaN.
+        """
         z = self.of_kind(z)
         ndim = 0 if self.separable else int(self.event_ndim)  # type: ignore[arg-type]
         check_finite(type(self).__name__, z, ndim)
         return z
+
+    def answerable(self, z: Tensor) -> Tensor:
+        """Which points have an answer, (..., 1): finite ones, of a set with a point. Only asked under torch transforms.
+
+        `parameter` marks a value that leaves the set without a point by NaN; a set that can be empty for another
+        reason says so here.
+        """
+        event = tuple(range(-min(int(self.event_ndim), z.ndim), 0))  # type: ignore[arg-type]
+        size, wide = z.detach().abs(), torch.float32 if z.dtype in HALF else z.dtype
+        if self.separable:
+            fine = size.amax(event, keepdim=True) < torch.inf
+        else:
+            fine = size.sum(event, keepdim=True, dtype=wide) <= largest(wide)
+        for value in self.tensor_parameters().values():
+            fine = fine & ~value.detach().isnan().any()
+        return fine
+
+
+def nan_without_answer(method: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """Let `project`, `jacobian` or `margin` answer NaN at points without an answer, where errors cannot be raised.
+
+    The method itself sees finite points. Products with NaN, unlike a choice of it, have the derivative NaN as well.
+    """
+
+    @functools.wraps(method)
+    def marked(self: ConvexSet, z: Any) -> Any:
+        if can_look_at_values() or not isinstance(z := self.of_kind(z), Tensor):
+            return method(self, z)
+        mark = torch.where(self.answerable(z), 1.0, torch.nan).to(z.dtype)
+        z = z.nan_to_num(0.0, 0.0, 0.0)
+        answer = method(self, z)
+        if isinstance(answer, Face):
+            return MarkedFace(answer, mark)
+        if method.__name__ == "project":
+            return answer * mark + z * (mark - 1)
+        return None if answer is None else answer * mark.reshape(mark.shape[: z.ndim - int(self.event_ndim)])  # type: ignore[arg-type]
+
+    return marked
+
+
+def check_draw(owner: str, generator: Any, shape: tuple[Any, ...]) -> None:
+    """Refuse what `random_point` cannot draw with."""
+    if not isinstance(generator, torch.Generator):
+        raise InvalidType(
+            f"{owner}.random_point takes a torch.Generator, got {generator!r}: use torch.Generator().manual_seed(0)"
+        )
+    if not all(hasattr(size, "__index__") and size >= 0 for size in shape):
+        raise InvalidType(f"{owner}.random_point takes sizes, as in random_point(generator, 4, 3), got {shape}")
 
 
 def tensor_of_points(owner: str, z: Any, event_ndim: int) -> Tensor:
@@ -279,8 +349,31 @@ class RoundedFace(Face):
         return self._face.basis()
 
 
-def parameter(name: str, value: Any, *, low: float = -math.inf, strict: bool = False) -> float | Tensor:
-    """A checked scalar or tensor parameter of a set: finite and at least (strictly above) `low`."""
+class MarkedFace(Face):
+    """H where the mark is 1; NaN where it is NaN."""
+
+    def __init__(self, face: Face, mark: Tensor) -> None:
+        self._face, self._mark = face, mark
+        self.is_projector, self.support, self.dimension = face.is_projector, face.support, face.dimension
+
+    def apply(self, v: Tensor) -> Tensor:
+        return self._face.apply(v) * self._mark.to(v.dtype)
+
+    def parameter_vjp(self, u: Tensor) -> dict[str, Tensor]:
+        mark = self._mark.prod().to(u.dtype)
+        return {name: product * mark for name, product in self._face.parameter_vjp(u).items()}
+
+    def basis(self) -> Tensor | None:
+        return self._face.basis()
+
+
+def parameter(
+    name: str, value: Any, *, low: float = -math.inf, strict: bool = False, error: type[InvalidInput] = EmptySet
+) -> float | Tensor:
+    """A checked scalar or tensor parameter of a set: finite and at least (strictly above) `low`, else `error`.
+
+    Where values cannot be looked at, those that would be refused become NaN (`ConvexSet.answerable`).
+    """
     if isinstance(value, Tensor):
         check_holds_values(name, value)
         if not value.is_floating_point():
@@ -288,19 +381,36 @@ def parameter(name: str, value: Any, *, low: float = -math.inf, strict: bool = F
         if value.numel() == 0:
             raise InvalidInput(f"{name} is an empty tensor of shape {tuple(value.shape)}: give a value")
         if not can_look_at_values():
-            return value
+            known = value.detach()
+            allowed = known.isfinite() & ((known > low) if strict else (known >= low))
+            return value * torch.where(allowed, 1.0, torch.nan).to(value.dtype)
         smallest, finite = float(value.detach().min()), bool(torch.isfinite(value.detach()).all())
     else:
-        try:
-            value = float(value)
-        except (TypeError, ValueError):
-            raise InvalidType(f"{name} must be a number or a tensor, got {value!r}") from None
+        value = number(name, value)
         smallest, finite = value, math.isfinite(value)
     if not finite:
         raise InvalidInput(f"{name} must be finite, got {value}")
     if smallest < low or (strict and smallest <= low):
-        raise EmptySet(f"{name} must be {'above' if strict else 'at least'} {low:g}, got {smallest:g}")
+        raise error(f"{name} must be {'above' if strict else 'at least'} {low:g}, got {smallest:g}")
     return value
+
+
+def number(name: str, value: Any) -> float:
+    """A parameter that is no tensor, as a float; an array or a list is none."""
+    try:
+        if isinstance(value, str) or getattr(value, "ndim", 0):
+            raise TypeError
+        return float(value)
+    except (TypeError, ValueError):
+        raise InvalidType(f"{name} must be a number or a tensor, {got(value)}") from None
+
+
+def got(value: Any) -> str:
+    """What was given instead of the tensor or number that a message speaks of, and the remedy for arrays."""
+    if isinstance(value, Tensor):
+        return f"got a tensor of shape {tuple(value.shape)}"
+    hint = ": use torch.as_tensor(...)" if isinstance(value, (list, tuple, np.ndarray)) else ""
+    return f"got {value!r}{hint}"
 
 
 def per_point(
@@ -335,6 +445,16 @@ def as_point(value: float | Tensor, z: Tensor, event_ndim: int = 1, *, name: str
     return _converted(name, value, z)
 
 
+def check_batch(name: str, value: Tensor, points: Tensor, event_ndim: int = 1) -> None:
+    """Refuse a parameter (..., k) whose batch does not broadcast against that of the points."""
+    batch = points.shape[: points.ndim - event_ndim]
+    if value.ndim > 1 and _joint_shape(value.shape[:-1], batch) is None:
+        raise InvalidInput(
+            f"{name} of shape {tuple(value.shape)} does not fit points of shape {tuple(points.shape)}: give one for "
+            f"all, or one for each element of the batch {tuple(batch)}"
+        )
+
+
 def _joint_shape(*shapes: torch.Size) -> tuple[int, ...] | None:
     """The shape that all broadcast to, if there is one. (torch's own function costs a hundred times more.)"""
     try:
@@ -366,9 +486,9 @@ def event_norm(v: Tensor, event_ndim: int = 1, *, keepdim: bool = False) -> Tens
     """|v| over the last `event_ndim` dimensions; no overflow or underflow, derivative 0 at v = 0."""
     dims = tuple(range(-event_ndim, 0))
     scale = v.detach().abs().amax(dims, keepdim=True)
-    scale = torch.where(scale > 0, scale, torch.ones_like(scale))
+    scale = torch.where(scale == 0, torch.ones_like(scale), scale)
     square = (v / scale).square().sum(dims, keepdim=True)
-    norm = torch.where(square > 0, square, torch.ones_like(square)).sqrt() * scale * (square > 0)
+    norm = torch.where(square == 0, torch.ones_like(square), square).sqrt() * scale * (square != 0)
     return norm if keepdim else norm.reshape(norm.shape[: norm.ndim - event_ndim])
 
 

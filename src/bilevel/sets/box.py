@@ -15,6 +15,7 @@ from .base import (
     as_point,
     can_look_at_values,
     check_holds_values,
+    number,
     parameter,
     per_point,
     rounding_scale,
@@ -48,6 +49,9 @@ class Box(ConvexSet):
 
     def _bounds(self, z: Tensor) -> tuple[Tensor, Tensor]:
         return as_point(self.lower, z, name="lower"), as_point(self.upper, z, name="upper")
+
+    def answerable(self, z: Tensor) -> Tensor:
+        return super().answerable(z) & in_order(*self._bounds(z))
 
     def project(self, z: Tensor) -> Tensor:
         z = self.checked(z)
@@ -168,10 +172,7 @@ def bound(name: str, value: Any) -> float | Tensor:
                 f"{name} has {int(torch.isnan(value).sum())} NaN entries: use -inf or inf for an open side"
             )
         return value
-    try:
-        value = float(value)
-    except (TypeError, ValueError):
-        raise InvalidType(f"{name} must be a number or a tensor, got {value!r}") from None
+    value = number(name, value)
     if math.isnan(value):
         raise InvalidInput(f"{name} is NaN: use -inf or inf for an open side")
     return value
@@ -193,6 +194,12 @@ def check_order(name: str, lower: float | Tensor, upper: float | Tensor) -> None
         raise EmptySet(f"{name}: lower exceeds upper by {gap:g}: no point is left")
     if bool((low == math.inf).any()) or bool((high == -math.inf).any()):
         raise EmptySet(f"{name}: a lower bound of inf or an upper bound of -inf leaves no point")
+
+
+def in_order(lower: Tensor, upper: Tensor) -> Tensor:
+    """Whether the bounds leave a point, (..., 1) or (): what `check_order` refuses where values can be looked at."""
+    some = (lower.detach() <= upper.detach()) & (lower.detach() < math.inf) & (upper.detach() > -math.inf)
+    return some.all(-1, keepdim=True) if some.ndim else some
 
 
 def bounds_excess(y: Tensor, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..errors import EmptySet
 from .base import ConvexSet, Face, as_point, can_look_at_values, event_norm, in_float32, parameter, per_point, show
-from .box import bound, bounds_excess, check_order
+from .box import bound, bounds_excess, check_order, in_order
 
 
 class Section(NamedTuple):
@@ -116,6 +116,7 @@ class BoxSection(ConvexSet):
 
     polyhedral = True
     parameters = ("lower", "upper", "weight", "total")
+    _sum = "weight.y"
 
     def __init__(
         self,
@@ -149,10 +150,17 @@ class BoxSection(ConvexSet):
         total = total.detach().double()
         if can_look_at_values() and bool(((total < least - below) | (total > most + above)).any()):
             raise EmptySet(
-                f"{type(self).__name__}: weight.y lies between {float((size * least).min()):g} and "
+                f"{type(self).__name__}: {self._sum} lies between {float((size * least).min()):g} and "
                 f"{float((size * most).max()):g}, and never reaches the total {show(self.total)}"
             )
         return total <= least + below, total >= most - above
+
+    def answerable(self, z: Tensor) -> Tensor:
+        weight, lower, upper, total, _ = self._parts(z)
+        (least, most), (below, above) = reach(weight, lower, upper)
+        total = total.detach().double()
+        reached = (total >= least - below) & (total <= most + above)
+        return super().answerable(z) & in_order(lower, upper) & reached
 
     def _section(self, z: Tensor, parts: tuple[Tensor, ...]) -> Section:
         """The face that holds P(z); where only one corner reaches the total, all that it weighs is held there."""
@@ -186,7 +194,7 @@ class BoxSection(ConvexSet):
         off = ((weight * y).sum(-1, keepdim=True) - total).squeeze(-1).abs() / length
         size = ((weight * y).detach().abs().sum(-1, keepdim=True) + total.abs()).squeeze(-1) / length
         plane_is_worse = off * scale > out * size
-        what = "an entry leaves its bounds or weight.y is not the total"
+        what = f"an entry leaves its bounds or {self._sum} is not the total {show(self.total)}"
         return torch.where(plane_is_worse, off, out), torch.where(plane_is_worse, size, scale), what
 
     @in_float32
@@ -248,6 +256,7 @@ class CappedSimplex(BoxSection):
     """
 
     parameters = ("cap", "total")
+    _sum = "the sum"
 
     def __init__(self, cap: float | Tensor = 1.0, total: float | Tensor = 1.0) -> None:
         self.cap = parameter("cap", cap, low=0.0)

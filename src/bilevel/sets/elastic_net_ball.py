@@ -36,7 +36,7 @@ class ElasticNetBall(ConvexSet):
     parameters = ("gamma", "radius")
 
     def __init__(self, gamma: float | Tensor = 1.0, radius: float | Tensor = 1.0) -> None:
-        self.gamma = parameter("gamma", gamma, low=0.0)
+        self.gamma = parameter("gamma", gamma, low=0.0, error=InvalidInput)
         self.radius = parameter("radius", radius, low=0.0)
 
     def _scaled(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

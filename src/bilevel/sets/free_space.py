@@ -48,7 +48,7 @@ class FreeSpace(ConvexSet):
 
     def distance(self, y: Any) -> Any:
         """0; for dictionaries, that of each entry by name."""
-        return tree_map(lambda u: torch.zeros_like(_one_per_point(u)), self.checked(y))
+        return tree_map(lambda u: _one_per_point(u - self.project(u)), self.checked(y))
 
     def random_point(
         self, generator: torch.Generator, *shape: Any, scale: float = 1.0, dtype: torch.dtype | None = None

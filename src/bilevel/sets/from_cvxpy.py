@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import EmptySet, Incompatible, MissingExtra, NotConverged
+from ..errors import EmptySet, Incompatible, InvalidInput, MissingExtra, NotConverged
 from .base import ConvexSet, Face, can_look_at_values, event_norm, tracked
 from .psd_cone import PSDCone
 from .second_order_cone import SecondOrderCone
@@ -24,7 +24,7 @@ _ATTEMPTS: tuple[dict[str, Any], ...] = (
 """Settings tried in turn until the KKT equations hold to rounding: the last digits are a matter of luck."""
 
 
-def from_cvxpy(constraints: Callable[[Any], list[Any]], shape: int | tuple[int, ...]) -> ConvexSet:
+def from_cvxpy(constraints: Callable[[Any], Any], shape: int | tuple[int, ...]) -> ConvexSet:
     """{y : constraints(y) hold}; P(z) by Clarabel, one conic programme per point, ended by Newton's method.
 
     The programme min x'Px/2 + q'x, Ax + s = b, s in K is optimal if Px + q + A'(P_K(w) - w) = 0 and
@@ -35,7 +35,7 @@ def from_cvxpy(constraints: Callable[[Any], list[Any]], shape: int | tuple[int, 
     Parameters
     ----------
     constraints
-        From a cvxpy variable of the given shape to a list of convex constraints on it.
+        From a cvxpy variable of the given shape to a convex constraint on it, or a list of them.
     shape
         The shape of one point: n or (n,) for vectors, (m, n) for matrices.
 
@@ -52,7 +52,7 @@ def from_cvxpy(constraints: Callable[[Any], list[Any]], shape: int | tuple[int, 
 class ConicSet(ConvexSet):
     """A set given by cvxpy constraints; made by `from_cvxpy`."""
 
-    def __init__(self, constraints: Callable[[Any], list[Any]], shape: tuple[int, ...]) -> None:
+    def __init__(self, constraints: Callable[[Any], Any], shape: tuple[int, ...]) -> None:
         try:
             import cvxpy
         except ImportError:
@@ -63,10 +63,19 @@ class ConicSet(ConvexSet):
         self._variable, self._point = cvxpy.Variable(shape), cvxpy.Parameter(shape)
         gain = cvxpy.sum(cvxpy.multiply(self._point, self._variable))
         objective = cvxpy.Minimize(cvxpy.sum_squares(self._variable) / 2 - gain)
-        self._problem = cvxpy.Problem(objective, constraints(self._variable))
+        rules = constraints(self._variable)
+        self._problem = cvxpy.Problem(objective, list(rules) if isinstance(rules, (list, tuple)) else [rules])
         if not self._problem.is_dcp():
             raise Incompatible("from_cvxpy: the constraints are not convex by cvxpy's rules (problem.is_dcp())")
         self._read_cones()
+
+    def of_kind(self, z: Any) -> Any:
+        z = super().of_kind(z)
+        if z.shape[z.ndim - len(self.shape) :] != self.shape:
+            raise InvalidInput(
+                f"ConicSet takes points of shape {self.shape}, batch dimensions in front, got {tuple(z.shape)}"
+            )
+        return z
 
     def _read_cones(self) -> None:
         """P, A, b and the cones; where the entries of y sit in x, in row-major order."""

@@ -52,6 +52,11 @@ class ProjectionSet(ConvexSet):
             raise InvalidType(f"{self}: points of shape {tuple(z.shape)} must give as many, got {got}")
         if not self._seen_to_project and can_look_at_values():
             self._check_once(z.detach(), y.detach())
+        if can_look_at_values() and torch.is_grad_enabled() and z.requires_grad and not y.requires_grad:
+            raise InvalidInput(
+                f"{self}: {self.name} returns a tensor without a graph, so that its derivative is lost: write it with "
+                "torch functions of z, or as a class with its own jacobian (a single point is L2Ball(0.0, point))"
+            )
         return y.clone() if y is z else y
 
     @torch.no_grad()
@@ -89,7 +94,7 @@ class AutogradFace(Face):
         self._z, self._y = z, y
 
     def apply(self, v: Tensor) -> Tensor:
-        if not self._y.requires_grad or not self._z.numel():  # a constant function: one point; an empty batch
+        if not self._z.numel():  # an empty batch
             return torch.zeros_like(v)
         flat = v.reshape(-1, *self._z.shape)
         products = [torch.autograd.grad(self._y, self._z, w, retain_graph=True, allow_unused=True)[0] for w in flat]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from ..errors import InvalidInput
-from .base import ConvexSet, Face, in_float32, parameter
+from .base import ConvexSet, Face, check_batch, got, in_float32, parameter
 from .monotone_cone import block_margin, block_mean, isotonic_blocks
 
 
@@ -31,15 +33,20 @@ class Permutahedron(ConvexSet):
     parameters = ("vertex",)
 
     def __init__(self, vertex: Tensor) -> None:
-        self.vertex = parameter("vertex", vertex)
+        self.vertex: Tensor = parameter("vertex", vertex)  # type: ignore[assignment]
         if not isinstance(self.vertex, Tensor) or self.vertex.ndim == 0:
-            raise InvalidInput(f"vertex must be a tensor of shape (..., n), got {vertex!r}")
+            raise InvalidInput(f"vertex must be a tensor of shape (..., n), {got(vertex)}")
+
+    def of_kind(self, z: Any) -> Any:
+        z = super().of_kind(z)
+        if z.shape[-1] != self.vertex.shape[-1]:
+            raise InvalidInput(f"points have {z.shape[-1]} entries, the vertex has {self.vertex.shape[-1]}")
+        check_batch("vertex", self.vertex, z)
+        return z
 
     def _sorted(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """z and vertex downwards, their orders, and the blocks of the regression."""
-        z, vertex = self.checked(z), self.vertex.to(z)  # type: ignore[union-attr]
-        if z.shape[-1] != vertex.shape[-1]:
-            raise InvalidInput(f"points have {z.shape[-1]} entries, the vertex has {vertex.shape[-1]}")
+        z, vertex = self.checked(z), self.vertex.to(z)
         z, vertex = torch.broadcast_tensors(z, vertex)
         order = z.detach().argsort(dim=-1, descending=True, stable=True)
         ranking = vertex.detach().argsort(dim=-1, descending=True, stable=True)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from .. import tolerances
 from ..errors import EmptySet, InvalidInput
 from .active_set import active_rows, least_violation
-from .base import ConvexSet, Face, can_look_at_values, event_norm, parameter, tracked
+from .base import ConvexSet, Face, can_look_at_values, check_batch, event_norm, got, parameter, tracked
 from .held_rows import HeldRows, adjoint, product
 
 
@@ -51,6 +53,8 @@ class Polyhedron(ConvexSet):
         if not given or len({matrix.shape[-1] for matrix in given}) > 1:
             shapes = [tuple(matrix.shape) for matrix in given]
             raise InvalidInput(f"Polyhedron needs G, A or both, with as many columns, got shapes {shapes}")
+        if self.h is not None and self.b is not None:
+            check_batch("h", self.h, self.b)
         self.size = given[0].shape[-1]
         self.independent = _independent(self.A)
         self._last = torch.zeros(0 if self.G is None else len(self.G), dtype=torch.bool)
@@ -59,6 +63,15 @@ class Polyhedron(ConvexSet):
             if not bool(torch.isfinite(self.system()[1]).all()):
                 raise InvalidInput("Polyhedron: a row of G or A is so short that dividing by its length overflows")
             self._check_not_empty()
+
+    def of_kind(self, z: Any) -> Any:
+        z = super().of_kind(z)
+        if z.shape[-1] != self.size:
+            raise InvalidInput(f"points have {z.shape[-1]} entries, the polyhedron lives in dimension {self.size}")
+        for name, side in (("h", self.h), ("b", self.b)):
+            if side is not None:
+                check_batch(name, side, z)
+        return z
 
     def system(self) -> tuple[Tensor, Tensor]:
         """All rows with unit length, the independent equations first, and right-hand sides (..., M)."""
@@ -77,7 +90,6 @@ class Polyhedron(ConvexSet):
 
     def _active(self, z: Tensor, rows: Tensor, side: Tensor) -> Tensor:
         """Mask (..., M) of the rows that hold P(z) back, the equations included."""
-        self._check_dimension(z)
         fixed, m = rows.detach(), len(self.independent)
         left = side.detach() - z.detach().double() @ fixed.mT
         rounding = side.detach().abs() + event_norm(z.detach().double(), keepdim=True)
@@ -86,10 +98,6 @@ class Polyhedron(ConvexSet):
         if can_look_at_values() and active.numel():
             self._last = active.reshape(-1, active.shape[-1])[-1]
         return torch.cat([torch.ones_like(left[..., :m], dtype=torch.bool), active], -1)
-
-    def _check_dimension(self, z: Tensor) -> None:
-        if z.shape[-1] != self.size:
-            raise InvalidInput(f"points have {z.shape[-1]} entries, the polyhedron lives in dimension {self.size}")
 
     def _held(self, z: Tensor) -> tuple[HeldRows, Tensor, Tensor]:
         """The active rows at z, and all rows and right-hand sides."""
@@ -113,7 +121,6 @@ class Polyhedron(ConvexSet):
         return PolyhedronFace(self, held, z.double(), rows.detach(), side.detach())
 
     def excess(self, y: Tensor) -> tuple[Tensor, Tensor, str]:
-        self._check_dimension(y)
         rows, side = (value.detach() for value in self.system())
         over, m = y.double() @ rows.mT - side, len(self.independent)
         amount = torch.cat([over[..., :m].abs(), over[..., m:].clamp_min(0)], -1).amax(-1)
@@ -218,12 +225,10 @@ def _checked_rows(
     if matrix is None and side is None:
         return None, None
     if not isinstance(matrix, Tensor) or matrix.ndim != 2:
-        raise InvalidInput(f"{name} must be a tensor of shape (m, n) to go with {side_name}, got {matrix!r}")
+        raise InvalidInput(f"{name} must be a tensor of shape (m, n) to go with {side_name}, {got(matrix)}")
     if not isinstance(side, Tensor) or side.ndim == 0 or side.shape[-1] != len(matrix):
-        raise InvalidInput(f"{side_name} must have {len(matrix)} entries, one per row of {name}, got {side!r}")
-    parameter(name, matrix)
-    parameter(side_name, side)
-    return matrix, side
+        raise InvalidInput(f"{side_name} must have {len(matrix)} entries, one per row of {name}, {got(side)}")
+    return parameter(name, matrix), parameter(side_name, side)  # type: ignore[return-value]
 
 
 def _independent(matrix: Tensor | None) -> Tensor:

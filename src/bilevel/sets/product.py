@@ -51,8 +51,8 @@ class ProductSet(ConvexSet):
         if self.sizes is None:
             self.event_ndim = {name: part.event_ndim for name, part in self.sets.items()}  # type: ignore[misc]
             return
-        if len(self.sizes) != len(self.sets) or any(size < 1 for size in self.sizes):
-            raise InvalidInput(f"sizes must be {len(self.sets)} positive numbers, one per set, got {self.sizes}")
+        if len(self.sizes) != len(self.sets) or not all(isinstance(k, int) and k > 0 for k in self.sizes):
+            raise InvalidInput(f"sizes must be {len(self.sets)} positive integers, one per set, got {self.sizes}")
         for name, part in self.sets.items():
             if part.event_ndim != 1:
                 raise InvalidInput(
@@ -114,7 +114,7 @@ class ProductSet(ConvexSet):
         return worst, torch.ones_like(worst), message
 
     def distance(self, y: Any) -> Any:
-        """The distance of a sliced point; for dictionaries, that of each entry by name."""
+        """|y - P(y)| of a sliced point; for dictionaries, that of each entry by name, as `{"bias": tensor(0.5)}`."""
         if self.sizes is not None:
             return super().distance(y)
         return {name: self.sets[name].distance(entry) for name, entry in self.checked(y).items()}
@@ -127,8 +127,11 @@ class ProductSet(ConvexSet):
             shapes = {name: (*shape[:-1], size) for name, size in zip(self.sets, self.sizes, strict=True)}
             if not shape or shape[-1] != sum(self.sizes):
                 raise InvalidInput(f"ProductSet has points of {sum(self.sizes)} entries, got shape {shape}")
+        elif len(shape) == 1 and isinstance(shape[0], Mapping) and set(shape[0]) == set(self.sets):
+            shapes = {name: (size,) if isinstance(size, int) else size for name, size in shape[0].items()}
         else:
-            (shapes,) = shape
+            example = "{" + ", ".join(f"{name!r}: (3,)" for name in self.sets) + "}"
+            raise InvalidType(f"random_point of a dictionary takes a dictionary of shapes like {example}, got {shape}")
         return self._join(
             {
                 name: part.random_point(generator, *shapes[name], scale=scale, dtype=dtype)
@@ -137,7 +140,10 @@ class ProductSet(ConvexSet):
         )
 
     def margin(self, z: Any) -> Any:
-        """The smallest of the parts' margins (per name for dictionaries); None where a part has no formula."""
+        """The smallest of the parts' margins; for dictionaries, that of each entry by name, as `{"bias": tensor(0.5)}`.
+
+        None where a part has no formula.
+        """
         margins = {name: self.sets[name].margin(entry) for name, entry in self._split(self.checked(z)).items()}
         if self.sizes is None:
             return margins

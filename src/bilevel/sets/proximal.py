@@ -57,7 +57,7 @@ class Proximal(ABC):
 
     def _step(self, step: Step, z: Tensor) -> Tensor:
         """The step, non-negative, one for all or one per batch element, broadcasting against z."""
-        return per_point(parameter("step", step, low=0.0), z, self.event_ndim, name="step")
+        return per_point(parameter("step", step, low=0.0, error=InvalidInput), z, self.event_ndim, name="step")
 
 
 class ElasticNetPenalty(Proximal):
@@ -79,7 +79,8 @@ class ElasticNetPenalty(Proximal):
     parameters = ("l1", "l2")
 
     def __init__(self, l1: float | Tensor = 1.0, l2: float | Tensor = 0.0) -> None:
-        self.l1, self.l2 = parameter("l1", l1, low=0.0), parameter("l2", l2, low=0.0)
+        self.l1 = parameter("l1", l1, low=0.0, error=InvalidInput)
+        self.l2 = parameter("l2", l2, low=0.0, error=InvalidInput)
 
     def _weights(self, z: Tensor) -> tuple[Tensor, Tensor]:
         return as_point(self.l1, z, name="l1"), as_point(self.l2, z, name="l2")
@@ -172,10 +173,11 @@ class GroupL1Penalty(Proximal):
     parameters = ("groups", "weight")
 
     def __init__(self, groups: Tensor, weight: float | Tensor = 1.0) -> None:
-        if not isinstance(groups, Tensor) or groups.ndim != 1 or groups.is_floating_point() or int(groups.min()) < 0:
+        numbers = isinstance(groups, Tensor) and groups.ndim == 1 and not groups.is_floating_point()
+        if not numbers or not len(groups) or int(groups.min()) < 0:
             raise InvalidInput(f"groups must be an integer tensor of shape (n,) with values from 0, got {groups!r}")
         self.groups, self.count = groups.long(), int(groups.max()) + 1
-        self.weight = parameter("weight", weight, low=0.0)
+        self.weight = parameter("weight", weight, low=0.0, error=InvalidInput)
         if isinstance(self.weight, Tensor) and self.weight.ndim and self.weight.shape != (self.count,):
             raise InvalidInput(f"weight must have one value per group, {self.count}, got {tuple(self.weight.shape)}")
 
@@ -260,11 +262,11 @@ class Indicator(Proximal):
         self.event_ndim = constraint.event_ndim  # type: ignore[misc, assignment]
 
     def prox(self, z: Tensor, step: Step = 1.0) -> Tensor:
-        parameter("step", step, low=0.0)
+        parameter("step", step, low=0.0, error=InvalidInput)
         return self.constraint.project(z)
 
     def jacobian(self, z: Tensor, step: Step = 1.0) -> Face:
-        parameter("step", step, low=0.0)
+        parameter("step", step, low=0.0, error=InvalidInput)
         return self.constraint.jacobian(z)
 
     def value(self, y: Tensor) -> Tensor:

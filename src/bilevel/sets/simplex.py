@@ -57,7 +57,10 @@ def _one_radius(z: Tensor, radius: float | Tensor) -> float | None:
         return None
     if isinstance(radius, Tensor) and (radius.ndim or tracked(radius)):
         return None
-    return number if (number := float(radius)) <= largest(z.dtype) else None
+    number = float(radius)
+    if number < 0:  # changed in place, after the constructor had looked at it
+        parameter("radius", number, low=0.0)
+    return number if number <= largest(z.dtype) else None
 
 
 class Simplex(ConvexSet):

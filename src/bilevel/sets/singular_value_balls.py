@@ -37,18 +37,18 @@ class SpectralNormBall(ConvexSet):
     @in_float32
     def project(self, z: Tensor) -> Tensor:
         z = self.checked(z)
-        radius = per_point(self.radius, z, 2)
+        radius = per_point(self.radius, z, 2, name="radius")
         if tracked(z, radius):
             return z - Dilation(z).shrink(radius.detach(), radius)
         left, values, right = torch.linalg.svd(z, full_matrices=False)
-        clipped = (left * torch.minimum(values, radius.squeeze(-1)).unsqueeze(-2)) @ right
+        clipped = (left * torch.minimum(values, per_point(self.radius, z[..., 0], name="radius")).unsqueeze(-2)) @ right
         return torch.where(values[..., :1, None] > radius, clipped, z)
 
     @in_float32
     def jacobian(self, z: Tensor) -> Face:
         z = self.checked(z).detach()
         left, values, right = torch.linalg.svd(z, full_matrices=False)
-        shrunk = values - per_point(self.radius, z, 2).detach().squeeze(-1)
+        shrunk = values - per_point(self.radius, z[..., 0], name="radius").detach()
         return ClipFace(ShrinkFace(left, values, right, without_rounding(shrunk, values)), self.radius)
 
     def excess(self, y: Tensor) -> tuple[Tensor, float | Tensor, str]:
@@ -58,7 +58,7 @@ class SpectralNormBall(ConvexSet):
     @in_float32
     def margin(self, z: Tensor) -> Tensor:
         z = self.checked(z).detach()
-        return (torch.linalg.svdvals(z) - per_point(self.radius, z[..., 0]).detach()).abs().amin(-1)
+        return (torch.linalg.svdvals(z) - per_point(self.radius, z[..., 0], name="radius").detach()).abs().amin(-1)
 
     def __repr__(self) -> str:
         return f"SpectralNormBall(radius={show(self.radius)})"
@@ -93,14 +93,14 @@ class NuclearNormBall(ConvexSet):
     @in_float32
     def project(self, z: Tensor) -> Tensor:
         z = self.checked(z)
-        radius = per_point(self.radius, z, 2)
+        radius = per_point(self.radius, z, 2, name="radius")
         if not tracked(z, radius):
             left, values, right = torch.linalg.svd(z, full_matrices=False)
-            shrunk, outside = _threshold(values, radius.squeeze(-1))
+            shrunk, outside = _threshold(values, per_point(self.radius, z[..., 0], name="radius"))
             inner = (left * shrunk.clamp_min(0).unsqueeze(-2)) @ right
             return torch.where(outside.unsqueeze(-1), inner, z)
         dilation = Dilation(z)
-        shrunk, outside = _threshold(dilation.values, radius.detach().squeeze(-1))
+        shrunk, outside = _threshold(dilation.values, per_point(self.radius, z[..., 0], name="radius").detach())
         level = (dilation.values - shrunk)[..., :1, None]
         # The singular values above the level must add up to radius + k * level: this moves the level with Z.
         count = (shrunk > 0).sum(-1)[..., None, None].clamp_min(1)
@@ -111,7 +111,7 @@ class NuclearNormBall(ConvexSet):
     def jacobian(self, z: Tensor) -> Face:
         z = self.checked(z).detach()
         left, values, right = torch.linalg.svd(z, full_matrices=False)
-        shrunk, outside = _threshold(values, per_point(self.radius, z, 2).detach().squeeze(-1))
+        shrunk, outside = _threshold(values, per_point(self.radius, z[..., 0], name="radius").detach())
         return NuclearFace(ShrinkFace(left, values, right, shrunk), outside, self.radius)
 
     def excess(self, y: Tensor) -> tuple[Tensor, float | Tensor, str]:
@@ -123,7 +123,7 @@ class NuclearNormBall(ConvexSet):
         """The distance to s_i = theta, with theta moving along, or to the sphere."""
         z = self.checked(z).detach()
         values = torch.linalg.svdvals(z)
-        radius = per_point(self.radius, z[..., 0]).detach()
+        radius = per_point(self.radius, z[..., 0], name="radius").detach()
         shrunk, outside = _threshold(values, radius)
         count = (shrunk > 0).sum(-1, keepdim=True).clamp_min(1)
         slope = (1 - (shrunk > 0) / count + (shrunk <= 0) / count).clamp_min(torch.finfo(z.dtype).tiny).sqrt()

@@ -97,7 +97,7 @@ class Dilation:
 
     def _positive_part(self, level: Tensor, moved: Tensor) -> Tensor:
         """(A - moved I)_+ in the eigenbasis, where `moved` has the value of `level`."""
-        level, values = level.squeeze(-1), self.values
+        level, values = level[..., 0] if level.ndim else level, self.values
         spectrum = torch.cat([without_rounding(values - level, values), -values - level], -1)
         rest = -level.expand(*values.shape[:-1], self._rest)
         identity = torch.eye(self._upper.shape[-1], dtype=values.dtype, device=values.device)

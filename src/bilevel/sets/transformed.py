@@ -139,7 +139,7 @@ class Scaled(_OfBase):
 
     def __init__(self, base: ConvexSet, factor: float | Tensor) -> None:
         super().__init__(base)
-        self.factor = parameter("factor", factor, low=0.0, strict=True)
+        self.factor = parameter("factor", factor, low=0.0, strict=True, error=InvalidInput)
 
     def _factor(self, z: Tensor, *, keepdim: bool = True) -> Tensor:
         return per_point(self.factor, z, int(self.event_ndim), name="factor", keepdim=keepdim)  # type: ignore[arg-type]

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import EmptySet, InvalidInput, NotConverged
-from .base import ConvexSet, Face, can_look_at_values, event_norm, parameter
+from ..errors import EmptySet, InvalidInput, InvalidType, NotConverged
+from .base import ConvexSet, Face, can_look_at_values, check_batch, event_norm, got, parameter
 
 ROUNDS, HALVINGS = 200, 40
 
@@ -40,31 +40,54 @@ class TransportPolytope(ConvexSet):
     def __init__(self, row_sums: Tensor, column_sums: Tensor) -> None:
         for name, value in (("row_sums", row_sums), ("column_sums", column_sums)):
             if not isinstance(value, Tensor) or value.ndim == 0:
-                raise InvalidInput(f"{name} must be a tensor of shape (..., n), got {value!r}")
-            parameter(name, value, low=0.0)
-        self.row_sums, self.column_sums = row_sums, column_sums
-        totals = row_sums.detach().double().sum(-1), column_sums.detach().double().sum(-1)
-        if can_look_at_values():
-            gap = float((totals[0] - totals[1]).abs().max())
-            eps = max(torch.finfo(row_sums.dtype).eps, torch.finfo(column_sums.dtype).eps)
-            if gap > eps**0.75 * float(totals[0].max()):
-                raise EmptySet(f"{type(self).__name__}: rows and columns add up to totals that differ by {gap:.3g}")
+                raise InvalidInput(f"{name} must be a tensor of shape (..., n), {got(value)}")
+        self.row_sums: Tensor = parameter("row_sums", row_sums, low=0.0)  # type: ignore[assignment]
+        self.column_sums: Tensor = parameter("column_sums", column_sums, low=0.0)  # type: ignore[assignment]
+        check_batch("row_sums", self.row_sums, self.column_sums)
+        gap, allowed = self._gap()
+        if can_look_at_values() and bool(gap > allowed):
+            raise EmptySet(f"{type(self).__name__}: rows and columns add up to totals that differ by {float(gap):.3g}")
+
+    def _gap(self) -> tuple[Tensor, Tensor]:
+        """By how much the totals of rows and columns differ, and by how much they may."""
+        totals = [sums.detach().double().sum(-1) for sums in (self.row_sums, self.column_sums)]
+        eps = max(torch.finfo(sums.dtype).eps for sums in (self.row_sums, self.column_sums))
+        return (totals[0] - totals[1]).abs().amax(), eps**0.75 * totals[0].amax()
+
+    def answerable(self, z: Tensor) -> Tensor:
+        gap, allowed = self._gap()
+        return super().answerable(z) & (gap <= allowed)
 
     def _sums(self) -> tuple[Tensor, Tensor]:
         """Row sums as a column and column sums as a row, in float64."""
         return self.row_sums.double().unsqueeze(-1), self.column_sums.double().unsqueeze(-2)
 
+    def _potentials(self, work: Tensor) -> tuple[Tensor, Tensor]:
+        """The potentials and the support; where the totals differ and no error can be raised, those of other sums."""
+        rows, columns = (sums.detach() for sums in self._sums())
+        if not can_look_at_values():
+            gap, allowed = self._gap()
+            rows = torch.where(gap <= allowed, rows, columns.shape[-1])
+            columns = torch.where(gap <= allowed, columns, rows.shape[-2])
+        return transport_potentials(work.detach(), rows, columns)
+
     def _wide(self, z: Tensor) -> Tensor:
         """Z in float64, without a part a 1' + 1 b', which P ignores."""
+        return _centred(self.checked(z).double())
+
+    def of_kind(self, z: Any) -> Any:
+        z = super().of_kind(z)
         rows, columns = self.row_sums.shape[-1], self.column_sums.shape[-1]
-        if self.checked(z).shape[-2:] != (rows, columns):
+        if z.shape[-2:] != (rows, columns):
             raise InvalidInput(f"{type(self).__name__} takes {rows} x {columns} matrices, got shape {tuple(z.shape)}")
-        return _centred(z.double())
+        check_batch("row_sums", self.row_sums, z, 2)
+        check_batch("column_sums", self.column_sums, z, 2)
+        return z
 
     def project(self, z: Tensor) -> Tensor:
         work = self._wide(z)
         rows, columns = self._sums()
-        start, support = transport_potentials(work.detach(), rows.detach(), columns.detach())
+        start, support = self._potentials(work)
         face = TransportFace(support, self)
         # P is affine on the face; the large part of z that the potentials take away goes first.
         y = support * (work - start)
@@ -83,8 +106,7 @@ class TransportPolytope(ConvexSet):
             )
 
     def jacobian(self, z: Tensor) -> Face:
-        rows, columns = self._sums()
-        return TransportFace(transport_potentials(self._wide(z).detach(), rows.detach(), columns.detach())[1], self)
+        return TransportFace(self._potentials(self._wide(z))[1], self)
 
     def excess(self, y: Tensor) -> tuple[Tensor, Tensor, str]:
         rows, columns = (value.detach().to(y) for value in self._sums())
@@ -110,6 +132,8 @@ class BirkhoffPolytope(TransportPolytope):
     parameters = ("size",)
 
     def __init__(self, size: int) -> None:
+        if not hasattr(size, "__index__"):
+            raise InvalidType(f"size must be an integer, got {size!r}")
         self.size = int(size)
         if self.size < 1:
             raise EmptySet(f"size must be at least 1, got {size}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..errors import InvalidInput
 from .base import ConvexSet, Face, as_point, event_norm, in_float32, parameter, per_point, show
 from .box_section import Section, find_section, on_section, wall_distance
 from .simplex import within
@@ -33,7 +34,7 @@ class WeightedL1Ball(ConvexSet):
     parameters = ("weight", "radius")
 
     def __init__(self, weight: float | Tensor, radius: float | Tensor = 1.0) -> None:
-        self.weight = parameter("weight", weight, low=0.0, strict=True)
+        self.weight = parameter("weight", weight, low=0.0, strict=True, error=InvalidInput)
         self.radius = parameter("radius", radius, low=0.0)
 
     def _parts(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

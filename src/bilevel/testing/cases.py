@@ -48,6 +48,8 @@ class SetCases:
     """Whether bfloat16 makes sense."""
     traceable: bool = True
     """Whether `project` runs under torch.func.vmap and torch.compile."""
+    traceable_parameters: bool = True
+    """Whether the set can be made under torch.func.vmap, of the values of a batch."""
     takes_numbers: bool = False
     """Whether a tensor without dimensions is a point."""
     margin_exact: bool = True

@@ -198,8 +198,36 @@ class DerivativeTests(SetCases):
         H = dense(case.Y.jacobian(z), z)
         torch.testing.assert_close(torch.func.jacrev(case.Y.project)(z).reshape(H.shape), H)  # type: ignore[union-attr]
 
+    def test_no_answer_is_nan_under_vmap(self) -> None:
+        """Where values cannot be looked at, a point that is not finite and a set without a point give NaN."""
+        self._need_tracing()
+        case = next(iter(self.small_cases("nan", 1)))
+        z = self.case(case.seed, max(self.small_dimensions)).z[:4].clone()
+        Y = self.set_at(case.seed, max(self.small_dimensions), 1.0)
+        for k, bad in enumerate((float("nan"), float("inf"), -float("inf"))):
+            z[k].view(-1)[k % z[k].numel()] = bad
+        for ask in self._questions(Y, z[3]):
+            self._check_only_nan(torch.func.vmap(ask)(z), slice(3), ask(z[3]))
+        slope = torch.func.vmap(torch.func.grad(lambda u: Y.project(u).square().sum()))(z)
+        assert slope[:3].isnan().all()
+        assert slope[3].isfinite().all()
+        for name, value in Y.tensor_parameters().items() if self.traceable_parameters else ():
+            values = torch.stack([torch.full_like(value, torch.nan), value.detach()])
+            moved = torch.func.vmap(lambda v, name=name: Y.replace(**{name: v}).project(z[3]))(values)
+            self._check_only_nan(moved, slice(1), Y.project(z[3]))
+
+    def _questions(self, Y: ConvexSet, z: Tensor) -> list[Callable[[Tensor], Any]]:
+        """What a set is asked about a point, with a tensor as the answer."""
+        v = torch.ones_like(z)
+        questions: list[Callable[[Tensor], Any]] = [Y.project, Y.distance, lambda u: Y.jacobian(u).apply(v)]
+        return questions if Y.margin(z) is None else [*questions, Y.margin]
+
+    def _check_only_nan(self, answers: Tensor, bad: slice, good: Tensor) -> None:
+        assert answers[bad].isnan().all()
+        torch.testing.assert_close(answers[-1], good.detach())
+
     def test_compile(self) -> None:
-        """One graph, with its gradient, under torch.compile."""
+        """One graph, with its gradient, under torch.compile; NaN for a point that is not finite."""
         self._need_tracing()
         case = next(iter(self.small_cases("compile", 1)))
         case = self.case(case.seed, max(self.small_dimensions))
@@ -208,6 +236,7 @@ class DerivativeTests(SetCases):
         z = case.z.clone().requires_grad_()
         p = compiled(z)
         torch.testing.assert_close(p, case.Y.project(case.z))
+        assert compiled(torch.full_like(z, torch.nan)).isnan().all()
         (grad,) = torch.autograd.grad(p.square().sum(), z)
         z = case.z.clone().requires_grad_()
         (eager,) = torch.autograd.grad(case.Y.project(z).square().sum(), z)
