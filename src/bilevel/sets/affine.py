@@ -196,10 +196,11 @@ class AffineSet(ConvexSet):
         z = self.checked(z)
         self._check_size(z)
         if tracked(self.matrix):  # the same formula, differentiable in the matrix
-            scale = self._scale.to(z)
-            matrix = self.matrix.to(z) * scale[:, None]
-            pseudo = torch.linalg.pinv(matrix, rtol=self._cut)
-            return z - (z @ matrix.T - self.offset.to(z) * scale) @ pseudo.T
+            matrix, target = self.matrix.double() * self._scale[:, None], self.offset.double() * self._scale
+            pseudo, y = torch.linalg.pinv(matrix, rtol=self._cut), z.double()
+            for _ in range(2):
+                y = y - (y @ matrix.T - target) @ pseudo.T
+            return y.to(z.dtype)
         rows = self._rows.to(z)
         y = z - self._gap(z) @ rows
         return y - self._gap(y) @ rows  # removes the rounding of a far z

@@ -45,10 +45,14 @@ class TransportPolytope(ConvexSet):
         self.row_sums, self.column_sums = row_sums, column_sums
         totals = row_sums.detach().double().sum(-1), column_sums.detach().double().sum(-1)
         if can_look_at_values():
-            gap = float((totals[0] - totals[1]).abs().max())
+            gap = (totals[0] - totals[1]).abs()
             eps = max(torch.finfo(row_sums.dtype).eps, torch.finfo(column_sums.dtype).eps)
-            if gap > eps**0.75 * float(totals[0].max()):
-                raise EmptySet(f"{type(self).__name__}: rows and columns add up to totals that differ by {gap:.3g}")
+            empty = gap > eps**0.75 * torch.maximum(*totals)
+            if bool(empty.any()):
+                raise EmptySet(
+                    f"{type(self).__name__}: rows and columns add up to totals that differ by "
+                    f"{float(gap[empty].max()):.3g}"
+                )
 
     def _sums(self) -> tuple[Tensor, Tensor]:
         """Row sums as a column and column sums as a row, in float64."""
