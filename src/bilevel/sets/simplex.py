@@ -101,7 +101,7 @@ class Simplex(ConvexSet):
         z = self.checked(z).detach()
         one = _one_radius(z, _fixed(self.radius))
         mask = support_mask(z, self.radius, one)
-        return SignedFace(mask, _count(mask, one), None, self.radius)
+        return SignedFace(mask, mask, _count(mask, one), None, self.radius)
 
     def excess(self, y: Tensor) -> tuple[Tensor, Tensor, str]:
         radius = per_point(self.radius, y, name="radius", keepdim=False)
@@ -169,14 +169,14 @@ class L1Ball(ConvexSet):
             if 0 < one >= total:
                 return WholeFace(z, self.radius)
             mask = support_mask(magnitude, self.radius, one)
-            count = _count(mask, one)
-            return SignedFace(mask.copysign_(z), count, None, self.radius)
+            return SignedFace(mask, mask.copysign(z), _count(mask, one), None, self.radius)
         magnitude, radius = self.checked(z).abs(), per_point(self.radius, z, name="radius").detach()
         inside, mask = within(magnitude, radius), support_mask(magnitude, self.radius, None)
         count = mask.sum(-1, keepdim=True)
         if can_look_at_values() and not bool(inside.any()):
-            return SignedFace(mask.copysign_(z), count, None, self.radius)
-        return SignedFace(z.sign() * mask * ~inside, count * ~inside, inside, self.radius)
+            return SignedFace(mask, mask.copysign(z), count, None, self.radius)
+        mask = mask * ~inside
+        return SignedFace(mask, mask * z.sign(), count * ~inside, inside, self.radius)
 
     def excess(self, y: Tensor) -> tuple[Tensor, Tensor, str]:
         radius = per_point(self.radius, y, name="radius", keepdim=False)
@@ -240,22 +240,25 @@ class WholeFace(Face):
 
 
 class SignedFace(Face):
-    """H = diag(s^2) - s s'/|s|^2 for a sign vector s: 1 on the support for the simplex; I where inside a ball."""
+    """H = diag(m) - s s'/|S| with m = 1 on the support S and signs s, |s| = m; I where inside a ball."""
 
     is_projector = True
 
-    def __init__(self, signs: Tensor, count: float | Tensor, inside: Tensor | None, radius: float | Tensor) -> None:
-        self._signs, self._inside, self._radius = signs, inside, radius
+    def __init__(
+        self, mask: Tensor, signs: Tensor, count: float | Tensor, inside: Tensor | None, radius: float | Tensor
+    ) -> None:
+        self._mask, self._signs, self._inside, self._radius = mask, signs, inside, radius
         self._count = count.clamp_min(1) if isinstance(count, Tensor) else max(count, 1.0)
 
-    def _mean(self, signed: Tensor) -> Tensor:
-        """s.v/|s|^2 for s o v, last dimension kept."""
-        count = self._count.to(signed.dtype) if isinstance(self._count, Tensor) else self._count
-        return signed.sum(-1, keepdim=True) / count
+    def _mean(self, v: Tensor, signs: Tensor) -> Tensor:
+        """s.v/|S|, last dimension kept."""
+        if isinstance(self._count, Tensor):
+            return (v * signs).sum(-1, keepdim=True) / self._count.to(v.dtype)
+        return (v @ signs).unsqueeze(-1) / self._count
 
     @cached_property
     def support(self) -> Tensor:  # type: ignore[override]
-        return self._signs != 0 if self._inside is None else (self._signs != 0) | self._inside
+        return self._mask != 0 if self._inside is None else (self._mask != 0) | self._inside
 
     @cached_property
     def dimension(self) -> Tensor:  # type: ignore[override]
@@ -263,15 +266,14 @@ class SignedFace(Face):
 
     def apply(self, v: Tensor) -> Tensor:
         signs = self._signs.to(v.dtype)
-        signed = v * signs
-        moved = signed.sub_(self._mean(signed)).mul_(signs)
+        moved = torch.addcmul(v, self._mean(v, signs), signs, value=-1).mul_(self._mask)
         return moved if self._inside is None else torch.where(self._inside, v, moved)
 
     def parameter_vjp(self, u: Tensor) -> dict[str, Tensor]:
         """dP/dradius = s/|S|: growing the ball moves every entry of the support outwards alike."""
         if not isinstance(self._radius, Tensor):
             return {}
-        rate = self._mean(u * self._signs.to(u.dtype)).squeeze(-1)
+        rate = self._mean(u, self._signs.to(u.dtype)).squeeze(-1)
         return {"radius": rate.sum_to_size(self._radius.shape)}
 
     def basis(self) -> Tensor | None:
