@@ -266,6 +266,8 @@ class SignedFace(Face):
 
     def apply(self, v: Tensor) -> Tensor:
         signs = self._signs.to(v.dtype)
+        if isinstance(self._count, float) and v.ndim == 1 and not tracked(v):  # fewer operations
+            return torch.sub(v, signs, alpha=float(torch.dot(v, signs)) / self._count).mul_(self._mask)
         moved = torch.addcmul(v, self._mean(v, signs), signs, value=-1).mul_(self._mask)
         return moved if self._inside is None else torch.where(self._inside, v, moved)
 
