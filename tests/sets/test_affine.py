@@ -110,3 +110,26 @@ def test_a_batch_of_matrices_by_vmap():
     by_autograd = torch.autograd.functional.jacobian(lambda m: AffineSet(m, right).project(z), matrix)
     by_func = torch.func.jacrev(lambda m: AffineSet(m, right).project(z))(matrices[0])
     torch.testing.assert_close(by_func, by_autograd)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_dependent_rows_in_lower_precision_with_gradients(dtype):
+    """The rank is that of the float64 matrix, whatever the dtype of the point and the way derivatives are asked for."""
+    matrix = torch.tensor([[1.0, 2.0, 3.0], [0.7, 1.4, 2.1], [1.0, 0.0, 1.0]], dtype=torch.float64) / 3
+    Y = AffineSet(matrix, matrix.sum(-1))
+    following = AffineSet(matrix.clone().requires_grad_(), matrix.sum(-1))
+    z = torch.tensor([[1.0, -1.0, 0.3], [1e6, 2e6, -1e6]], dtype=torch.float64).to(dtype)
+    exact = Y.project(z.double())
+    slack = 10 * torch.finfo(dtype).eps
+    torch._dynamo.reset()
+    compiled = torch.compile(Y.project, backend="aot_eager", fullgraph=True)
+    for answer in (following.project(z), torch.func.vmap(Y.project)(z), compiled(z)):
+        assert answer.dtype == dtype
+        torch.testing.assert_close(answer.detach().double(), exact, rtol=slack, atol=slack)
+
+
+def test_a_far_point_keeps_the_equations_while_the_matrix_is_followed():
+    Y = AffineSet(torch.tensor([[1.0, 1.0, 1.0]], dtype=torch.float64, requires_grad=True), torch.ones(1).double())
+    y = Y.project(torch.full((3,), 1e15, dtype=torch.float64))
+    torch.testing.assert_close(y.sum().item(), 1.0, rtol=0, atol=1e-12)

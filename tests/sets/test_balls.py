@@ -7,8 +7,19 @@ import pytest
 import torch
 
 from bilevel.errors import EmptySet, InvalidInput, InvalidType
-from bilevel.sets import ElasticNetBall, GroupL1Ball, L1Ball, L2Ball, WeightedL1Ball
+from bilevel.sets import (
+    ElasticNetBall,
+    GroupL1Ball,
+    L1Ball,
+    L2Ball,
+    LInfBall,
+    NuclearNormBall,
+    SpectralNormBall,
+    WeightedL1Ball,
+)
 from bilevel.testing import SetTestCase
+
+F64 = {"dtype": torch.float64}
 
 
 def positive(generator, *shape):
@@ -122,3 +133,38 @@ def test_a_ball_of_radius_zero_is_a_point(Y):
 def test_bad_parameters_are_refused(make, error, message):
     with pytest.raises(error, match=message):
         make()
+
+
+RADIUS_0 = {
+    "L1Ball": L1Ball,
+    "L2Ball": L2Ball,
+    "LInfBall": LInfBall,
+    "WeightedL1Ball": lambda radius: WeightedL1Ball(torch.tensor([1.0, 2.0, 1.0, 0.5], **F64), radius),
+    "GroupL1Ball": lambda radius: GroupL1Ball(2, radius),
+    "ElasticNetBall": lambda radius: ElasticNetBall(2.0, radius),
+    "SpectralNormBall": SpectralNormBall,
+    "NuclearNormBall": NuclearNormBall,
+}
+
+
+@pytest.mark.parametrize("name", RADIUS_0)
+@pytest.mark.parametrize("entries", [(0, 0, 0, 0), (1, 0, 0, 0), (3, 3, -3, 1), (1, 2, 3, 4), (2, 0, 0, 2)])
+def test_the_projection_on_a_point_is_constant(name, entries):
+    """With radius 0, H = 0 everywhere, by the closed form and by autograd; in a batch only where the radius is 0."""
+    matrix = name in ("SpectralNormBall", "NuclearNormBall")
+    z = torch.tensor(entries, **F64).reshape((2, 2) if matrix else (4,))
+    v = torch.arange(1.0, 5.0, **F64).reshape(z.shape)
+    for Y in (RADIUS_0[name](0.0), RADIUS_0[name](torch.zeros((), **F64))):
+        leaf = z.clone().requires_grad_()
+        (by_autograd,) = torch.autograd.grad(Y.project(leaf), leaf, v)
+        assert not Y.project(z).any()
+        assert not by_autograd.any()
+        assert not Y.jacobian(z).apply(v).any()
+    if name == "LInfBall":
+        return  # its radius may differ between entries, not between points
+    batch, leaf = RADIUS_0[name](torch.tensor([0.0, 50.0], **F64)), torch.stack([z, z]).requires_grad_()
+    directions = torch.stack([v, v])
+    (by_autograd,) = torch.autograd.grad(batch.project(leaf), leaf, directions)
+    expected = torch.stack([torch.zeros_like(v), v])
+    torch.testing.assert_close(by_autograd, expected)
+    torch.testing.assert_close(batch.jacobian(leaf).apply(directions), expected)

@@ -114,6 +114,33 @@ class Textbook(Simplex):
         return (z - levels.amax(-1, keepdim=True)).clamp_min(0)
 
 
+class Constant(L2Ball):
+    """Gives up on large points in float32."""
+
+    def project(self, z):
+        if z.dtype is torch.float32 and z.abs().max() > 1e5:
+            return torch.full_like(z, 3.0)
+        return super().project(z)
+
+
+class Cancelling(L2Ball):
+    """Subtracts the step to the ball from z where gradients are asked for: exact near the ball only."""
+
+    def project(self, z):
+        if not z.requires_grad:
+            return super().project(z)
+        norm = z.norm(dim=-1, keepdim=True).clamp_min(1e-300)
+        return z - z * (1 - self.radius / norm).clamp_min(0)
+
+
+class CancellingRadius(Cancelling):
+    """The same while the radius is followed."""
+
+    def project(self, z):
+        following = self.radius.requires_grad and not z.requires_grad
+        return super().project(z.clone().requires_grad_() if following else z)
+
+
 @pytest.mark.parametrize(
     ("family", "test"),
     [
@@ -127,6 +154,8 @@ class Textbook(Simplex):
         (Silent, "test_bad_points_are_refused"),
         (Careless, "test_no_answer_is_nan_under_vmap"),
         (BigMargin, "test_margin"),
+        (Textbook, "test_huge_offset_in_float32"),
+        (Constant, "test_huge_offset_in_float32"),
     ],
 )
 def test_mistakes_are_found(family, test):
@@ -134,10 +163,25 @@ def test_mistakes_are_found(family, test):
         getattr(suite(family), test)()
 
 
+@pytest.mark.parametrize("family", [Cancelling, CancellingRadius])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_a_value_that_cancels_with_gradients_is_found(family, dtype):
+    with pytest.raises(AssertionError, match="exceeds the radius|times the rounding"):
+        suite(family).test_gradients_leave_the_value(1e12, dtype)
+
+
 def test_the_correct_set_passes():
-    tests = ("batch_is_a_loop", "parameter_derivatives", "margin", "no_answer_is_nan_under_vmap")
+    tests = (
+        "batch_is_a_loop",
+        "parameter_derivatives",
+        "margin",
+        "no_answer_is_nan_under_vmap",
+        "huge_offset_in_float32",
+    )
     for test in tests:
         getattr(suite(L2Ball), f"test_{test}")()
+    suite(Simplex).test_huge_offset_in_float32()
+    suite(L2Ball).test_gradients_leave_the_value(1e12, torch.float32)
 
 
 def test_the_shift_by_the_maximum_matters():

@@ -21,6 +21,7 @@ class TestFromCvxpy(SetTestCase):
     half = traceable = False
     small_dimensions = (1, 2)
     accuracy = 1e-7
+    far = 1e3
 
     def make_set(self, generator, dimension, scale):
         center, normal = torch.randn(2, dimension, generator=generator, **F64)

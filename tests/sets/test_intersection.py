@@ -175,3 +175,11 @@ def test_a_projection_must_be_a_function_of_points():
         from_projection(1.0)  # type: ignore[arg-type]
     with pytest.raises(InvalidType, match="must give as many"):
         from_projection(lambda z: z[..., :1]).project(torch.zeros(3))
+
+
+def test_gradients_leave_the_value_of_a_far_point():
+    z = torch.tensor([1e12, 0.3, -0.2, 0.7], dtype=torch.float64)
+    Y = Intersection(L2Ball(1.0), Box(-0.9, 0.9))
+    y = Y.project(z.clone().requires_grad_())
+    assert torch.equal(y, Y.project(z))
+    assert Y.contains(y)

@@ -190,3 +190,14 @@ def test_errors_carry_the_numbers():
         Polyhedron()
     with pytest.raises(InvalidInput, match="points have 3 entries, the polyhedron lives in dimension 2"):
         Polyhedron(line, torch.ones(2, **F64)).project(torch.zeros(3, **F64))
+
+
+@pytest.mark.parametrize(
+    ("A", "b"), [([[1.0, 0.0], [1.0, 0.0]], [0.0, 1.0]), ([[0.0, 0.0]], [1.0]), ([[1.0, 2.0], [2.0, 4.0]], [1.0, 3.0])]
+)
+@pytest.mark.parametrize("followed", ["A", "b"])
+def test_contradicting_equations_are_refused_also_while_they_follow_x(A, b, followed):
+    given = {"A": torch.tensor(A, dtype=torch.float64), "b": torch.tensor(b, dtype=torch.float64)}
+    given[followed].requires_grad_()
+    with pytest.raises(EmptySet, match="Ay = b has no solution: the best y leaves a gap of"):
+        Polyhedron(**given)

@@ -165,3 +165,32 @@ def test_weights_and_steps_of_another_shape_are_refused():
 def test_vmap(penalty):
     z = points(5)
     torch.testing.assert_close(torch.func.vmap(penalty.prox)(z), penalty.prox(z))
+
+
+def test_without_a_threshold_there_is_no_kink_at_zero():
+    """l1, weight or step 0: the map is linear, with derivative 1/(1 + step l2) also at z = 0."""
+    z, v, none = torch.tensor([0.0, 0.0, 2.0], **F64), torch.tensor([1.0, -2.0, 3.0], **F64), torch.zeros((), **F64)
+    groups = torch.tensor([0, 0, 1])
+    for penalty, step, gain in (
+        (ElasticNetPenalty(0.0, 1.0), 1.0, 0.5),
+        (ElasticNetPenalty(none, 1.0), 3.0, 0.25),
+        (L1Penalty(1.0), 0.0, 1.0),
+        (L1Penalty(1.0), none, 1.0),
+        (GroupL1Penalty(groups, 0.0), 1.0, 1.0),
+        (GroupL1Penalty(groups, torch.zeros(2, **F64)), 1.0, 1.0),
+        (GroupL1Penalty(groups, 1.0), 0.0, 1.0),
+    ):
+        leaf = z.clone().requires_grad_()
+        torch.testing.assert_close(penalty.prox(z, step), gain * z)
+        (by_autograd,) = torch.autograd.grad(penalty.prox(leaf, step), leaf, v)
+        face = penalty.jacobian(z, step)
+        torch.testing.assert_close(by_autograd, gain * v)
+        torch.testing.assert_close(face.apply(v), gain * v)
+        assert face.dimension == 3
+        assert all(torch.isfinite(product).all() for product in face.parameter_vjp(v).values())
+
+
+def test_a_threshold_of_zero_for_one_group_only():
+    penalty = GroupL1Penalty(torch.tensor([0, 0, 1]), torch.tensor([0.0, 1.0], **F64))
+    z, v = torch.zeros(3, **F64), torch.ones(3, **F64)
+    assert penalty.jacobian(z).apply(v).tolist() == [1.0, 1.0, 0.0]

@@ -104,3 +104,18 @@ def test_reasons_carry_numbers():
 
 def test_a_ball_of_radius_zero_is_a_point():
     assert L1Ball(0.0).project(torch.tensor([1.0, -2.0, 0.0])).tolist() == [0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("kind", [L1Ball, Simplex])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("size", [7, 1_000, 5_000])
+def test_the_face_of_one_vector_is_that_of_a_batch(kind, dtype, size):
+    """Short and long vectors have ways of their own: the same H and dP/dradius as in a batch, inside and outside."""
+    z, v = torch.randn(2, size, dtype=dtype, generator=torch.Generator().manual_seed(size))
+    for number in (0.0, 1.0, 0.05 * size, 10.0 * size):
+        radius = torch.tensor(number, dtype=dtype)
+        one, batch = kind(radius).jacobian(z), kind(radius).jacobian(z[None])
+        assert torch.equal(one.support, batch.support[0])
+        assert one.dimension == batch.dimension[0]
+        torch.testing.assert_close(one.apply(v), batch.apply(v[None])[0])
+        torch.testing.assert_close(one.parameter_vjp(v)["radius"], batch.parameter_vjp(v[None])["radius"])

@@ -132,3 +132,34 @@ def test_errors_carry_the_numbers():
         SpectralNormBall().project(torch.zeros(3))
     reason = SpectralNormBall(1.0).contains(torch.eye(2) * 3).reason
     assert reason == "the spectral norm exceeds the radius 1 (by 2)"
+
+
+@pytest.mark.parametrize("kind", [NuclearNormBall, SpectralNormBall])
+def test_several_radii_for_one_matrix(kind):
+    z = torch.randn(4, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    radius = torch.tensor([0.5, 1.0, 50.0], dtype=torch.float64, requires_grad=True)
+    looped = torch.stack([kind(r).project(z) for r in radius.tolist()])
+    torch.testing.assert_close(kind(radius).project(z), looped)
+    torch.testing.assert_close(kind(radius).project(z.clone().requires_grad_()), looped)
+    u = torch.randn(3, 4, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    (by_autograd,) = torch.autograd.grad(kind(radius).project(z), radius, u)
+    torch.testing.assert_close(kind(radius).jacobian(z).parameter_vjp(u)["radius"], by_autograd)
+
+
+@pytest.mark.parametrize("kind", [NuclearNormBall, SpectralNormBall])
+def test_vmap_over_matrices_and_radii(kind):
+    z, v = torch.randn(2, 3, 4, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    radius = torch.tensor([0.0, 1.0, 50.0], dtype=torch.float64)
+    batched = torch.func.vmap(lambda z, r: kind(r).project(z))(z, radius)
+    torch.testing.assert_close(batched, kind(radius).project(z))
+    products = torch.func.vmap(lambda z, r, v: kind(r).jacobian(z).apply(v))(z, radius, v)
+    torch.testing.assert_close(products, kind(radius).jacobian(z).apply(v))
+
+
+@pytest.mark.parametrize("kind", [NuclearNormBall, SpectralNormBall])
+def test_derivatives_at_far_points(kind):
+    """H from autograd and in closed form at |z| = 1e12 of the radius."""
+    z, v = torch.randn(2, 4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
+    leaf = (1e12 * z).requires_grad_()
+    (by_autograd,) = torch.autograd.grad(kind(1.0).project(leaf), leaf, v)
+    torch.testing.assert_close(by_autograd, kind(1.0).jacobian(leaf).apply(v), rtol=0, atol=1e-14)

@@ -107,3 +107,12 @@ def test_errors_carry_the_numbers():
         BirkhoffPolytope(2).project(torch.zeros(2, 3))
     with pytest.raises(EmptySet, match="size must be at least 1, got 0"):
         BirkhoffPolytope(0)
+
+
+def test_totals_are_compared_point_by_point():
+    rows = torch.tensor([[1e13, 1e13], [1.0, 1.0]], dtype=torch.float64)
+    columns = torch.tensor([[1e13, 1e13], [1.0, 2.0]], dtype=torch.float64)
+    with pytest.raises(EmptySet, match="totals that differ by 1"):
+        TransportPolytope(rows, columns)
+    rounded = torch.tensor([1e13, 1e13 + 1.0], dtype=torch.float64)
+    TransportPolytope(rows[0], rounded)  # 1 is the rounding of so large sums

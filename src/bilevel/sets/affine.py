@@ -20,7 +20,6 @@ from .base import (
     per_point,
     show,
     tracked,
-    widened,
 )
 
 
@@ -229,10 +228,14 @@ class AffineSet(ConvexSet):
     def project(self, z: Tensor) -> Tensor:
         z = self.checked(z)
         if tracked(self.matrix):  # the same formula, differentiable in the matrix
-            scale = self._scale.to(z)
-            matrix = self.matrix.to(z).nan_to_num() * scale[:, None]
-            pseudo = torch.linalg.pinv(widened(matrix), rtol=self._cut).to(z)
-            return z - (z @ matrix.T - self.offset.to(z) * scale) @ pseudo.T
+            matrix, target = (
+                self.matrix.double().nan_to_num() * self._scale[:, None],
+                self.offset.double() * self._scale,
+            )
+            pseudo, y = torch.linalg.pinv(matrix, rtol=self._cut), z.double()
+            for _ in range(2):
+                y = y - (y @ matrix.T - target) @ pseudo.T
+            return y.to(z.dtype)
         rows = self._rows.to(z)
         y = z - self._gap(z) @ rows
         rounding = torch.finfo(z.dtype).eps * z.detach().abs()

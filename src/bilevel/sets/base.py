@@ -513,6 +513,16 @@ def tracked(*tensors: Tensor) -> bool:
     )
 
 
+def with_value(value: Tensor, formula: Tensor) -> Tensor:
+    """`value` with the derivatives of `formula`: the two are equal, but rounding spoils the value of the second."""
+    return value.detach() + (formula - formula.detach())
+
+
+def unless_one_point(z: Tensor, radius: Tensor) -> Tensor:
+    """z, as a constant where the radius of a ball is 0: the ball is one point then, and P does not move with z."""
+    return torch.where(radius.detach() > 0, z, z.detach())
+
+
 def can_look_at_values() -> bool:
     """Whether a tensor's values may steer Python: not under torch.compile or a torch.func transform."""
     return not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is None  # type: ignore[attr-defined]

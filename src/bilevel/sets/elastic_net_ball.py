@@ -6,7 +6,17 @@ import torch
 from torch import Tensor
 
 from ..errors import InvalidInput
-from .base import ConvexSet, Face, can_look_at_values, event_norm, largest, parameter, per_point, show
+from .base import (
+    ConvexSet,
+    Face,
+    can_look_at_values,
+    event_norm,
+    largest,
+    parameter,
+    per_point,
+    show,
+    unless_one_point,
+)
 
 
 class ElasticNetBall(ConvexSet):
@@ -55,7 +65,7 @@ class ElasticNetBall(ConvexSet):
     def project(self, z: Tensor) -> Tensor:
         z = self.checked(z)
         u, gamma, radius, c = self._scaled(z)
-        outside = c * z.sign() * _outside(u.abs(), gamma, radius)[0]
+        outside = c * z.sign() * _outside(unless_one_point(u, radius).abs(), gamma, radius)[0]
         return torch.where(_is_inside(u, gamma, radius), z, outside.to(z.dtype))
 
     def jacobian(self, z: Tensor) -> Face:

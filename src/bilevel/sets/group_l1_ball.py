@@ -59,11 +59,11 @@ class GroupL1Ball(ConvexSet):
 
     @in_float32
     def project(self, z: Tensor) -> Tensor:
-        z = self.checked(z)
-        radius = per_point(self.radius, z, name="radius")
-        norms = self._norms(z)
+        wide = self.checked(z).double()  # in float32, the norms of a far z would round by more than the radius
+        radius = per_point(self.radius, wide, name="radius")
+        norms = self._norms(wide)
         factor = onto_simplex(norms, radius) / torch.where(norms > 0, norms, 1)
-        return torch.where(within(norms, radius), z, z * self._layout.spread(factor))
+        return torch.where(within(norms, radius), z, (wide * self._layout.spread(factor)).to(z.dtype))
 
     @in_float32
     def jacobian(self, z: Tensor) -> Face:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..errors import EmptySet, Incompatible, InvalidInput, InvalidType, NotConverged
-from .base import ConvexSet, Face, can_look_at_values, event_norm, tracked
+from .base import ConvexSet, Face, can_look_at_values, event_norm, tracked, with_value
 from .linearised_kkt import KKTFace, LinearisedKKT
 
 ROUNDING, GOOD = 1e-14, 1e-11
@@ -82,8 +82,9 @@ class Intersection(ConvexSet):
             y, normals, weight = self._solve(wide.detach())
         if tracked(z, *self.tensor_parameters().values()):
             kkt = self._linearised(y, normals, weight)
-            for _ in range(2):  # each step makes one more derivative of the fixed point exact
-                y, normals = kkt.newton(y, normals, y - wide + normals.sum(0), self._gaps(y, normals, weight))
+            for _ in range(2):  # each step makes one more derivative of the fixed point exact; the values stay
+                step = kkt.newton(y, normals, y - wide + normals.sum(0), self._gaps(y, normals, weight))
+                y, normals = with_value(y, step[0]), with_value(normals, step[1])
         return y.to(z)
 
     def jacobian(self, z: Tensor) -> Face:

@@ -58,11 +58,13 @@ class Polyhedron(ConvexSet):
         self.size = given[0].shape[-1]
         self.independent = _independent(self.A)
         self._last = torch.zeros(0 if self.G is None else len(self.G), dtype=torch.bool)
-        # A set that follows x is rebuilt at every step: then only a projection notices that it is empty.
-        if can_look_at_values() and not any(value.requires_grad for value in self.tensor_parameters().values()):
-            if not bool(torch.isfinite(self.system()[1]).all()):
-                raise InvalidInput("Polyhedron: a row of G or A is so short that dividing by its length overflows")
-            self._check_not_empty()
+        if can_look_at_values():
+            self._check_equations()
+            # A set that follows x is rebuilt at every step: then a projection notices if inequalities leave nothing.
+            if not any(value.requires_grad for value in self.tensor_parameters().values()):
+                if not bool(torch.isfinite(self.system()[1]).all()):
+                    raise InvalidInput("Polyhedron: a row of G or A is so short that dividing by its length overflows")
+                self._check_inequalities()
 
     def of_kind(self, z: Any) -> Any:
         z = super().of_kind(z)
@@ -132,16 +134,20 @@ class Polyhedron(ConvexSet):
         held, rows, side = self._held(z)
         return PolyhedronFace(self, held, z.double(), rows.detach(), side.detach()).margin().to(z)
 
-    def _check_not_empty(self) -> None:
+    def _check_equations(self) -> None:
+        """EmptySet if Ay = b has no solution: a projection looks at the independent rows only."""
+        if self.A is None or self.b is None:
+            return
+        A, b = self.A.detach().double(), self.b.detach().double().reshape(-1, len(self.A)).mT
+        length = torch.where((A != 0).any(-1), event_norm(A), 1.0)[:, None]
+        A, b = A / length, b / length
+        best = torch.linalg.pinv(A) @ b
+        gap = (A @ best - b).abs()
+        if bool((gap > 1e-12 * (b.abs() + best.norm(dim=0))).any()):
+            raise EmptySet(f"Ay = b has no solution: the best y leaves a gap of {float(gap.max()):.3g}")
+
+    def _check_inequalities(self) -> None:
         """EmptySet with the least violation that some y reaches."""
-        if self.A is not None and self.b is not None:
-            A, b = self.A.detach().double(), self.b.detach().double().reshape(-1, len(self.A)).mT
-            length = torch.where((A != 0).any(-1), event_norm(A), 1.0)[:, None]
-            A, b = A / length, b / length
-            best = torch.linalg.pinv(A) @ b
-            gap = (A @ best - b).abs()
-            if bool((gap > 1e-12 * (b.abs() + best.norm(dim=0))).any()):
-                raise EmptySet(f"Ay = b has no solution: the best y leaves a gap of {float(gap.max()):.3g}")
         rows, side = (value.detach() for value in self.system())
         m = len(self.independent)
         for right in side.reshape(-1, side.shape[-1]):

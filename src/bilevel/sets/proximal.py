@@ -63,7 +63,7 @@ class Proximal(ABC):
 class ElasticNetPenalty(Proximal):
     """l1 |y|_1 + l2 |y|^2/2; prox(z) = sign(z) max(|z| - step l1, 0)/(1 + step l2).
 
-    H is diagonal: 1/(1 + step l2) where |z| > step l1, else 0 (also at the kinks |z| = step l1).
+    H is diagonal: 1/(1 + step l2) where |z| > step l1 or step l1 = 0, else 0 (also at the kinks |z| = step l1).
 
     Parameters
     ----------
@@ -88,7 +88,7 @@ class ElasticNetPenalty(Proximal):
     def prox(self, z: Tensor, step: Step = 1.0) -> Tensor:
         wide = widened(self._checked(z))
         step, (l1, l2) = self._step(step, wide), self._weights(wide)
-        kept = wide.detach().abs() > step * l1
+        kept = _kept(wide.detach().abs(), step * l1)
         shrunk = torch.where(kept, wide - wide.detach().sign() * (step * l1), torch.zeros_like(wide))
         return (shrunk / (1 + step * l2)).to(z.dtype)
 
@@ -128,7 +128,7 @@ class ShrinkageFace(Face):
 
     def __init__(self, z: Tensor, step: Tensor, penalty: ElasticNetPenalty) -> None:
         l1, l2 = (weight.detach() for weight in penalty._weights(z))
-        self.support = z.abs() > step * l1
+        self.support = _kept(z.abs(), step * l1)
         self.dimension = self.support.sum(-1)
         self._gain = self.support / (1 + step * l2)
         self.is_projector = not isinstance(penalty.l2, Tensor) and penalty.l2 == 0
@@ -155,7 +155,7 @@ class GroupL1Penalty(Proximal):
     """sum over groups of weight |y_g|_2; prox(z)_g = max(1 - step weight/|z_g|, 0) z_g.
 
     On a kept group, with n = z_g/|z_g| and r = step weight/|z_g|, H = (1 - r) I + r n n'; on the others (and at the
-    kink |z_g| = step weight) H = 0.
+    kink |z_g| = step weight) H = 0. Without a threshold, step weight = 0, every group is kept, and H = I.
 
     Parameters
     ----------
@@ -195,8 +195,8 @@ class GroupL1Penalty(Proximal):
     def _ratio(self, z: Tensor, step: Step) -> tuple[Tensor, Tensor]:
         """step weight/|z_g| for each group, 1 where it is at least 1, and whether it is less."""
         norms, level = self.norms(z), self._step(step, z) * torch.as_tensor(self.weight).to(z)
-        kept = norms.detach() > level.detach()
-        return torch.where(kept, level / torch.where(kept, norms, 1.0), torch.ones_like(norms)), kept
+        kept = _kept(norms.detach(), level.detach())
+        return torch.where(kept, level / _nonzero(norms), torch.ones_like(norms)), kept
 
     def prox(self, z: Tensor, step: Step = 1.0) -> Tensor:
         wide = widened(self._checked(z))
@@ -224,7 +224,7 @@ class GroupFace(Face):
         self._penalty, self._step = penalty, penalty._step(step, z).detach()
         self._groups, self._ratio = groups, ratio[..., groups]
         self.support = kept[..., groups]
-        self._normal = z / torch.where(kept, norms, torch.ones_like(norms))[..., groups] * self.support
+        self._normal = z / _nonzero(norms)[..., groups] * self.support
         self.dimension = self.support.sum(-1)
 
     def _group_sums(self, v: Tensor) -> Tensor:
@@ -241,6 +241,16 @@ class GroupFace(Face):
             return {}
         change = -self._group_sums(self._normal * u) * self._step
         return {"weight": change.sum_to_size(weight.shape).to(u.dtype)}
+
+
+def _kept(size: Tensor, level: Tensor) -> Tensor:
+    """What soft-thresholding at the level keeps: all that is larger; without a level there is no kink at 0."""
+    return (size > level) | (level == 0)
+
+
+def _nonzero(norms: Tensor) -> Tensor:
+    """The norms, 1 in place of 0: what is divided by them is 0 then."""
+    return torch.where(norms > 0, norms, torch.ones_like(norms))
 
 
 class Indicator(Proximal):

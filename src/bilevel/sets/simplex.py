@@ -36,12 +36,19 @@ def above_level_of_one(z: Tensor, radius: float) -> Tensor:
     return b.sub_(cut_level_of_one(b, radius)).relu_()
 
 
-def support_mask(z: Tensor, radius: Tensor, one: float | None) -> Tensor:
+def support_mask(z: Tensor, radius: float | Tensor, one: float | None) -> Tensor:
     """1.0 where the projection of z on the simplex is positive, else 0.0; `one` as of `_one_radius`."""
-    b = z - z.amax(-1, keepdim=True)
     if one is None:
-        return (b - cut_level(b, radius)).clamp_min_(0).sign_()
+        return above_level(z, per_point(radius, z, name="radius")).sign_()
+    if is_short(z):
+        return above_level_of_short(z, one).sign_()
+    b = z - z.max()
     return b.gt_(cut_level_of_one(b, one))
+
+
+def _count(mask: Tensor, one: float | None) -> float | Tensor:
+    """The number of ones, for one vector as a number."""
+    return mask.sum(-1, keepdim=True) if one is None else float(mask.sum())
 
 
 def _theta(b: Tensor, support: Tensor, radius: Tensor) -> Tensor:
@@ -97,8 +104,9 @@ class Simplex(ConvexSet):
     @in_float32
     def jacobian(self, z: Tensor) -> Face:
         z = self.checked(z).detach()
-        mask = support_mask(z, per_point(self.radius, z, name="radius"), _one_radius(z, _fixed(self.radius)))
-        return SignedFace(mask, mask.sum(-1, keepdim=True), None, self.radius)
+        one = _one_radius(z, _fixed(self.radius))
+        mask = support_mask(z, self.radius, one)
+        return SignedFace(mask, mask, _count(mask, one), None, self.radius)
 
     def excess(self, y: Tensor) -> tuple[Tensor, Tensor, str]:
         radius = per_point(self.radius, y, name="radius", keepdim=False)
@@ -143,25 +151,37 @@ class L1Ball(ConvexSet):
     def project(self, z: Tensor) -> Tensor:
         radius = _one_radius(z, self.radius) if isinstance(z, Tensor) else None
         if radius is not None:
-            magnitude = z.abs()
-            total = float(magnitude.sum())
-            if not total <= largest(z.dtype):
-                self.checked(z)
+            magnitude, total = self._of_one(z)
             return z.clone() if total <= radius else above_level_of_one(magnitude, radius).copysign_(z)
         z = self.checked(z)
         magnitude, radius = z.abs(), per_point(self.radius, z, name="radius")
         return torch.where(within(magnitude, radius), z, z.sign() * onto_simplex(magnitude, radius))
 
+    def _of_one(self, z: Tensor) -> tuple[Tensor, float]:
+        """|z| and its sum for one vector; a finite sum is the proof that z is finite."""
+        magnitude = z.abs()
+        total = float(magnitude.sum())
+        if not total <= largest(z.dtype):
+            self.checked(z)
+        return magnitude, total
+
     @in_float32
     def jacobian(self, z: Tensor) -> Face:
-        z = self.checked(z).detach()
-        magnitude, radius = z.abs(), per_point(self.radius, z, name="radius").detach()
-        inside = within(magnitude, radius)
-        mask = support_mask(magnitude, radius, _one_radius(z, _fixed(self.radius)))
+        z = self.of_kind(z).detach()
+        one = _one_radius(z, _fixed(self.radius))
+        if one is not None:
+            magnitude, total = self._of_one(z)
+            if 0 < one >= total:
+                return WholeFace(z, self.radius)
+            mask = support_mask(magnitude, self.radius, one)
+            return SignedFace(mask, mask.copysign(z), _count(mask, one), None, self.radius)
+        magnitude, radius = self.checked(z).abs(), per_point(self.radius, z, name="radius").detach()
+        inside, mask = within(magnitude, radius), support_mask(magnitude, self.radius, None)
         count = mask.sum(-1, keepdim=True)
         if can_look_at_values() and not bool(inside.any()):
-            return SignedFace(mask.copysign_(z), count, None, self.radius)
-        return SignedFace(z.sign() * mask * ~inside, count * ~inside, inside, self.radius)
+            return SignedFace(mask, mask.copysign(z), count, None, self.radius)
+        mask = mask * ~inside
+        return SignedFace(mask, mask * z.sign(), count * ~inside, inside, self.radius)
 
     def excess(self, y: Tensor) -> tuple[Tensor, Tensor, str]:
         radius = per_point(self.radius, y, name="radius", keepdim=False)
@@ -201,35 +221,67 @@ def _fixed(radius: float | Tensor) -> float | Tensor:
     return radius.detach() if isinstance(radius, Tensor) else radius
 
 
-class SignedFace(Face):
-    """H = diag(s^2) - s s'/|s|^2 for a sign vector s: 1 on the support for the simplex; I where inside a ball."""
+class WholeFace(Face):
+    """H = I, inside a ball: the radius does not matter."""
 
     is_projector = True
 
-    def __init__(self, signs: Tensor, count: Tensor, inside: Tensor | None, radius: float | Tensor) -> None:
-        self._signs, self._inside, self._radius = signs, inside, radius
-        self._per_count = count.clamp_min(1).reciprocal()
+    def __init__(self, z: Tensor, radius: float | Tensor) -> None:
+        self._z, self._radius = z, radius
 
     @cached_property
     def support(self) -> Tensor:  # type: ignore[override]
-        return self._signs != 0 if self._inside is None else (self._signs != 0) | self._inside
+        return torch.ones_like(self._z, dtype=torch.bool)
+
+    @cached_property
+    def dimension(self) -> Tensor:  # type: ignore[override]
+        return self.support.sum(-1)
+
+    def apply(self, v: Tensor) -> Tensor:
+        return v
+
+    def parameter_vjp(self, u: Tensor) -> dict[str, Tensor]:
+        return {"radius": u.new_zeros(self._radius.shape)} if isinstance(self._radius, Tensor) else {}
+
+
+class SignedFace(Face):
+    """H = diag(m) - s s'/|S| with m = 1 on the support S and signs s, |s| = m; I where inside a ball."""
+
+    is_projector = True
+
+    def __init__(
+        self, mask: Tensor, signs: Tensor, count: float | Tensor, inside: Tensor | None, radius: float | Tensor
+    ) -> None:
+        self._mask, self._signs, self._inside, self._radius = mask, signs, inside, radius
+        self._count = count.clamp_min(1) if isinstance(count, Tensor) else max(count, 1.0)
+
+    def _mean(self, v: Tensor, signs: Tensor) -> Tensor:
+        """s.v/|S|, last dimension kept."""
+        if isinstance(self._count, Tensor):
+            return (v * signs).sum(-1, keepdim=True) / self._count.to(v.dtype)
+        return (v @ signs).unsqueeze(-1) / self._count
+
+    @cached_property
+    def support(self) -> Tensor:  # type: ignore[override]
+        return self._mask != 0 if self._inside is None else (self._mask != 0) | self._inside
 
     @cached_property
     def dimension(self) -> Tensor:  # type: ignore[override]
         return self.support.sum(-1) - (self._signs != 0).any(-1).to(torch.int64)
 
     def apply(self, v: Tensor) -> Tensor:
-        signs, per_count = self._signs.to(v.dtype), self._per_count.to(v.dtype)
-        signed = v * signs
-        moved = signed.sub_(signed.sum(-1, keepdim=True) * per_count).mul_(signs)
+        signs = self._signs.to(v.dtype)
+        if isinstance(self._count, float) and v.ndim == 1 and not tracked(v):  # fewer operations
+            return torch.sub(v, signs, alpha=float(torch.dot(v, signs)) / self._count).mul_(self._mask)
+        moved = torch.addcmul(v, self._mean(v, signs), signs, value=-1).mul_(self._mask)
         return moved if self._inside is None else torch.where(self._inside, v, moved)
 
     def parameter_vjp(self, u: Tensor) -> dict[str, Tensor]:
         """dP/dradius = s/|S|: growing the ball moves every entry of the support outwards alike."""
         if not isinstance(self._radius, Tensor):
             return {}
-        signs, per_count = self._signs.to(u.dtype), self._per_count.to(u.dtype)
-        return {"radius": ((u * signs).sum(-1) * per_count.squeeze(-1)).sum_to_size(self._radius.shape)}
+        rate = self._mean(u, self._signs.to(u.dtype)).squeeze(-1)
+        return {"radius": rate.sum_to_size(self._radius.shape)}
 
     def basis(self) -> Tensor | None:
         """Helmert's columns on the support: (s_1, ..., s_j, -j s_{j+1}, 0, ...) / sqrt(j (j + 1))."""

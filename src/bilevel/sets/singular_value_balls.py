@@ -5,7 +5,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .base import ConvexSet, Face, in_float32, parameter, per_point, show, tracked, widened
+from .base import (
+    ConvexSet,
+    Face,
+    in_float32,
+    parameter,
+    per_point,
+    show,
+    tracked,
+    unless_one_point,
+    widened,
+    with_value,
+)
 from .spectral import Dilation, ShrinkFace, without_rounding
 
 
@@ -13,8 +24,8 @@ class SpectralNormBall(ConvexSet):
     """{Y : largest singular value <= radius}; P(Z) = U min(diag(s), radius) V' with Z = U diag(s) V'.
 
     H D = D - S D with S the derivative of soft-thresholding at the radius (`spectral.ShrinkFace`). The
-    kinks are singular values equal to the radius; they count as inside. bfloat16 is decomposed in float32 and
-    rounded once.
+    kinks are singular values equal to the radius; they count as inside. With radius 0 the projection is constant and
+    H = 0. Matrices are decomposed in float64: all singular values carry the rounding of the largest.
 
     Parameters
     ----------
@@ -36,20 +47,22 @@ class SpectralNormBall(ConvexSet):
 
     @in_float32
     def project(self, z: Tensor) -> Tensor:
-        z = self.checked(z)
-        radius = per_point(self.radius, z, 2, name="radius")
-        if tracked(z, radius):
-            return z - Dilation(z).shrink(radius.detach(), radius)
-        left, values, right = torch.linalg.svd(z, full_matrices=False)
-        clipped = (left * torch.minimum(values, per_point(self.radius, z[..., 0], name="radius")).unsqueeze(-2)) @ right
-        return torch.where(values[..., :1, None] > radius, clipped, z)
+        wide = self.checked(z).double()
+        radius = _per_matrix(self.radius, wide)
+        if not tracked(z, radius):
+            return _clipped(wide, radius, *torch.linalg.svd(wide, full_matrices=False)).to(z.dtype)
+        moving = unless_one_point(wide, radius.unsqueeze(-1))
+        dilation = Dilation(moving)
+        value = _clipped(wide.detach(), radius.detach(), dilation.left, dilation.values, dilation.right)
+        return with_value(value, moving - dilation.shrink(radius.detach(), radius)).to(z.dtype)
 
     @in_float32
     def jacobian(self, z: Tensor) -> Face:
-        z = self.checked(z).detach()
+        z = self.checked(z).detach().double()
         left, values, right = torch.linalg.svd(z, full_matrices=False)
-        shrunk = values - per_point(self.radius, z[..., 0], name="radius").detach()
-        return ClipFace(ShrinkFace(left, values, right, without_rounding(shrunk, values)), self.radius)
+        radius = _per_matrix(self.radius, z).detach()
+        shrink = ShrinkFace(left, values, right, without_rounding(values - radius, values))
+        return ClipFace(shrink, self.radius, moves=(radius > 0).unsqueeze(-1))
 
     def excess(self, y: Tensor) -> tuple[Tensor, float | Tensor, str]:
         amount = torch.linalg.matrix_norm(widened(y.detach()), 2).to(y.dtype) - self.radius
@@ -58,7 +71,9 @@ class SpectralNormBall(ConvexSet):
     @in_float32
     def margin(self, z: Tensor) -> Tensor:
         z = self.checked(z).detach()
-        return (torch.linalg.svdvals(z) - per_point(self.radius, z[..., 0], name="radius").detach()).abs().amin(-1)
+        radius = _per_matrix(self.radius, z).detach()
+        kinks = (torch.linalg.svdvals(z) - radius).abs()
+        return torch.where(radius > 0, kinks, torch.inf).amin(-1)
 
     def __repr__(self) -> str:
         return f"SpectralNormBall(radius={show(self.radius)})"
@@ -69,8 +84,8 @@ class NuclearNormBall(ConvexSet):
 
     Inside (and on the boundary) H = I. Outside, with S the derivative of soft-thresholding at theta
     (`spectral.ShrinkFace`) and E = sum of u_i v_i' over the k singular values above theta,
-    H D = S D - <E, D> E/k. Singular values equal to theta count as below it. bfloat16 is decomposed in
-    float32 and rounded once.
+    H D = S D - <E, D> E/k. Singular values equal to theta count as below it. With radius 0 the projection is constant
+    and H = 0. Matrices are decomposed in float64: all singular values carry the rounding of the largest.
 
     Parameters
     ----------
@@ -92,26 +107,27 @@ class NuclearNormBall(ConvexSet):
 
     @in_float32
     def project(self, z: Tensor) -> Tensor:
-        z = self.checked(z)
-        radius = per_point(self.radius, z, 2, name="radius")
+        wide = self.checked(z).double()
+        radius = _per_matrix(self.radius, wide)
         if not tracked(z, radius):
-            left, values, right = torch.linalg.svd(z, full_matrices=False)
-            shrunk, outside = _threshold(values, per_point(self.radius, z[..., 0], name="radius"))
-            inner = (left * shrunk.clamp_min(0).unsqueeze(-2)) @ right
-            return torch.where(outside.unsqueeze(-1), inner, z)
-        dilation = Dilation(z)
-        shrunk, outside = _threshold(dilation.values, per_point(self.radius, z[..., 0], name="radius").detach())
-        level = (dilation.values - shrunk)[..., :1, None]
+            left, values, right = torch.linalg.svd(wide, full_matrices=False)
+            shrunk, outside = _threshold(values, radius)
+            return torch.where(outside.unsqueeze(-1), _shrunk(left, shrunk, right), wide).to(z.dtype)
+        dilation = Dilation(wide)
+        shrunk, outside = _threshold(dilation.values, radius.detach())
+        level = (dilation.values - shrunk)[..., :1]
         # The singular values above the level must add up to radius + k * level: this moves the level with Z.
-        count = (shrunk > 0).sum(-1)[..., None, None].clamp_min(1)
+        count = (shrunk > 0).sum(-1, keepdim=True).clamp_min(1)
         moved = level + (dilation.surplus(level) - radius) / count
-        return torch.where(outside.unsqueeze(-1), dilation.shrink(level, moved), z)
+        value = _shrunk(dilation.left, shrunk, dilation.right)
+        inner = with_value(value, dilation.shrink(level, moved))
+        return torch.where(outside.unsqueeze(-1), inner, wide).to(z.dtype)
 
     @in_float32
     def jacobian(self, z: Tensor) -> Face:
-        z = self.checked(z).detach()
+        z = self.checked(z).detach().double()
         left, values, right = torch.linalg.svd(z, full_matrices=False)
-        shrunk, outside = _threshold(values, per_point(self.radius, z[..., 0], name="radius").detach())
+        shrunk, outside = _threshold(values, _per_matrix(self.radius, z).detach())
         return NuclearFace(ShrinkFace(left, values, right, shrunk), outside, self.radius)
 
     def excess(self, y: Tensor) -> tuple[Tensor, float | Tensor, str]:
@@ -123,26 +139,26 @@ class NuclearNormBall(ConvexSet):
         """The distance to s_i = theta, with theta moving along, or to the sphere."""
         z = self.checked(z).detach()
         values = torch.linalg.svdvals(z)
-        radius = per_point(self.radius, z[..., 0], name="radius").detach()
+        radius = _per_matrix(self.radius, z).detach()
         shrunk, outside = _threshold(values, radius)
         count = (shrunk > 0).sum(-1, keepdim=True).clamp_min(1)
         slope = (1 - (shrunk > 0) / count + (shrunk <= 0) / count).clamp_min(torch.finfo(z.dtype).tiny).sqrt()
         sphere = (values.sum(-1, keepdim=True) - radius).abs() / values.shape[-1] ** 0.5
         kinks = torch.where(outside, shrunk.abs() / slope, torch.inf).amin(-1, keepdim=True)
-        return torch.minimum(kinks, sphere).squeeze(-1)
+        return torch.where(radius > 0, torch.minimum(kinks, sphere), torch.inf).squeeze(-1)
 
     def __repr__(self) -> str:
         return f"NuclearNormBall(radius={show(self.radius)})"
 
 
 class ClipFace(Face):
-    """H = I - S with S the derivative of soft-thresholding: the singular values are clipped."""
+    """H = I - S with S the derivative of soft-thresholding: the singular values are clipped; 0 where nothing moves."""
 
-    def __init__(self, shrink: ShrinkFace, radius: float | Tensor) -> None:
-        self._shrink, self._radius = shrink, radius
+    def __init__(self, shrink: ShrinkFace, radius: float | Tensor, moves: Tensor) -> None:
+        self._shrink, self._radius, self._moves = shrink, radius, moves
 
     def apply(self, v: Tensor) -> Tensor:
-        return (v - self._shrink.apply(v)).to(v)
+        return ((v - self._shrink.apply(v)) * self._moves).to(v)
 
     def parameter_vjp(self, u: Tensor) -> dict[str, Tensor]:
         """dP/dradius = E."""
@@ -171,12 +187,30 @@ class NuclearFace(Face):
         return {"radius": change.sum_to_size(self._radius.shape).to(self._radius)}
 
 
+def _per_matrix(radius: float | Tensor, z: Tensor) -> Tensor:
+    """The radius with a last dimension of length 1, to broadcast against singular values."""
+    return per_point(radius, z, 2, name="radius", keepdim=False).unsqueeze(-1)
+
+
+def _clipped(z: Tensor, radius: Tensor, left: Tensor, values: Tensor, right: Tensor) -> Tensor:
+    """z = U diag(values) V' with the singular values cut at the radius; z itself inside the ball."""
+    clipped = (left * torch.minimum(values, radius).unsqueeze(-2)) @ right
+    return torch.where((values[..., :1] > radius).unsqueeze(-1), clipped, z)
+
+
+def _shrunk(left: Tensor, shrunk: Tensor, right: Tensor) -> Tensor:
+    return (left * shrunk.clamp_min(0).unsqueeze(-2)) @ right
+
+
 def _threshold(values: Tensor, radius: Tensor) -> tuple[Tensor, Tensor]:
-    """values - theta with sum max(values - theta, 0) = radius, for decreasing values; whether outside."""
+    """values - theta with sum max(values - theta, 0) = radius, for decreasing values; whether outside.
+
+    Every point is outside of a ball of radius 0: the projection is constant there too.
+    """
     shifted = values - values[..., :1]
     rank = torch.arange(1, values.shape[-1] + 1, dtype=values.dtype, device=values.device)
     excess = shifted.cumsum(-1) - radius
     count = (rank * shifted > excess).sum(-1, keepdim=True).clamp_min(1)
     shrunk = without_rounding(shifted - excess.gather(-1, count - 1) / count, values)
-    outside = values.sum(-1, keepdim=True) > radius
+    outside = (values.sum(-1, keepdim=True) > radius) | (radius == 0)
     return torch.where(outside, shrunk, values), outside

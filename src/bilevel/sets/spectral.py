@@ -88,7 +88,8 @@ class Dilation:
         left, self.values, right = torch.linalg.svd(z.detach(), full_matrices=True)
         self._rest = abs(rows - columns)
         pad, half = torch.nn.functional.pad, 0.5**0.5
-        first, second = left[..., :small] * half, right.mT[..., :small] * half
+        self.left, self.right = left[..., :small], right[..., :small, :]
+        first, second = self.left * half, self.right.mT * half
         # Columns: (u, v)/sqrt 2 for s, (u, -v)/sqrt 2 for -s, and the null vectors of the longer side.
         self._upper = pad(torch.cat([first, first, left[..., small:]], -1), (0, columns - small))
         self._lower = torch.cat([second, pad(-second, (0, rows - small)), right.mT[..., small:]], -1)
@@ -96,21 +97,21 @@ class Dilation:
         self._change = product + product.mT
 
     def _positive_part(self, level: Tensor, moved: Tensor) -> Tensor:
-        """(A - moved I)_+ in the eigenbasis, where `moved` has the value of `level`."""
-        level, values = level[..., 0] if level.ndim else level, self.values
+        """(A - moved I)_+ in the eigenbasis, where `moved` has the value of `level`; both of shape (..., 1)."""
+        values = self.values
         spectrum = torch.cat([without_rounding(values - level, values), -values - level], -1)
-        rest = -level.expand(*values.shape[:-1], self._rest)
+        rest = -level.expand(*spectrum.shape[:-1], self._rest)
         identity = torch.eye(self._upper.shape[-1], dtype=values.dtype, device=values.device)
-        return positive_part(torch.cat([spectrum, rest], -1), self._change - (moved - moved.detach()) * identity)
+        shift = (moved - moved.detach()).unsqueeze(-1) * identity
+        return positive_part(torch.cat([spectrum, rest], -1), self._change - shift)
 
     def shrink(self, level: Tensor, moved: Tensor) -> Tensor:
         """Z with its singular values soft-thresholded at `moved`."""
         return 2 * self._upper @ self._positive_part(level, moved) @ self._lower.mT
 
     def surplus(self, level: Tensor) -> Tensor:
-        """The sum of max(s - level, 0), shape (..., 1, 1)."""
-        trace = self._positive_part(level, level).diagonal(dim1=-2, dim2=-1).sum(-1)
-        return trace[..., None, None]
+        """The sum of max(s - level, 0), shape (..., 1)."""
+        return self._positive_part(level, level).diagonal(dim1=-2, dim2=-1).sum(-1, keepdim=True)
 
 
 def without_rounding(values: Tensor, spectrum: Tensor) -> Tensor:

@@ -69,8 +69,10 @@ class Translated(_OfBase):
 
     @in_float32
     def project(self, z: Tensor) -> Tensor:
-        shift = self._shift(self.checked(z))
-        return shift + self.base.project(z - shift)
+        self._shift(self.checked(z))  # refuses a shift that does not fit the dtype of z
+        wide = z.double()  # in float32, z - shift would round a far z by more than the size of the set
+        shift = self._shift(wide)
+        return (shift + self.base.project(wide - shift)).to(z.dtype)
 
     @in_float32
     def jacobian(self, z: Tensor) -> Face:

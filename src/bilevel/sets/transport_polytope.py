@@ -45,14 +45,15 @@ class TransportPolytope(ConvexSet):
         self.column_sums: Tensor = parameter("column_sums", column_sums, low=0.0)  # type: ignore[assignment]
         check_batch("row_sums", self.row_sums, self.column_sums)
         gap, allowed = self._gap()
-        if can_look_at_values() and bool(gap > allowed):
-            raise EmptySet(f"{type(self).__name__}: rows and columns add up to totals that differ by {float(gap):.3g}")
+        if can_look_at_values() and bool((gap > allowed).any()):
+            worst = float(gap[gap > allowed].max())
+            raise EmptySet(f"{type(self).__name__}: rows and columns add up to totals that differ by {worst:.3g}")
 
     def _gap(self) -> tuple[Tensor, Tensor]:
-        """By how much the totals of rows and columns differ, and by how much they may."""
+        """By how much the totals of rows and columns differ, and by how much they may, for each batch element."""
         totals = [sums.detach().double().sum(-1) for sums in (self.row_sums, self.column_sums)]
         eps = max(torch.finfo(sums.dtype).eps for sums in (self.row_sums, self.column_sums))
-        return (totals[0] - totals[1]).abs().amax(), eps**0.75 * totals[0].amax()
+        return (totals[0] - totals[1]).abs(), eps**0.75 * torch.maximum(*totals)
 
     def answerable(self, z: Tensor) -> Tensor:
         gap, allowed = self._gap()

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .. import tolerances
 from ..errors import InvalidInput, InvalidType
-from ..sets.base import event_norm
+from ..sets.base import ConvexSet, event_norm
 from .cases import Case, SetCases
 from .oracle import Oracle
 
@@ -113,11 +113,32 @@ class ProjectionTests(SetCases):
             assert (error <= self._rounding(dtype) * case.size()).all(), f"off by {float(error.max()):.3g}"
 
     def test_huge_offset_in_float32(self) -> None:
-        """z = 1e6 + noise in float32 loses no more than the rounding of z."""
+        """z = 1e6 + noise in float32: the answer is feasible, and that of float64 at the same z up to its rounding."""
         for case in self.small_cases("offset"):
             z = (1e6 * case.scale + case.z).float()
-            error = event_norm(case.Y.project(z).double() - case.Y.project(z.double()), len(case.shape)).detach()
-            assert (error <= 1e6 * case.scale * self._rounding(torch.float32)).all()
+            self._check_value(case, case.Y, case.Y.project(z), case.Y.project(z.double()))
+
+    @pytest.mark.parametrize("ratio", [1.0, 1e3, 1e6, 1e12])
+    @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+    def test_gradients_leave_the_value(self, ratio: float, dtype: torch.dtype) -> None:
+        """P(z) is the same with and without gradients in z or in a parameter, for |z| up to 1e12 times the set."""
+        if ratio > self.far:
+            pytest.skip(f"this set is exact for |z| up to {self.far:g} times its size")
+        for case in self.small_cases("tracked", 3):
+            z = (ratio * case.z).to(dtype)
+            plain = case.Y.project(z)
+            self._check_value(case, case.Y, case.Y.project(z.clone().requires_grad_()), plain)
+            for name, value in case.Y.tensor_parameters().items():
+                following = case.Y.replace(**{name: value.detach().clone().requires_grad_()})
+                self._check_value(case, following, following.project(z), plain)
+
+    def _check_value(self, case: Case, Y: ConvexSet, p: Tensor, expected: Tensor) -> None:
+        """p lies in Y and is as expected, up to the rounding of the answer: a far z brings none."""
+        p, expected = p.detach(), expected.detach().double()
+        assert Y.contains(p), f"{Y}: {Y.contains(p).reason}"
+        error, size = (event_norm(v, len(case.shape)) for v in (p.double() - expected, expected))
+        allowed = self._rounding(p.dtype) * (case.scale + size)
+        assert (error <= allowed).all(), f"{Y}: off by {float((error / allowed).max()):.3g} times the rounding"
 
     def test_batch_is_a_loop(self) -> None:
         """Each batch element is projected on its own, for any leading shape, an empty one included."""
