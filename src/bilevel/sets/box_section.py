@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from .. import tolerances
 from ..errors import EmptySet
 from .base import ConvexSet, Face, as_point, can_look_at_values, event_norm, in_float32, parameter, per_point, show
 from .box import bound, bounds_excess, check_order
 
 
+ROUNDS = 6
+"""Searches for the level: two are enough unless z is 1/eps times as far away as the set is large."""
+
+
 class Section(NamedTuple):
-    """Where each entry of the projection lies, and the level near which: y = clip(z - level * weight)."""
+    """Where each entry of the projection lies: y = clip(z - level weight), the level as a sum, large parts first."""
 
     free: Tensor
     at_lower: Tensor
-    level: Tensor
+    levels: tuple[Tensor, ...]
+
+    def near(self, z: Tensor, weight: Tensor) -> Tensor:
+        """z - level weight, part by part: the digits of the answer survive beside a large z."""
+        for level in self.levels:
+            z = z - level * weight
+        return z
 
 
 @torch.no_grad()
@@ -27,17 +39,42 @@ def find_section(z: Tensor, weight: Tensor, lower: Tensor, upper: Tensor, total:
 
     weight.clip(z - t weight) falls with t, and is linear between the 2n values of t at which an entry leaves one
     bound or reaches the other. A binary search over these, sorted, evaluates the sum itself, without running sums
-    whose rounding would pile up. A second search around the level found by the first makes up for large offsets
-    of z along the weight, which do not change P(z).
+    whose rounding would pile up. Further searches around the level found make up for large offsets of z along the
+    weight, which do not change P(z), and for a z so far away that the bounds are lost in its rounding.
     """
     shape = torch.broadcast_shapes(*(part.shape for part in (z, weight, lower, upper, total)))
     z, weight, lower, upper = (part.expand(shape) for part in (z, weight, lower, upper))
-    first = _search(z, weight, lower, upper, total)
-    again = _search(z - first.level * weight, weight, lower, upper, total)
-    return Section(again.free, again.at_lower, first.level)
+    section, near = Section(z, z, ()), z
+    for done in range(1, ROUNDS + 1 if can_look_at_values() else 4):
+        free, at_lower, level = _search(near, weight, lower, upper, total)
+        section, near = Section(free, at_lower, (*section.levels, level)), near - level * weight
+        size = _clip(near, lower, upper).abs().amax(-1, keepdim=True)
+        if done > 1 and can_look_at_values() and bool((level.abs() <= 8 * size).all()):
+            break
+    return _at_vertex(section, near, weight, lower, upper, total)
 
 
-def _search(z: Tensor, weight: Tensor, lower: Tensor, upper: Tensor, total: Tensor) -> Section:
+def _at_vertex(section: Section, near: Tensor, weight: Tensor, lower: Tensor, upper: Tensor, total: Tensor) -> Section:
+    """The section itself; if P(z) is a vertex, to rounding, all that has a weight is held there.
+
+    A direction of the set must move two entries that have a weight, and at a vertex both leave a bound: either P is
+    constant around z, or z is at a kink and H = 0 is among the limits, unlike the H of some of these entries alone.
+    """
+    to_lower, to_upper = (near - lower).abs(), (upper - near).abs()
+    moving = section.free & (weight != 0)
+    move = torch.where(moving, weight.abs() * torch.minimum(to_lower, to_upper), 0).sum(-1, keepdim=True)
+    size = (weight * _clip(near, lower, upper)).abs().sum(-1, keepdim=True) + total.abs()
+    held = moving & (move <= tolerances.rounding(near.dtype) * size)
+    at_lower = torch.where(held, to_lower <= to_upper, section.at_lower)
+    return section._replace(free=section.free & ~held, at_lower=at_lower)
+
+
+def _clip(z: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
+    return torch.maximum(torch.minimum(z, upper), lower)
+
+
+def _search(z: Tensor, weight: Tensor, lower: Tensor, upper: Tensor, total: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The free entries, those at their lower bound, and the level; at a kink the face to the right of it."""
     flip = weight < 0  # (z, l, u, w) -> (-z, -u, -l, -w): from here on all weights are positive
     z, low, high = (
         torch.where(flip, -z, z),
@@ -68,24 +105,36 @@ def _search(z: Tensor, weight: Tensor, lower: Tensor, upper: Tensor, total: Tens
     some = length > 0
     safe = torch.where(some, length, 1)
     held = torch.where(free, z, torch.where(below, low, high))
-    level = ((slope * held).sum(-1, keepdim=True) - total) / safe / safe
-    anchor = torch.where(torch.isfinite(t_left), t_left, torch.where(torch.isfinite(t_right), t_right, 0))
-    at_lower = torch.where(flip, ~(free | below), below)
-    return Section(free, at_lower, torch.where(some, level, anchor))
+    over = (slope * held).sum(-1, keepdim=True) - total
+    level = torch.clamp(over / safe / safe, t_left, t_right)
+    # Nothing is free: on all of an interval of levels or, to rounding, at the end where the sum jumps to the total.
+    anchor = torch.where(over > 0, t_right, torch.where(over < 0, t_left, t_left / 2 + t_right / 2))
+    finite_end = torch.where(t_left.isfinite(), t_left, torch.where(t_right.isfinite(), t_right, 0))
+    anchor = torch.where(t_left.isfinite() & t_right.isfinite(), anchor, finite_end)
+    return free, torch.where(flip, ~(free | below), below), torch.where(some, level, anchor)
 
 
-def on_section(
-    z: Tensor, section: Section, weight: Tensor, lower: Tensor, upper: Tensor, total: Tensor
-) -> tuple[Tensor, Tensor]:
-    """The point of that face, as a differentiable formula, and its level: z - level weight on the free entries."""
-    near = z - section.level * weight
+class OnSection(NamedTuple):
+    """The point y of a face, its level, and z - level weight."""
+
+    y: Tensor
+    level: Tensor
+    inner: Tensor
+
+
+def on_section(z: Tensor, section: Section, weight: Tensor, lower: Tensor, upper: Tensor, total: Tensor) -> OnSection:
+    """The point of that face as a differentiable formula: z - level weight on the free entries."""
+    near = section.near(z, weight)
     bounds = torch.where(section.at_lower, lower, upper)
     held = torch.where(section.free, near, bounds)
     length = event_norm(weight * section.free, keepdim=True)
     safe = torch.where(length > 0, length, 1)
     step = ((weight * held).sum(-1, keepdim=True) - total) / safe / safe * (length > 0)
-    inside = torch.maximum(torch.minimum(near - step * weight, upper), lower)
-    return torch.where(section.free, inside, bounds), section.level + step.detach()
+    inner = near - step * weight
+    fixed = inner.detach()
+    # Rounding is clipped without a derivative: at a kink that of clip is not the one of any face.
+    clipped = inner + (_clip(fixed, lower.detach(), upper.detach()) - fixed)
+    return OnSection(torch.where(section.free, clipped, bounds), sum(section.levels, step.detach()), inner)
 
 
 class BoxSection(ConvexSet):
@@ -93,7 +142,7 @@ class BoxSection(ConvexSet):
 
     With F the entries strictly between their bounds, H = diag(F) - w_F w_F'/|w_F|^2. At kinks an entry that is
     about to leave its upper bound counts as free, one that just reached its lower bound as fixed (the other way
-    round for a negative weight).
+    round for a negative weight); at a vertex, where every entry with a weight is at a bound, all are fixed.
 
     Parameters
     ----------
@@ -157,20 +206,20 @@ class BoxSection(ConvexSet):
         section = find_section(z, weight, lower, upper, total)
         held = (at_least | at_most) & (weight != 0)
         at_lower = torch.where(held, torch.where(at_least, weight > 0, weight < 0), section.at_lower)
-        return Section(section.free & ~held, at_lower, section.level)
+        return section._replace(free=section.free & ~held, at_lower=at_lower)
 
     @in_float32
     def project(self, z: Tensor) -> Tensor:
         z = self.checked(z)
         parts = self._parts(z)
-        return on_section(z, self._section(z, parts), *parts[:-1])[0]
+        return on_section(z, self._section(z, parts), *parts[:-1]).y
 
     @in_float32
     def jacobian(self, z: Tensor) -> Face:
         z = self.checked(z).detach()
         parts = tuple(part.detach() for part in self._parts(z))
         section = self._section(z, parts)
-        y, level = on_section(z, section, *parts[:-1])
+        y, level, _ = on_section(z, section, *parts[:-1])
         values = {name: getattr(self, name) for name in self.parameters}
         return SectionFace(section, parts[0], y, level, parts[-1], values)
 
@@ -187,15 +236,21 @@ class BoxSection(ConvexSet):
 
     @in_float32
     def margin(self, z: Tensor) -> Tensor:
-        """The nearest wall of the cell of z: a free entry meets a bound, or a fixed one leaves it."""
+        """The nearest wall of the cell of z: a free entry meets a bound, or a fixed one leaves it (at a vertex, two)."""
         z = self.checked(z).detach()
         parts = tuple(part.detach() for part in self._parts(z))
         weight, lower, upper, *_ = parts
         section = self._section(z, parts)
-        inner = z - on_section(z, section, *parts[:-1])[1] * weight
+        inner = on_section(z, section, *parts[:-1]).inner
         gap = torch.minimum((inner - lower).abs(), (upper - inner).abs())
         gap = torch.where(section.free, gap, torch.where(section.at_lower, lower - inner, inner - upper).abs())
-        return wall_distance(torch.where(lower < upper, gap, torch.inf), section.free, weight)
+        gap = torch.where(lower < upper, gap, torch.inf)
+        walls = wall_distance(gap, section.free, weight)
+        vertex = ~(section.free & (weight != 0)).any(-1)
+        if can_look_at_values() and not bool(vertex.any()):
+            return walls
+        leaving = torch.where(weight > 0, ~section.at_lower, section.at_lower)
+        return torch.where(vertex, torch.minimum(walls, vertex_margin(gap, leaving, weight)), walls)
 
     def __repr__(self) -> str:
         shown = ", ".join(f"{name}={show(getattr(self, name))}" for name in self.parameters)
@@ -225,6 +280,21 @@ def wall_distance(gap: Tensor, free: Tensor, weight: Tensor) -> Tensor:
     wall = gap / torch.where(free, rest, 1 + square).sqrt()
     held = (length == 0) & (weight != 0)
     return torch.where(wall.isnan() | held, torch.inf, wall).amin(-1)
+
+
+def vertex_margin(gap: Tensor, leaving: Tensor, weight: Tensor) -> Tensor:
+    """Distance in z at which two entries leave a vertex together: one in `leaving`, one of the others.
+
+    Between the levels at which the first entry leaves its bound and the last one reached the other, all are held.
+    The two levels meet where gap_i/|w_i| + gap_j/|w_j| is used up, at that over the root of 1/w_i^2 + 1/w_j^2.
+    """
+    counts = weight != 0
+    pace = 1 / torch.where(counts, weight.abs(), 1)
+    room = torch.where(counts, gap * pace, torch.inf)
+    first, last = (torch.where(side, room, torch.inf) for side in (leaving, ~leaving))
+    pace = pace.expand_as(room)
+    pairs = ((first[..., k, None] + last) / torch.hypot(pace[..., k, None], pace) for k in range(room.shape[-1]))
+    return functools.reduce(torch.minimum, (pair.amin(-1) for pair in pairs))
 
 
 class CappedSimplex(BoxSection):

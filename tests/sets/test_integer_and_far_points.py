@@ -1,0 +1,123 @@
+"""Polyhedral sets at integer points, full of kinks and of places where P is constant, and at points far away."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import nnls
+
+from bilevel.sets import BoxSection, CappedSimplex, WeightedL1Ball
+from bilevel.testing.cases import dense, dense_batch
+
+
+def tensor(*values):
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def integers(generator, low, high, *shape):
+    return torch.randint(low, high + 1, shape, generator=generator).double()
+
+
+def distance_to_hull(Y, z, count=60, reach=1e-6):
+    """From H(z) to the convex hull of the derivatives of P, by differences, at points around z."""
+    generator = torch.Generator().manual_seed(0)
+    near = z + reach * torch.randn((count, *z.shape), generator=generator, dtype=z.dtype)
+    limits = dense_batch(Y.jacobian(near), near).reshape(count, -1).numpy()
+    limits = np.unique(limits.round(9), axis=0)
+    system = np.vstack([limits.T, 10 * np.ones(len(limits))])
+    return nnls(system, np.append(dense(Y.jacobian(z), z).reshape(-1).numpy(), 10.0))[1]
+
+
+def differences(Y, z, step=1e-5):
+    """The derivative of P by central differences, for one vector z."""
+    moves = step * torch.eye(len(z), dtype=z.dtype)
+    return ((Y.project(z + moves) - Y.project(z - moves)) / (2 * step)).mT
+
+
+def capped_simplex(generator, n):
+    cap = integers(generator, 1, 2, n)
+    return CappedSimplex(cap, integers(generator, 1, int(cap.sum()) - 1))
+
+
+def box_section(generator, n):
+    lower = integers(generator, -2, 0, n)
+    upper, weight = lower + integers(generator, 0, 2, n), integers(generator, -2, 2, n)
+    corner = torch.where(integers(generator, 0, 1, n) > 0, lower, upper)
+    return BoxSection(lower, upper, weight, (weight * corner).sum())
+
+
+def weighted_l1_ball(generator, n):
+    return WeightedL1Ball(integers(generator, 1, 3, n), integers(generator, 1, 4))
+
+
+@pytest.mark.parametrize("make", [capped_simplex, box_section, weighted_l1_ball])
+def test_jacobian_at_integer_points(make):
+    """H is in the hull of its limits, and autograd gives the same H."""
+    generator = torch.Generator().manual_seed(0)
+    for k in range(30):
+        n = 3 + k % 3
+        Y, z = make(generator, n), integers(generator, -4, 4, n)
+        assert distance_to_hull(Y, z) < 1e-6, f"{Y} at {z.tolist()}"
+        by_autograd = torch.autograd.functional.jacobian(Y.project, z)
+        torch.testing.assert_close(by_autograd, dense(Y.jacobian(z), z), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("make", [capped_simplex, box_section])
+def test_parameter_derivatives_at_integer_points(make):
+    """Closed form and autograd take the same face at kinks."""
+    generator = torch.Generator().manual_seed(1)
+    for k in range(20):
+        n = 3 + k % 3
+        Y, z = make(generator, n), integers(generator, -4, 4, n)
+        Y = Y.replace(**{name: value.clone().requires_grad_() for name, value in Y.tensor_parameters().items()})
+        u = torch.randn(n, generator=generator, dtype=torch.float64)
+        grads = torch.autograd.grad(Y.project(z) @ u, list(Y.tensor_parameters().values()), allow_unused=True)
+        closed = Y.jacobian(z).parameter_vjp(u)
+        for (name, value), grad in zip(Y.tensor_parameters().items(), grads, strict=True):
+            expected = torch.zeros_like(value) if grad is None else grad
+            torch.testing.assert_close(closed[name], expected, rtol=0, atol=1e-9, msg=f"{name} of {Y} at {z}")
+
+
+@pytest.mark.parametrize(
+    ("Y", "z", "margin"),
+    [
+        (CappedSimplex(1.0, 2.0), tensor(4, 4, -3, -4), 6 / 2**0.5),
+        (CappedSimplex(1.0, 2.0), tensor(5, 4, -3, -4), 6 / 2**0.5),
+        (BoxSection(0.0, 1.0, tensor(1, 2, 2), 2.0), tensor(0, 6, 1), 2.5 / (1 + 1 / 4) ** 0.5),
+        (BoxSection(0.0, 1.0, tensor(1, -1), 0.0), tensor(3, 2), 3 / 2**0.5),
+    ],
+)
+def test_margin_where_the_projection_is_constant(Y, z, margin):
+    """H = 0 as the differences say, up to the margin: the nearest point at which two entries become free."""
+    torch.testing.assert_close(dense(Y.jacobian(z), z), differences(Y, z))
+    assert int(Y.jacobian(z).dimension) == 0
+    torch.testing.assert_close(Y.margin(z), torch.tensor(margin, dtype=torch.float64))
+    generator = torch.Generator().manual_seed(0)
+    d = torch.randn((20_000, len(z)), generator=generator, dtype=torch.float64)
+    d = margin * d / d.norm(dim=-1, keepdim=True)
+    assert (Y.project(z + 0.99 * d) == Y.project(z)).all()
+    assert (Y.project(z + 1.05 * d) != Y.project(z)).any()
+
+
+FAR = {
+    "CappedSimplex": lambda dtype: CappedSimplex(torch.tensor([0.7, 0.9, 1.2, 0.5], dtype=dtype), 1.5),
+    "BoxSection": lambda dtype: BoxSection(-0.5, 1.0, torch.tensor([0.7, -0.9, 1.2, 0.3], dtype=dtype), 0.3),
+    "WeightedL1Ball": lambda dtype: WeightedL1Ball(torch.tensor([0.7, 0.9, 1.2, 0.5], dtype=dtype), 1.5),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("far", [1e4, 1e8, 1e12, 1e17])
+@pytest.mark.parametrize("name", FAR)
+def test_far_points(name, far, dtype):
+    """The answer is in the set and stays where it is: all entries far, one far entry, a far common offset."""
+    Y = FAR[name](dtype)
+    noise = torch.randn((50, 4), generator=torch.Generator().manual_seed(0), dtype=dtype)
+    one = torch.zeros(4, dtype=dtype)
+    one[1] = far
+    for z in (far * noise, noise + one, noise + far, noise - far):
+        y = Y.project(z)
+        inside = Y.contains(y)
+        assert inside, inside.reason
+        assert (Y.project(y) - y).abs().max() <= 16 * torch.finfo(dtype).eps
