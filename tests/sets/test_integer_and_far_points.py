@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy.optimize import nnls
 
-from bilevel.sets import BoxSection, CappedSimplex, WeightedL1Ball
+from bilevel.sets import BoxSection, CappedSimplex, MonotoneCone, Permutahedron, WeightedL1Ball
 from bilevel.testing.cases import dense, dense_batch
 
 
@@ -51,7 +51,15 @@ def weighted_l1_ball(generator, n):
     return WeightedL1Ball(integers(generator, 1, 3, n), integers(generator, 1, 4))
 
 
-@pytest.mark.parametrize("make", [capped_simplex, box_section, weighted_l1_ball])
+def permutahedron(generator, n):
+    return Permutahedron(integers(generator, 0, 2, n))
+
+
+def monotone_cone(generator, n):
+    return MonotoneCone()
+
+
+@pytest.mark.parametrize("make", [capped_simplex, box_section, weighted_l1_ball, permutahedron, monotone_cone])
 def test_jacobian_at_integer_points(make):
     """H is in the hull of its limits, and autograd gives the same H."""
     generator = torch.Generator().manual_seed(0)
@@ -86,6 +94,8 @@ def test_parameter_derivatives_at_integer_points(make):
         (CappedSimplex(1.0, 2.0), tensor(5, 4, -3, -4), 6 / 2**0.5),
         (BoxSection(0.0, 1.0, tensor(1, 2, 2), 2.0), tensor(0, 6, 1), 2.5 / (1 + 1 / 4) ** 0.5),
         (BoxSection(0.0, 1.0, tensor(1, -1), 0.0), tensor(3, 2), 3 / 2**0.5),
+        (Permutahedron(tensor(1, 1, 0, 0)), tensor(5, 5, 0, 1), 3 / 2**0.5),
+        (Permutahedron(tensor(2, 1, 1, 0)), tensor(9, 5, 6, 1), 2 / 2**0.5),
     ],
 )
 def test_margin_where_the_projection_is_constant(Y, z, margin):
@@ -103,6 +113,7 @@ def test_margin_where_the_projection_is_constant(Y, z, margin):
 FAR = {
     "CappedSimplex": lambda dtype: CappedSimplex(torch.tensor([0.7, 0.9, 1.2, 0.5], dtype=dtype), 1.5),
     "BoxSection": lambda dtype: BoxSection(-0.5, 1.0, torch.tensor([0.7, -0.9, 1.2, 0.3], dtype=dtype), 0.3),
+    "Permutahedron": lambda dtype: Permutahedron(torch.tensor([3.0, 2.0, 1.5, 1.0], dtype=dtype)),
     "WeightedL1Ball": lambda dtype: WeightedL1Ball(torch.tensor([0.7, 0.9, 1.2, 0.5], dtype=dtype), 1.5),
 }
 
@@ -121,3 +132,12 @@ def test_far_points(name, far, dtype):
         inside = Y.contains(y)
         assert inside, inside.reason
         assert (Y.project(y) - y).abs().max() <= 16 * torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("far", [1e3, 1e8, 1e17, 1e30])
+def test_a_far_entry_leaves_the_others_alone(far):
+    """Beside one far entry the projection on a permutahedron is that of the others on the rest of the vertex."""
+    z, vertex = torch.tensor([far, 4.0, 2.0, 0.5]), torch.tensor([4.0, 3.0, 2.0, 1.0])
+    y = Permutahedron(vertex).project(z)
+    assert y[0] == 4
+    torch.testing.assert_close(y[1:], Permutahedron(vertex[1:]).project(z[1:]))

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from .base import ConvexSet, Face, as_point, event_norm, in_float32, parameter, per_point, show
-from .box_section import OnSection, Section, find_section, on_section, wall_distance
+from .section import OnSection, Section, find_section, on_section, wall_distance
 from .simplex import within
 
 
