@@ -7,7 +7,8 @@ import pytest
 import torch
 from scipy.optimize import nnls
 
-from bilevel.sets import BoxSection, CappedSimplex, MonotoneCone, Permutahedron, WeightedL1Ball
+from bilevel.errors import NotConverged
+from bilevel.sets import BirkhoffPolytope, BoxSection, CappedSimplex, MonotoneCone, Permutahedron, WeightedL1Ball
 from bilevel.testing.cases import dense, dense_batch
 
 
@@ -132,6 +133,30 @@ def test_far_points(name, far, dtype):
         inside = Y.contains(y)
         assert inside, inside.reason
         assert (Y.project(y) - y).abs().max() <= 16 * torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("far", [1e4, 1e8, 1e12])
+def test_far_matrices(far):
+    """One far entry of a doubly stochastic matrix takes its row and column; the others are projected on their own."""
+    noise = torch.randn((8, 4, 4), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    one = torch.zeros(4, 4, dtype=torch.float64)
+    one[3, 3] = far
+    Y = BirkhoffPolytope(4)
+    for z in (noise + one, noise + far, noise - one):
+        y = Y.project(z)
+        inside = Y.contains(y)
+        assert inside, inside.reason
+        assert (Y.project(y) - y).abs().max() <= 1e-14
+    expected = torch.nn.functional.pad(BirkhoffPolytope(3).project(noise[:, :3, :3]), (0, 1, 0, 1))
+    expected[:, 3, 3] = 1
+    torch.testing.assert_close(Y.project(noise + one), expected, rtol=0, atol=4e-16 * far + 1e-12)
+
+
+def test_matrices_too_far_away_are_refused():
+    z = torch.zeros(4, 4, dtype=torch.float64)
+    z[3, 3] = -1e15
+    with pytest.raises(NotConverged, match=r"entries up to 5\.6e\+14 are too large beside sums up to 1: scale z down"):
+        BirkhoffPolytope(4).project(z)
 
 
 @pytest.mark.parametrize("far", [1e3, 1e8, 1e17, 1e30])
