@@ -2,7 +2,7 @@
 
     min |d|^2/2  subject to  A d = gap,  G d <= slack        (rows of unit length, A of full row rank)
 
-is solved for the set W of rows with positive multipliers, linearly independent together with A. The nearest
+is solved for a set W of rows with positive multipliers, linearly independent together with A. The nearest
 point is then the projection on an affine set, to rounding, whatever the accuracy of the solver. An earlier W is
 the warm start: non-negative least squares over its rows and those that it violates; if that does not
 settle the matter, Clarabel starts afresh.
@@ -21,6 +21,7 @@ from torch import Tensor
 
 from .. import tolerances
 from ..errors import EmptySet, MissingExtra, NotConverged
+from .implicit_equations import with_implicit_equations
 
 Array = NDArray[Any]
 
@@ -57,7 +58,8 @@ def active_rows(slack: Tensor, gap: Tensor, G: Tensor, A: Tensor, guess: Tensor)
         todo = todo[~settled]
         if len(todo):
             k, todo = todo[0], todo[1:]
-            active[k] = face = solver.face(slacks[k], gaps[k], face, scale[k])
+            face = solver.face(slacks[k], gaps[k], face, scale[k])
+            active[k] = solver.completed(face, slacks[k], gaps[k])
     return torch.from_numpy(active).reshape(slack.shape).to(slack.device)
 
 
@@ -95,6 +97,16 @@ class ActiveSet:
                 f"projection on a polyhedron: the best active set has a KKT residual of {residual:.2g} times "
                 f"the violation at z; drop rows that nearly depend on others"
             )
+        return active
+
+    def completed(self, active: Array, slack: Array, gap: Array) -> Array:
+        """The mask W and, at a degenerate vertex, independent rows that other multipliers would make positive."""
+        step = self._steps(active, slack[None], gap[None])[0][0]
+        tight = np.flatnonzero(~active & (slack - self.G @ step <= CLEAR * (1 + np.abs(step).max(initial=0.0))))
+        held = np.concatenate([self.A, self.G[active]])
+        active = active.copy()
+        if len(tight) and len(held):  # without held rows z itself is in the set
+            active[tight] = with_implicit_equations(held, self.G[tight], CLEAR)
         return active
 
     def _afresh(self, slack: Array, gap: Array) -> tuple[float, Array]:

@@ -15,10 +15,10 @@ from .held_rows import HeldRows, adjoint, product
 class Polyhedron(ConvexSet):
     """{y : Ay = b, Gy <= h}; P(z) = z - B^+ (Bz - c) with B, c the rows of A and the active rows of G.
 
-    H = I - B^+ B, the projector on the null space of the active rows: those with a positive multiplier,
-    chosen independent. At a kink a row with multiplier 0 counts as inactive, so that on the boundary H is
-    that of the inside. The active rows of the last call are the warm start; where they do not lead to the new
-    ones, Clarabel (extra `sets`) finds them, and its answer is made exact (`active_set`).
+    H = I - B^+ B, the projector on the null space of the active rows: those that some choice of the multipliers makes
+    positive, chosen independent. At a kink a row whose multiplier can only be 0 counts as inactive, so that on the
+    boundary H is that of the inside. The active rows of the last call are the warm start; where they do not lead to
+    the new ones, Clarabel (extra `sets`) finds them, and its answer is made exact (`active_set`).
 
     Parameters
     ----------
@@ -171,7 +171,11 @@ class PolyhedronFace(Face):
         return torch.linalg.qr(self._held.B.mT, mode="complete")[0][:, len(self._held.B) :]
 
     def margin(self) -> Tensor:
-        """Distance to the z at which an idle row is touched or a multiplier vanishes."""
+        """Distance to the z at which an idle row is touched or a multiplier vanishes.
+
+        Where the tight rows depend on each other (a degenerate vertex) another choice of the multipliers may last
+        longer: there it is a lower bound.
+        """
         slack = (self._side - self._y @ self._rows.mT).clamp_min(0)
         speed = torch.stack([self.apply(row.expand_as(self._y)).norm(dim=-1) for row in self._rows], -1)
         mask = self._held.mask
