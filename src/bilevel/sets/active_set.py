@@ -35,12 +35,12 @@ FAR = 1e6
 
 
 @torch.library.custom_op("bilevel::active_rows", mutates_args=())
-def active_rows(slack: Tensor, gap: Tensor, G: Tensor, A: Tensor, guess: Tensor) -> Tensor:
+def active_rows(slack: Tensor, gap: Tensor, G: Tensor, A: Tensor, guess: Tensor, complete: bool) -> Tensor:
     """Mask (..., m) of the rows of G that hold back the nearest point, for slack = h - Gz and gap = b - Az.
 
     `guess` is tried first (the active rows at a previous point); then every face that a point needs is tried
     on all the points that are left, and is the warm start of the next. Points at a kink use no guess: their
-    face depends on them alone.
+    face depends on them alone, and is `complete` where the derivative is asked for (the nearest point is the same).
     """
     batch = slack.shape[:-1].numel()
     slacks, gaps = (v.detach().cpu().numpy().reshape(batch, v.shape[-1]) for v in (slack, gap))
@@ -59,17 +59,17 @@ def active_rows(slack: Tensor, gap: Tensor, G: Tensor, A: Tensor, guess: Tensor)
         if len(todo):
             k, todo = todo[0], todo[1:]
             face = solver.face(slacks[k], gaps[k], face, scale[k])
-            active[k] = solver.completed(face, slacks[k], gaps[k])
+            active[k] = solver.completed(face, slacks[k], gaps[k]) if complete else face
     return torch.from_numpy(active).reshape(slack.shape).to(slack.device)
 
 
 @active_rows.register_fake
-def _(slack: Tensor, gap: Tensor, G: Tensor, A: Tensor, guess: Tensor) -> Tensor:
+def _(slack: Tensor, gap: Tensor, G: Tensor, A: Tensor, guess: Tensor, complete: bool) -> Tensor:
     return torch.empty_like(slack, dtype=torch.bool)
 
 
 @active_rows.register_vmap
-def _(info: Any, in_dims: tuple[int | None, ...], *tensors: Tensor) -> tuple[Tensor, int]:
+def _(info: Any, in_dims: tuple[int | None, ...], *tensors: Any) -> tuple[Tensor, int]:
     moved = [t if d is None else t.movedim(d, 0) for t, d in zip(tensors, in_dims, strict=True)]
     return active_rows(*moved), 0
 

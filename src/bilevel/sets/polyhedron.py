@@ -73,7 +73,7 @@ class Polyhedron(ConvexSet):
         length = torch.where((rows != 0).any(-1), event_norm(rows), 1.0)
         return rows / length[:, None], side / length
 
-    def _active(self, z: Tensor, rows: Tensor, side: Tensor) -> Tensor:
+    def _active(self, z: Tensor, rows: Tensor, side: Tensor, complete: bool) -> Tensor:
         """Mask (..., M) of the rows that hold P(z) back, the equations included."""
         if z.shape[-1] != self.size:
             raise InvalidInput(f"points have {z.shape[-1]} entries, the polyhedron lives in dimension {self.size}")
@@ -81,22 +81,23 @@ class Polyhedron(ConvexSet):
         left = side.detach() - z.detach().double() @ fixed.mT
         rounding = side.detach().abs() + event_norm(z.detach().double(), keepdim=True)
         left = torch.where(left.abs() <= 4 * torch.finfo(left.dtype).eps * rounding, 0.0, left)
-        active = active_rows(left[..., m:], left[..., :m], fixed[m:], fixed[:m], self._last)
+        active = active_rows(left[..., m:], left[..., :m], fixed[m:], fixed[:m], self._last, complete)
         if can_look_at_values() and active.numel():
             self._last = active.reshape(-1, active.shape[-1])[-1]
         return torch.cat([torch.ones_like(left[..., :m], dtype=torch.bool), active], -1)
 
-    def _held(self, z: Tensor) -> tuple[HeldRows, Tensor, Tensor]:
-        """The active rows at z, and all rows and right-hand sides."""
+    def _held(self, z: Tensor, complete: bool = True) -> tuple[HeldRows, Tensor, Tensor]:
+        """The active rows at z (`complete` for the derivative), and all rows and right-hand sides."""
         rows, side = self.system()
-        return HeldRows(rows.detach(), self._active(z, rows, side)), rows, side
+        return HeldRows(rows.detach(), self._active(z, rows, side, complete)), rows, side
 
     def project(self, z: Tensor) -> Tensor:
         z = self.checked(z)
-        held, rows, side = self._held(z)
+        follow = tracked(z, *self.tensor_parameters().values())
+        held, rows, side = self._held(z, follow)
         wide, c = z.double(), held.take(side)
         y, multipliers = held.nearest(wide.detach(), c.detach())
-        if tracked(z, *self.tensor_parameters().values()):
+        if follow:
             B = held.take_rows(rows)
             for _ in range(2):  # each step makes one more derivative of z = y + B'm, By = c exact
                 y, multipliers = held.newton(y, multipliers, wide - y - adjoint(B, multipliers), c - product(B, y))
