@@ -2,7 +2,7 @@
 
     min |d|^2/2  subject to  A d = gap,  G d <= slack        (rows of unit length, A of full row rank)
 
-is solved for the set W of rows with positive multipliers, linearly independent together with A. The nearest
+is solved for a set W of rows with positive multipliers, linearly independent together with A. The nearest
 point is then the projection on an affine set, to rounding, whatever the accuracy of the solver. An earlier W is
 the warm start: non-negative least squares over its rows and those that it violates; if that does not
 settle the matter, Clarabel starts afresh.
@@ -21,6 +21,7 @@ from torch import Tensor
 
 from .. import tolerances
 from ..errors import EmptySet, MissingExtra, NotConverged
+from .implicit_equations import with_implicit_equations
 
 Array = NDArray[Any]
 
@@ -34,12 +35,12 @@ FAR = 1e6
 
 
 @torch.library.custom_op("bilevel::active_rows", mutates_args=())
-def active_rows(slack: Tensor, gap: Tensor, G: Tensor, A: Tensor, guess: Tensor) -> Tensor:
+def active_rows(slack: Tensor, gap: Tensor, G: Tensor, A: Tensor, guess: Tensor, complete: bool) -> Tensor:
     """Mask (..., m) of the rows of G that hold back the nearest point, for slack = h - Gz and gap = b - Az.
 
     `guess` is tried first (the active rows at a previous point); then every face that a point needs is tried
     on all the points that are left, and is the warm start of the next. Points at a kink use no guess: their
-    face depends on them alone.
+    face depends on them alone, and is `complete` where the derivative is asked for (the nearest point is the same).
     """
     batch = slack.shape[:-1].numel()
     slacks, gaps = (v.detach().cpu().numpy().reshape(batch, v.shape[-1]) for v in (slack, gap))
@@ -57,17 +58,18 @@ def active_rows(slack: Tensor, gap: Tensor, G: Tensor, A: Tensor, guess: Tensor)
         todo = todo[~settled]
         if len(todo):
             k, todo = todo[0], todo[1:]
-            active[k] = face = solver.face(slacks[k], gaps[k], face, scale[k])
+            face = solver.face(slacks[k], gaps[k], face, scale[k])
+            active[k] = solver.completed(face, slacks[k], gaps[k]) if complete else face
     return torch.from_numpy(active).reshape(slack.shape).to(slack.device)
 
 
 @active_rows.register_fake
-def _(slack: Tensor, gap: Tensor, G: Tensor, A: Tensor, guess: Tensor) -> Tensor:
+def _(slack: Tensor, gap: Tensor, G: Tensor, A: Tensor, guess: Tensor, complete: bool) -> Tensor:
     return torch.empty_like(slack, dtype=torch.bool)
 
 
 @active_rows.register_vmap
-def _(info: Any, in_dims: tuple[int | None, ...], *tensors: Tensor) -> tuple[Tensor, int]:
+def _(info: Any, in_dims: tuple[int | None, ...], *tensors: Any) -> tuple[Tensor, int]:
     moved = [t if d is None else t.movedim(d, 0) for t, d in zip(tensors, in_dims, strict=True)]
     return active_rows(*moved), 0
 
@@ -95,6 +97,16 @@ class ActiveSet:
                 f"projection on a polyhedron: the best active set has a KKT residual of {residual:.2g} times "
                 f"the violation at z; drop rows that nearly depend on others"
             )
+        return active
+
+    def completed(self, active: Array, slack: Array, gap: Array) -> Array:
+        """The mask W and, at a degenerate vertex, independent rows that other multipliers would make positive."""
+        step = self._steps(active, slack[None], gap[None])[0][0]
+        tight = np.flatnonzero(~active & (slack - self.G @ step <= CLEAR * (1 + np.abs(step).max(initial=0.0))))
+        held = np.concatenate([self.A, self.G[active]])
+        active = active.copy()
+        if len(tight) and len(held):  # without held rows z itself is in the set
+            active[tight] = with_implicit_equations(held, self.G[tight], CLEAR)
         return active
 
     def _afresh(self, slack: Array, gap: Array) -> tuple[float, Array]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,85 +10,7 @@ from torch import Tensor
 from ..errors import EmptySet
 from .base import ConvexSet, Face, as_point, can_look_at_values, event_norm, in_float32, parameter, per_point, show
 from .box import bound, bounds_excess, check_order, in_order
-
-
-class Section(NamedTuple):
-    """Where each entry of the projection lies, and the level near which: y = clip(z - level * weight)."""
-
-    free: Tensor
-    at_lower: Tensor
-    level: Tensor
-
-
-@torch.no_grad()
-def find_section(z: Tensor, weight: Tensor, lower: Tensor, upper: Tensor, total: Tensor) -> Section:
-    """The face of {lower <= y <= upper, weight.y = total} that holds P(z) = clip(z - level weight, lower, upper).
-
-    weight.clip(z - t weight) falls with t, and is linear between the 2n values of t at which an entry leaves one
-    bound or reaches the other. A binary search over these, sorted, evaluates the sum itself, without running sums
-    whose rounding would pile up. A second search around the level found by the first makes up for large offsets
-    of z along the weight, which do not change P(z).
-    """
-    shape = torch.broadcast_shapes(*(part.shape for part in (z, weight, lower, upper, total)))
-    z, weight, lower, upper = (part.expand(shape) for part in (z, weight, lower, upper))
-    first = _search(z, weight, lower, upper, total)
-    again = _search(z - first.level * weight, weight, lower, upper, total)
-    return Section(again.free, again.at_lower, first.level)
-
-
-def _search(z: Tensor, weight: Tensor, lower: Tensor, upper: Tensor, total: Tensor) -> Section:
-    flip = weight < 0  # (z, l, u, w) -> (-z, -u, -l, -w): from here on all weights are positive
-    z, low, high = (
-        torch.where(flip, -z, z),
-        torch.where(flip, -upper, lower),
-        torch.where(flip, -lower, upper),
-    )
-    slope = weight.abs()
-    counts = slope > 0
-    safe = torch.where(counts, slope, torch.ones_like(slope))
-    leaves = torch.where(counts, (z - high) / safe, torch.inf)
-    arrives = torch.where(counts, (z - low) / safe, torch.inf)
-    breaks = torch.cat([leaves, arrives], -1).sort(-1).values
-    size = breaks.shape[-1]
-    left = torch.full_like(breaks[..., :1], -1, dtype=torch.int64)  # the sum is >= total there
-    right = torch.full_like(left, size)
-    for _ in range(math.ceil(math.log2(size + 1))):
-        middle = (left + right) // 2
-        t = breaks.gather(-1, middle.clamp(0, size - 1))
-        sum_at = torch.where(counts, slope * torch.clamp(z - t * safe, low, high), 0).sum(-1, keepdim=True)
-        more, open_ = sum_at >= total, right - left > 1
-        left, right = torch.where(open_ & more, middle, left), torch.where(open_ & ~more, middle, right)
-    t_left = torch.where(left >= 0, breaks.gather(-1, left.clamp_min(0)), -torch.inf)
-    t_right = torch.where(right < size, breaks.gather(-1, right.clamp_max(size - 1)), torch.inf)
-    # An entry of weight zero does not enter the sum: it is free between its bounds.
-    free = torch.where(counts, (leaves <= t_left) & (arrives >= t_right), (low < z) & (z < high))
-    below = torch.where(counts, arrives <= t_left, z <= low) & ~free
-    length = event_norm(slope * free, keepdim=True)
-    some = length > 0
-    safe = torch.where(some, length, 1)
-    held = torch.where(free, z, torch.where(below, low, high))
-    excess = (slope * held).sum(-1, keepdim=True) - total
-    level = excess / safe / safe
-    # Without a free entry any level between the two will do; if the sum is too large there, then the entry that should
-    # be free is one whose breaks coincide in rounding, at the right end: the second search will see them apart.
-    at_right = torch.isfinite(t_right) & ((excess > 0) | ~torch.isfinite(t_left))
-    anchor = torch.where(at_right, t_right, torch.where(torch.isfinite(t_left), t_left, 0))
-    at_lower = torch.where(flip, ~(free | below), below)
-    return Section(free, at_lower, torch.where(some, level, anchor))
-
-
-def on_section(
-    z: Tensor, section: Section, weight: Tensor, lower: Tensor, upper: Tensor, total: Tensor
-) -> tuple[Tensor, Tensor]:
-    """The point of that face, as a differentiable formula, and its level: z - level weight on the free entries."""
-    near = z - section.level * weight
-    bounds = torch.where(section.at_lower, lower, upper)
-    held = torch.where(section.free, near, bounds)
-    length = event_norm(weight * section.free, keepdim=True)
-    safe = torch.where(length > 0, length, 1)
-    step = ((weight * held).sum(-1, keepdim=True) - total) / safe / safe * (length > 0)
-    inside = torch.maximum(torch.minimum(near - step * weight, upper), lower)
-    return torch.where(section.free, inside, bounds), section.level + step.detach()
+from .section import Section, find_section, on_section, vertex_margin, wall_distance
 
 
 class BoxSection(ConvexSet):
@@ -97,7 +18,7 @@ class BoxSection(ConvexSet):
 
     With F the entries strictly between their bounds, H = diag(F) - w_F w_F'/|w_F|^2. At kinks an entry that is
     about to leave its upper bound counts as free, one that just reached its lower bound as fixed (the other way
-    round for a negative weight).
+    round for a negative weight); at a vertex, where every entry with a weight is at a bound, all are fixed.
 
     Parameters
     ----------
@@ -169,20 +90,20 @@ class BoxSection(ConvexSet):
         section = find_section(z, weight, lower, upper, total)
         held = (at_least | at_most) & (weight != 0)
         at_lower = torch.where(held, torch.where(at_least, weight > 0, weight < 0), section.at_lower)
-        return Section(section.free & ~held, at_lower, section.level)
+        return section._replace(free=section.free & ~held, at_lower=at_lower)
 
     @in_float32
     def project(self, z: Tensor) -> Tensor:
         z = self.checked(z)
         parts = self._parts(z)
-        return on_section(z, self._section(z, parts), *parts[:-1])[0]
+        return on_section(z, self._section(z, parts), *parts[:-1]).y
 
     @in_float32
     def jacobian(self, z: Tensor) -> Face:
         z = self.checked(z).detach()
         parts = tuple(part.detach() for part in self._parts(z))
         section = self._section(z, parts)
-        y, level = on_section(z, section, *parts[:-1])
+        y, level, _ = on_section(z, section, *parts[:-1])
         values = {name: getattr(self, name) for name in self.parameters}
         return SectionFace(section, parts[0], y, level, parts[-1], values)
 
@@ -199,15 +120,21 @@ class BoxSection(ConvexSet):
 
     @in_float32
     def margin(self, z: Tensor) -> Tensor:
-        """The nearest wall of the cell of z: a free entry meets a bound, or a fixed one leaves it."""
+        """The nearest wall of the cell of z: a free entry meets a bound, a fixed one leaves it (at a vertex two do)."""
         z = self.checked(z).detach()
         parts = tuple(part.detach() for part in self._parts(z))
         weight, lower, upper, *_ = parts
         section = self._section(z, parts)
-        inner = z - on_section(z, section, *parts[:-1])[1] * weight
+        inner = on_section(z, section, *parts[:-1]).inner
         gap = torch.minimum((inner - lower).abs(), (upper - inner).abs())
         gap = torch.where(section.free, gap, torch.where(section.at_lower, lower - inner, inner - upper).abs())
-        return wall_distance(torch.where(lower < upper, gap, torch.inf), section.free, weight)
+        gap = torch.where(lower < upper, gap, torch.inf)
+        walls = wall_distance(gap, section.free, weight)
+        vertex = ~(section.free & (weight != 0)).any(-1)
+        if can_look_at_values() and not bool(vertex.any()):
+            return walls
+        leaving = torch.where(weight > 0, ~section.at_lower, section.at_lower)
+        return torch.where(vertex, torch.minimum(walls, vertex_margin(gap, leaving, weight)), walls)
 
     def __repr__(self) -> str:
         shown = ", ".join(f"{name}={show(getattr(self, name))}" for name in self.parameters)
@@ -222,21 +149,6 @@ def reach(weight: Tensor, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]
     ends = torch.stack([ends.amin(0), ends.amax(0)])
     rounding = 32 * eps * ends.abs().where(ends.isfinite(), 0).sum(-1, keepdim=True)
     return ends.sum(-1, keepdim=True), rounding
-
-
-def wall_distance(gap: Tensor, free: Tensor, weight: Tensor) -> Tensor:
-    """Distance in z at which the first entry y_i = z_i - level w_i has moved by gap_i, with the level following.
-
-    With n = w/|w_F| a free entry moves with the gradient e_i - n_i n_F, a fixed one with e_i - n_i n_F outside of F.
-    An entry that is free alone cannot move, nor can one whose level no free entry sets: inf.
-    """
-    length = event_norm(weight * free, keepdim=True)
-    square = (weight / torch.where(length > 0, length, 1)).square()
-    rest = 1 - square
-    rest = torch.where(rest > 8 * torch.finfo(gap.dtype).eps, rest, 0)
-    wall = gap / torch.where(free, rest, 1 + square).sqrt()
-    held = (length == 0) & (weight != 0)
-    return torch.where(wall.isnan() | held, torch.inf, wall).amin(-1)
 
 
 class CappedSimplex(BoxSection):

@@ -25,8 +25,10 @@ class Intersection(ConvexSet):
     The multipliers u come from the augmented Lagrangian method, whose inner problem
     min |y - z|^2/2 + (weight/2) sum dist(y + u_i/weight, C_i)^2 is solved by semismooth Newton steps (Li, Sun & Toh,
     2018): no common interior is needed. Newton steps on the equations above then end at rounding accuracy.
-    With J_i the Jacobian of P_i, the linearised equations give H. Meant for up to a few hundred entries per
-    point: all matrices are n x n.
+    With J_i the Jacobian of P_i, the linearised equations give H. At a kink each J_i is the choice of its own set, and
+    these need not belong together: there H is symmetric with eigenvalues in [0, 1], but may lie outside of the
+    generalised Jacobian (a small move of z leads to points where it does not). Meant for up to a few hundred entries
+    per point: all matrices are n x n.
 
     Where the sets only touch (two balls with one common point, a ball and its tangent) the multipliers are infinite
     and an error of e in the sets moves the answer by sqrt(e): about 1e-8 of the size is then the best that

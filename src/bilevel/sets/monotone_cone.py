@@ -108,14 +108,25 @@ def _(info: object, in_dims: tuple[int], z: Tensor) -> tuple[Tensor, int]:
 
 def block_mean(v: Tensor, blocks: Tensor) -> Tensor:
     """The mean of v over each block, in the place of each entry of the block."""
+    return block_sum(v, blocks) / block_sum(torch.ones_like(v), blocks)
+
+
+def block_sum(v: Tensor, blocks: Tensor) -> Tensor:
+    """The sum of v over each block, in the place of each entry of the block."""
     blocks = blocks.expand_as(v)
-    count = torch.zeros_like(v).scatter_add(-1, blocks, torch.ones_like(v))
-    mean = torch.zeros_like(v).scatter_add(-1, blocks, v) / count.clamp_min(1)
-    return mean.gather(-1, blocks)
+    return torch.zeros_like(v).scatter_add(-1, blocks, v).gather(-1, blocks)
 
 
-def block_margin(z: Tensor, blocks: Tensor) -> Tensor:
+def block_first(v: Tensor, blocks: Tensor) -> Tensor:
+    """The first entry of v in each block, in the place of each entry of the block."""
+    count = torch.zeros_like(blocks).scatter_add(-1, blocks, torch.ones_like(blocks))
+    return v.gather(-1, (count.cumsum(-1) - count).gather(-1, blocks))
+
+
+def block_margin(z: Tensor, blocks: Tensor, idle: Tensor | None = None) -> Tensor:
     """The distance from z to the points where two blocks merge or one block splits; inf for a single entry.
+
+    `idle` (..., n - 1) marks neighbours whose blocks may merge or split without a kink.
 
     Blocks of k and l entries merge when their means meet, at distance |difference of means|/sqrt(1/k + 1/l);
     a block splits after its first k of k + l entries when their mean meets the mean of the rest.
@@ -131,4 +142,5 @@ def block_margin(z: Tensor, blocks: Tensor) -> Tensor:
     surplus = (z - mean).cumsum(-1)[..., :-1] * (1 / first + 1 / second)
     gap = torch.where(same, surplus, mean.diff(dim=-1)).clamp_min(0)
     distance = gap / (1 / first + 1 / second).sqrt()
+    distance = distance if idle is None else torch.where(idle, torch.inf, distance)
     return torch.cat([distance, torch.full_like(z[..., :1], torch.inf)], -1).amin(-1)

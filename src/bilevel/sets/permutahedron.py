@@ -7,16 +7,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .. import tolerances
 from ..errors import InvalidInput
 from .base import ConvexSet, Face, check_batch, got, in_float32, parameter
-from .monotone_cone import block_margin, block_mean, isotonic_blocks
+from .monotone_cone import block_first, block_margin, block_mean, block_sum, isotonic_blocks
 
 
 class Permutahedron(ConvexSet):
     """conv{rearrangements of vertex}; P(z) = z - v with v the decreasing isotonic regression of z - vertex.
 
     Both z and vertex are sorted downwards first (Blondel et al., 2020, proposition 3). H subtracts the mean
-    over each block of the regression: dimension n minus the number of blocks. At a kink blocks are pooled.
+    over each block of the regression: dimension n minus the number of blocks. At a kink the blocks are as small as
+    the sums of P(z) allow: H belongs to the smallest face that holds P(z).
 
     Parameters
     ----------
@@ -51,15 +53,14 @@ class Permutahedron(ConvexSet):
         order = z.detach().argsort(dim=-1, descending=True, stable=True)
         ranking = vertex.detach().argsort(dim=-1, descending=True, stable=True)
         z, vertex = z.gather(-1, order), vertex.gather(-1, ranking)
-        # Only differences matter: without the maximum the digits of the vertex survive beside a large z.
-        blocks = isotonic_blocks((vertex - (z - z[..., :1])).detach())
-        return z, vertex, order, ranking, blocks
+        return z, vertex, order, ranking, smallest_blocks(z.detach(), vertex.detach())
 
     @in_float32
     def project(self, z: Tensor) -> Tensor:
         z, vertex, order, _, blocks = self._sorted(z)
-        center, level = block_mean(z.detach(), blocks), block_mean(vertex.detach(), blocks)
-        y = (z - center) - block_mean(z - center, blocks) + (level + block_mean(vertex - level, blocks))
+        # The differences within a block are small and exact, however large z is.
+        inner, level = z - block_first(z.detach(), blocks), block_mean(vertex.detach(), blocks)
+        y = inner - block_mean(inner, blocks) + (level + block_mean(vertex - level, blocks))
         return y.gather(-1, order.argsort(-1))
 
     @in_float32
@@ -78,10 +79,27 @@ class Permutahedron(ConvexSet):
     @in_float32
     def margin(self, z: Tensor) -> Tensor:
         z, vertex, _, _, blocks = self._sorted(self.checked(z).detach())
-        return block_margin((vertex - (z - z[..., :1])).detach(), blocks)
+        idle = vertex[..., 1:] == vertex[..., :-1]  # equal entries of the vertex in any order are the same point
+        count = block_sum(torch.ones_like(z), blocks)
+        idle = idle & (count[..., 1:] == 1) & (count[..., :-1] == 1)
+        return block_margin(vertex - (z - z[..., :1]), blocks, idle)
 
     def __repr__(self) -> str:
         return f"Permutahedron(vertex=tensor{tuple(self.vertex.shape)})"  # type: ignore[union-attr]
+
+
+def smallest_blocks(z: Tensor, vertex: Tensor) -> Tensor:
+    """The blocks of the regression of z - vertex, both downwards, cut wherever P(z) and vertex have equal sums."""
+    z, vertex = z.double(), vertex.double()
+    # A gap in z wider than the vertex always parts two blocks: cut to twice that, it leaves the digits of the others.
+    width = 2 * (vertex[..., :1] - vertex[..., -1:])
+    lowered = torch.cat([torch.zeros_like(z[..., :1]), torch.minimum(-z.diff(dim=-1), width)], -1).cumsum(-1)
+    blocks = isotonic_blocks(vertex + lowered)
+    inner = (vertex - block_first(vertex, blocks)) - (z - block_first(z, blocks))
+    surplus = (inner - block_mean(inner, blocks)).cumsum(-1)  # of vertex over P(z), never negative
+    tight = surplus <= tolerances.rounding(z.dtype) * inner.abs().cumsum(-1)
+    ends = (blocks.diff(dim=-1) > 0) | tight[..., :-1]
+    return torch.cat([torch.zeros_like(blocks[..., :1]), ends.to(blocks)], -1).cumsum(-1)
 
 
 class RankFace(Face):

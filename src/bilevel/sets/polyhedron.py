@@ -17,10 +17,10 @@ from .held_rows import HeldRows, adjoint, product
 class Polyhedron(ConvexSet):
     """{y : Ay = b, Gy <= h}; P(z) = z - B^+ (Bz - c) with B, c the rows of A and the active rows of G.
 
-    H = I - B^+ B, the projector on the null space of the active rows: those with a positive multiplier,
-    chosen independent. At a kink a row with multiplier 0 counts as inactive, so that on the boundary H is
-    that of the inside. The active rows of the last call are the warm start; where they do not lead to the new
-    ones, Clarabel (extra `sets`) finds them, and its answer is made exact (`active_set`).
+    H = I - B^+ B, the projector on the null space of the active rows: those that some choice of the multipliers makes
+    positive, chosen independent. At a kink a row whose multiplier can only be 0 counts as inactive, so that on the
+    boundary H is that of the inside. The active rows of the last call are the warm start; where they do not lead to
+    the new ones, Clarabel (extra `sets`) finds them, and its answer is made exact (`active_set`).
 
     Parameters
     ----------
@@ -90,28 +90,29 @@ class Polyhedron(ConvexSet):
         length = torch.where((rows != 0).any(-1), event_norm(rows), 1.0)
         return rows / length[:, None], side / length
 
-    def _active(self, z: Tensor, rows: Tensor, side: Tensor) -> Tensor:
+    def _active(self, z: Tensor, rows: Tensor, side: Tensor, complete: bool) -> Tensor:
         """Mask (..., M) of the rows that hold P(z) back, the equations included."""
         fixed, m = rows.detach(), len(self.independent)
         left = side.detach() - z.detach().double() @ fixed.mT
         rounding = side.detach().abs() + event_norm(z.detach().double(), keepdim=True)
         left = torch.where(left.abs() <= 4 * torch.finfo(left.dtype).eps * rounding, 0.0, left)
-        active = active_rows(left[..., m:], left[..., :m], fixed[m:], fixed[:m], self._last)
+        active = active_rows(left[..., m:], left[..., :m], fixed[m:], fixed[:m], self._last, complete)
         if can_look_at_values() and active.numel():
             self._last = active.reshape(-1, active.shape[-1])[-1]
         return torch.cat([torch.ones_like(left[..., :m], dtype=torch.bool), active], -1)
 
-    def _held(self, z: Tensor) -> tuple[HeldRows, Tensor, Tensor]:
-        """The active rows at z, and all rows and right-hand sides."""
+    def _held(self, z: Tensor, complete: bool = True) -> tuple[HeldRows, Tensor, Tensor]:
+        """The active rows at z (`complete` for the derivative), and all rows and right-hand sides."""
         rows, side = self.system()
-        return HeldRows(rows.detach(), self._active(z, rows, side)), rows, side
+        return HeldRows(rows.detach(), self._active(z, rows, side, complete)), rows, side
 
     def project(self, z: Tensor) -> Tensor:
         z = self.checked(z)
-        held, rows, side = self._held(z)
+        follow = tracked(z, *self.tensor_parameters().values())
+        held, rows, side = self._held(z, follow)
         wide, c = z.double(), held.take(side)
         y, multipliers = held.nearest(wide.detach(), c.detach())
-        if tracked(z, *self.tensor_parameters().values()):
+        if follow:
             B = held.take_rows(rows)
             for _ in range(2):  # each step makes one more derivative of z = y + B'm, By = c exact
                 y, multipliers = held.newton(y, multipliers, wide - y - adjoint(B, multipliers), c - product(B, y))
@@ -190,7 +191,11 @@ class PolyhedronFace(Face):
         return torch.linalg.qr(self._held.B.mT, mode="complete")[0][:, len(self._held.B) :]
 
     def margin(self) -> Tensor:
-        """Distance to the z at which an idle row is touched or a multiplier vanishes."""
+        """Distance to the z at which an idle row is touched or a multiplier vanishes.
+
+        Where the tight rows depend on each other (a degenerate vertex) another choice of the multipliers may last
+        longer: there it is a lower bound.
+        """
         slack = (self._side - self._y @ self._rows.mT).clamp_min(0)
         speed = torch.stack([self.apply(row.expand_as(self._y)).norm(dim=-1) for row in self._rows], -1)
         mask = self._held.mask

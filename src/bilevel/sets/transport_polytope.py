@@ -10,7 +10,9 @@ from torch import Tensor
 from ..errors import EmptySet, InvalidInput, InvalidType, NotConverged
 from .base import ConvexSet, Face, can_look_at_values, check_batch, event_norm, got, parameter
 
-ROUNDS, HALVINGS = 200, 40
+ROUNDS, HALVINGS, SEARCHES = 200, 40, 20
+NEAR, CUT = 1e7, 1e5
+"""A matrix this many times as large as the sums is far away; entries so far below zero are cut for the next search."""
 
 
 class TransportPolytope(ConvexSet):
@@ -63,14 +65,14 @@ class TransportPolytope(ConvexSet):
         """Row sums as a column and column sums as a row, in float64."""
         return self.row_sums.double().unsqueeze(-1), self.column_sums.double().unsqueeze(-2)
 
-    def _potentials(self, work: Tensor) -> tuple[Tensor, Tensor]:
-        """The potentials and the support; where the totals differ and no error can be raised, those of other sums."""
+    def _support(self, work: Tensor) -> tuple[Tensor, Tensor]:
+        """Z less its potentials, and the support; where totals differ and no error can be raised, for other sums."""
         rows, columns = (sums.detach() for sums in self._sums())
         if not can_look_at_values():
             gap, allowed = self._gap()
-            rows = torch.where(gap <= allowed, rows, columns.shape[-1])
-            columns = torch.where(gap <= allowed, columns, rows.shape[-2])
-        return transport_potentials(work.detach(), rows, columns)
+            equal = (gap <= allowed)[..., None, None]
+            rows, columns = torch.where(equal, rows, columns.shape[-1]), torch.where(equal, columns, rows.shape[-2])
+        return transport_support(work.detach(), rows, columns)
 
     def _wide(self, z: Tensor) -> Tensor:
         """Z in float64, without a part a 1' + 1 b', which P ignores."""
@@ -88,10 +90,10 @@ class TransportPolytope(ConvexSet):
     def project(self, z: Tensor) -> Tensor:
         work = self._wide(z)
         rows, columns = self._sums()
-        start, support = self._potentials(work)
+        near, support = self._support(work)
         face = TransportFace(support, self)
-        # P is affine on the face; the large part of z that the potentials take away goes first.
-        y = support * (work - start)
+        # P is affine on the face; the large part of z that the potentials take away is gone.
+        y = support * (near + (work - work.detach()))
         for _ in range(2):
             y = y - support * face.potentials(y.sum(-1, keepdim=True) - rows, y.sum(-2, keepdim=True) - columns)
         self._check_answer(z, y)
@@ -107,7 +109,7 @@ class TransportPolytope(ConvexSet):
             )
 
     def jacobian(self, z: Tensor) -> Face:
-        return TransportFace(self._potentials(self._wide(z))[1], self)
+        return TransportFace(self._support(self._wide(z))[1], self)
 
     def excess(self, y: Tensor) -> tuple[Tensor, Tensor, str]:
         rows, columns = (value.detach().to(y) for value in self._sums())
@@ -197,9 +199,39 @@ def _laplacian(support: Tensor) -> Tensor:
     return torch.cat([top, torch.cat([S.mT, torch.diag_embed(S.sum(-2))], -1)], -2)
 
 
-@torch.library.custom_op("bilevel::transport_potentials", mutates_args=())
-def transport_potentials(z: Tensor, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
-    """a 1' + 1 b' and the support, from min |max(z - a - b, 0)|^2/2 + rows.a + columns.b.
+@torch.library.custom_op("bilevel::transport_support", mutates_args=())
+def transport_support(z: Tensor, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
+    """z - a 1' - 1 b' and where it is not negative; entries far below zero are cut.
+
+    Potentials are exact to the rounding of z. Where that is coarse beside the sums, they are found once more for what
+    they leave of z, cut from below: entries that stay outside of the support might as well be smaller.
+    """
+    size = torch.maximum(rows.amax((-2, -1), keepdim=True), columns.amax((-2, -1), keepdim=True))
+    near, support = _less_potentials(z, rows, columns)
+    depth = CUT * size
+    for _ in range(SEARCHES):
+        reach = near.abs().amax((-2, -1), keepdim=True)
+        far = (reach > NEAR * size) & (size > 0)
+        if not bool(far.any()):
+            break
+        floor = torch.where(far, -torch.maximum(depth, 1e-9 * reach), -torch.inf)
+        trial, inside = _less_potentials(torch.maximum(near, floor), rows, columns)
+        spoiled = (inside & (near < floor)).any(-1, keepdim=True).any(-2, keepdim=True)  # the cut was not deep enough
+        near, support = (torch.where(far & ~spoiled, new, old) for new, old in ((trial, near), (inside, support)))
+        depth = torch.where(spoiled, 30 * depth, CUT * size)
+    y = near.clamp_min(0)
+    wrong = ((y.sum(-1, keepdim=True) - rows).abs() > 1e-3 * size).any(-2, keepdim=True)
+    wrong = wrong | ((y.sum(-2, keepdim=True) - columns).abs() > 1e-3 * size).any(-1, keepdim=True)
+    if bool((wrong & (size > 0)).any()):
+        raise NotConverged(
+            f"projection on a transport polytope: entries up to {float(z.abs().max()):.2g} are too large beside sums "
+            f"up to {float(size.max()):.2g}: scale z down"
+        )
+    return near, support
+
+
+def _less_potentials(z: Tensor, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
+    """z - a 1' - 1 b' and the support, from min |max(z - a - b, 0)|^2/2 + rows.a + columns.b.
 
     The dual is piecewise quadratic: regularised Newton steps with halving end on the piece of the solution.
     """
@@ -241,16 +273,16 @@ def transport_potentials(z: Tensor, rows: Tensor, columns: Tensor) -> tuple[Tens
     left = float(slope(a, b).abs().max()) if z.numel() else 0.0
     if left > 1e-10:
         raise NotConverged(f"projection on a transport polytope: the sums are off by {left:.2g} of the size of z")
-    return (a + b) * unit, z - a - b > -1e-13
+    return (z - a - b) * unit, z - a - b > -1e-13
 
 
-@transport_potentials.register_fake
+@transport_support.register_fake
 def _(z: Tensor, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
     shape = torch.broadcast_shapes(z.shape, rows.shape, columns.shape)
     return z.new_empty(shape), z.new_empty(shape, dtype=torch.bool)
 
 
-@transport_potentials.register_vmap
+@transport_support.register_vmap
 def _(info: Any, in_dims: tuple[int | None, ...], *tensors: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
     moved = [t if d is None else t.movedim(d, 0) for t, d in zip(tensors, in_dims, strict=True)]
-    return transport_potentials(*moved), (0, 0)
+    return transport_support(*moved), (0, 0)

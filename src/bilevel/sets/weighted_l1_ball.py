@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..errors import InvalidInput
 from .base import ConvexSet, Face, as_point, event_norm, in_float32, parameter, per_point, show
-from .box_section import Section, find_section, on_section, wall_distance
+from .section import OnSection, Section, find_section, on_section, wall_distance
 from .simplex import within
 
 
@@ -44,26 +44,26 @@ class WeightedL1Ball(ConvexSet):
         size = weight.detach().amax(-1, keepdim=True)
         return z.abs(), weight / size, radius / size, size
 
-    def _section(self, magnitude: Tensor, weight: Tensor, radius: Tensor) -> tuple[Section, Tensor, Tensor]:
-        """The face of {y >= 0, weight.y = radius} that holds the projection of |z|, that projection and its level."""
+    def _section(self, magnitude: Tensor, weight: Tensor, radius: Tensor) -> tuple[Section, OnSection]:
+        """The face of {y >= 0, weight.y = radius} that holds the projection of |z|, and that projection."""
         limits = (weight, torch.zeros_like(weight), torch.full_like(weight, torch.inf), radius)
         section = find_section(magnitude, *limits)
-        return section, *on_section(magnitude, section, *limits)
+        return section, on_section(magnitude, section, *limits)
 
     @in_float32
     def project(self, z: Tensor) -> Tensor:
         z = self.checked(z)
         magnitude, weight, radius, _ = self._parts(z)
         inside = within(weight * magnitude, radius)
-        return torch.where(inside, z, z.sign() * self._section(magnitude, weight, radius)[1])
+        return torch.where(inside, z, z.sign() * self._section(magnitude, weight, radius)[1].y)
 
     @in_float32
     def jacobian(self, z: Tensor) -> Face:
         z = self.checked(z).detach()
         magnitude, weight, radius, size = (part.detach() for part in self._parts(z))
         inside = within(weight * magnitude, radius)
-        section, y, level = self._section(magnitude, weight, radius)
-        return WeightedFace(self, z.sign(), weight, section.free & ~inside, inside, y, level, size)
+        section, point = self._section(magnitude, weight, radius)
+        return WeightedFace(self, z.sign(), weight, section.free & ~inside, inside, point.y, point.level, size)
 
     def excess(self, y: Tensor) -> tuple[Tensor, Tensor, str]:
         magnitude, weight, radius, size = self._parts(y)
@@ -76,9 +76,9 @@ class WeightedL1Ball(ConvexSet):
         """As for the l1 ball: a support entry vanishes, another appears, or z meets the ball."""
         z = self.checked(z).detach()
         magnitude, weight, radius, _ = (part.detach() for part in self._parts(z))
-        section, _, level = self._section(magnitude, weight, radius)
-        walls = wall_distance((magnitude - level * weight).abs(), section.free, weight)
-        to_ball = level.squeeze(-1) * event_norm(weight * section.free)
+        section, point = self._section(magnitude, weight, radius)
+        walls = wall_distance(point.inner.abs(), section.free, weight)
+        to_ball = point.level.squeeze(-1) * event_norm(weight * section.free)
         room = (radius - (weight * magnitude).sum(-1, keepdim=True)).squeeze(-1)
         margin = torch.where(room < 0, torch.minimum(walls, to_ball), room / event_norm(weight))
         return torch.where((radius > 0).squeeze(-1), margin, torch.inf)
