@@ -35,7 +35,8 @@ from .paper_data import Task, ten_classes
 
 DATASETS = ("mnist", "fashion-mnist")
 METHODS = ("cleanlab", "trusted filter", "HyperCleaner")
-WHAT = (("auroc", 4), ("refit", 2))
+COMPARISONS = [(rival, what, digits) for rival in METHODS[:2] for what, digits in (("auroc", 4), ("refit", 2))]
+COMPARISONS += [("noisy", "refit", 2), ("trusted only", "refit", 2)]
 ENVIRONMENT = Path("build/cleanlab-venv")
 CLEANLAB = """
 import sys, time, warnings
@@ -183,11 +184,10 @@ def _show(cell: dict, *, header: bool) -> None:
     ends = " ".join(f"{average(cell, m, 'refit'):6.1f}" for m in ("noisy", "trusted only", "truly clean"))
     clock = ", ".join(f"{average(cell, method, 'seconds'):.1f}" for method in ("cleanlab", "HyperCleaner"))
     print(f"{cell['data']:<14}{cell['noise']:<16}{cell['trusted']:>7} {ends} {figures}  {clock}")
-    for rival in METHODS[:2]:
-        for what, digits in WHAT:
-            gap, error = _ahead(cell, rival, what)
-            verdict = "beaten" if gap > 0 else "NOT BEATEN"
-            print(f"    {what:<5} minus {rival:<15} {gap:+.{digits}f} +- {error:.{digits}f}  {verdict}")
+    for rival, what, digits in COMPARISONS:
+        gap, error = _ahead(cell, rival, what)
+        verdict = "beaten" if gap > 0 else "NOT BEATEN"
+        print(f"    {what:<5} minus {rival:<15} {gap:+.{digits}f} +- {error:.{digits}f}  {verdict}")
     print(f"    noise models chosen: {[run['HyperCleaner']['noise'] for run in cell['runs']]}", flush=True)
 
 
@@ -204,10 +204,10 @@ def _markdown(cells: list[dict]) -> str:
         clock = ", ".join(f"{average(cell, method, 'seconds'):.1f}" for method in ("cleanlab", "HyperCleaner"))
         entries = [cell["data"], cell["noise"], str(cell["trusted"]), noisy, trusted, *figures, clean, clock]
         lines.append(f"| {' | '.join(entries)} |")
-    rivals = [f"{what} minus {rival}'s" for rival in METHODS[:2] for what in ("AUROC", "refit")]
-    lines += ["", f"| data | noise | trusted rows | {' | '.join(rivals)} |", "|" + " --- |" * 7]
+    titles = [f"{'AUROC' if what == 'auroc' else what} minus that of {rival}" for rival, what, _ in COMPARISONS]
+    lines += ["", f"| data | noise | trusted rows | {' | '.join(titles)} |", "|" + " --- |" * (3 + len(titles))]
     for cell in cells:
-        gaps = [(*_ahead(cell, rival, what), digits) for rival in METHODS[:2] for what, digits in WHAT]
+        gaps = [(*_ahead(cell, rival, what), digits) for rival, what, digits in COMPARISONS]
         entries = [f"{gap:+.{digits}f} ± {error:.{digits}f}" for gap, error, digits in gaps]
         lines.append(f"| {cell['data']} | {cell['noise']} | {cell['trusted']} | {' | '.join(entries)} |")
     return "\n".join(lines) + "\n"
