@@ -10,8 +10,11 @@ from torch import Tensor
 from .. import tolerances
 from ..errors import EmptySet, InvalidInput
 from .active_set import active_rows, least_violation
-from .base import ConvexSet, Face, can_look_at_values, check_batch, event_norm, got, parameter, tracked
+from .base import ConvexSet, Face, can_look_at_values, check_batch, event_norm, got, parameter, tracked, with_value
 from .held_rows import HeldRows, adjoint, product
+
+FAR = 1e4
+"""A point is far away when it is so many times as large as its projection and the right-hand sides."""
 
 
 class Polyhedron(ConvexSet):
@@ -108,15 +111,32 @@ class Polyhedron(ConvexSet):
 
     def project(self, z: Tensor) -> Tensor:
         z = self.checked(z)
+        y = self._nearest(z.double())
+        if can_look_at_values() and self._is_far(z.detach(), y.detach()):
+            # The rounding of z may hide some rows. P(y) lies in the set, and no further from P(z) than y does.
+            with torch.no_grad():
+                near = self._nearest(self._nearest(z.double()))
+            y = with_value(near, y)
+        return y.to(z)
+
+    def _nearest(self, z: Tensor) -> Tensor:
         follow = tracked(z, *self.tensor_parameters().values())
         held, rows, side = self._held(z, follow)
-        wide, c = z.double(), held.take(side)
-        y, multipliers = held.nearest(wide.detach(), c.detach())
+        c = held.take(side)
+        y, multipliers = held.nearest(z.detach(), c.detach())
         if follow:
             B = held.take_rows(rows)
             for _ in range(2):  # each step makes one more derivative of z = y + B'm, By = c exact
-                y, multipliers = held.newton(y, multipliers, wide - y - adjoint(B, multipliers), c - product(B, y))
-        return y.to(z)
+                y, multipliers = held.newton(y, multipliers, z - y - adjoint(B, multipliers), c - product(B, y))
+        return y
+
+    def _is_far(self, z: Tensor, y: Tensor) -> bool:
+        """Whether some point is."""
+        size = y.abs().amax(-1)
+        for side in (self.h, self.b):
+            if side is not None and side.shape[-1]:
+                size = torch.maximum(size, side.detach().to(y).abs().amax(-1))
+        return bool((z.abs().amax(-1) > FAR * size).any())
 
     def jacobian(self, z: Tensor) -> Face:
         z = self.checked(z).detach()
