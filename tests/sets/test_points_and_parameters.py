@@ -415,13 +415,16 @@ def test_an_identity_function_does_not_share_memory():
     assert z.sum() == 2
 
 
-@pytest.mark.slow
+INDUCTOR = pytest.param("inductor", marks=pytest.mark.slow)  # it needs a C++ compiler
+
+
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning")  # torch's own
+@pytest.mark.parametrize("backend", ["aot_eager", INDUCTOR])
 @pytest.mark.parametrize("Y", [L1Ball(), Simplex(), Box(-0.5, 0.5), L2Ball()], ids=repr)
-def test_the_default_compiler(Y):
-    """torch.compile with inductor, values and gradients; it needs a C++ compiler."""
+def test_compiled_values_and_gradients(Y, backend):
+    """The slow tests of the contract suite compile every set."""
     torch._dynamo.reset()
-    compiled = torch.compile(Y.project, fullgraph=True)
+    compiled = torch.compile(Y.project, backend=backend, fullgraph=True)
     z = torch.randn(16, 40, generator=torch.Generator().manual_seed(0))
     leaf, other = z.clone().requires_grad_(), z.clone().requires_grad_()
     torch.testing.assert_close(compiled(z), Y.project(z))

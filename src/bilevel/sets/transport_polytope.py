@@ -96,17 +96,7 @@ class TransportPolytope(ConvexSet):
         y = support * (near + (work - work.detach()))
         for _ in range(2):
             y = y - support * face.potentials(y.sum(-1, keepdim=True) - rows, y.sum(-2, keepdim=True) - columns)
-        self._check_answer(z, y)
         return y.to(z)
-
-    def _check_answer(self, z: Tensor, y: Tensor) -> None:
-        """Entries of 1e30 beside sums of 1 leave no digits for the answer: say so."""
-        if can_look_at_values() and not self.contains(y.detach(), tol=1e-6):
-            raise NotConverged(
-                f"{type(self).__name__}: entries up to {float(z.detach().abs().max()):.3g} are too far from sums of "
-                f"{float(self.row_sums.max()):.3g} to find the nearest plan ({self.contains(y.detach()).reason}): "
-                "use a larger unit for the sums"
-            )
 
     def jacobian(self, z: Tensor) -> Face:
         return TransportFace(self._support(self._wide(z))[1], self)

@@ -226,6 +226,7 @@ class DerivativeTests(SetCases):
         assert answers[bad].isnan().all()
         torch.testing.assert_close(answers[-1], good.detach())
 
+    @pytest.mark.slow
     def test_compile(self) -> None:
         """One graph, with its gradient, under torch.compile; NaN for a point that is not finite."""
         self._need_tracing()

@@ -46,10 +46,15 @@ def fitted():
     return HyperCleaner(random_state=0).fit(X, y, trusted=mask), X, y, mask, flipped, true
 
 
-def test_check_estimator():
+@pytest.mark.parametrize(
+    "cleaner",
+    [HyperCleaner(random_state=0, noise="transition", steps=1), pytest.param(HyperCleaner(), marks=pytest.mark.slow)],
+    ids=["quick", "defaults"],
+)
+def test_check_estimator(cleaner):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # every check fits without trusted rows
-        check_estimator(HyperCleaner(random_state=0, steps=10), on_skip=None)
+        check_estimator(cleaner, on_skip=None)
 
 
 def test_finds_wrong_labels_and_is_not_fooled(fitted):
