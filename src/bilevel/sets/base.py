@@ -254,16 +254,16 @@ def tensor_of_points(owner: str, z: Any, event_ndim: int) -> Tensor:
         raise InvalidInput(
             f"{owner} takes points of {event_ndim} dimension(s), got shape {tuple(z.shape)}: reshape the tensor"
         )
-    if 0 in z.shape[z.ndim - event_ndim :]:
+    if not z.numel() and 0 in z.shape[z.ndim - event_ndim :]:
         raise InvalidInput(f"{owner}: a point of shape {tuple(z.shape)} has no entries: give at least one")
     return z
 
 
 def check_holds_values(name: str, tensor: Tensor) -> None:
     """Refuse tensors that have no numbers in memory, or have them in another way than by strides."""
-    if tensor.device.type == "meta":
+    if tensor.is_meta:
         raise InvalidInput(f"{name} is on the device 'meta', where tensors have a shape and no values: make it anew")
-    if tensor.layout != torch.strided:
+    if tensor.layout is not torch.strided:
         raise InvalidType(f"{name} has the layout {tensor.layout}: use to_dense()")
 
 
@@ -272,8 +272,8 @@ def check_finite(owner: str, z: Tensor, event_ndim: int) -> None:
     if not can_look_at_values():
         return
     # A finite z.z proves all that is asked, at the price of one fast pass; only then is every entry looked at.
-    flat = z.detach().reshape(-1)
-    if math.isfinite(torch.dot(flat, flat)):
+    flat = z.detach() if z.ndim == 1 else z.detach().reshape(-1)
+    if math.isfinite(torch.dot(flat, flat).item()):
         return
     bad = int((~torch.isfinite(z)).sum())
     if bad:
