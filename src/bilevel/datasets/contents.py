@@ -22,10 +22,7 @@ from ..files import Damaged, FileMissing
 BROKEN = (EOFError, OSError, ValueError, zlib.error, zipfile.BadZipFile, tarfile.TarError, NotImplementedError,
           RuntimeError)  # fmt: skip
 """What the unpackers of the standard library raise for bytes that are not theirs."""
-_OPENERS: dict[str, Callable[[Path], IO[bytes]]] = {
-    ".gz": lambda path: gzip.open(path, "rb"),  # type: ignore[return-value]
-    ".bz2": lambda path: bz2.open(path, "rb"),
-}
+OPENERS: dict[str, Callable[..., IO[bytes]]] = {".gz": gzip.open, ".bz2": bz2.open}  # type: ignore[dict-item]
 
 
 class Files:
@@ -54,7 +51,7 @@ class Files:
     def unpacked(self, path: Path, *, limit: int) -> bytes:
         """The content of a plain, .gz or .bz2 file, which may have up to `limit` bytes."""
         self.record(path)
-        with reading(path), _OPENERS.get(path.suffix, _plain)(path) as file:
+        with reading(path), OPENERS.get(path.suffix, open)(path, "rb") as file:
             return bounded(file, limit, path)
 
     def record(self, path: Path) -> str:
@@ -111,7 +108,3 @@ def require_regular(path: Path) -> None:
     """Refuse folders, and devices and pipes, which need not end."""
     if not path.is_file():
         raise Damaged(f"{path}: this is not a regular file. Put the official file in its place")
-
-
-def _plain(path: Path) -> IO[bytes]:
-    return path.open("rb")

@@ -15,20 +15,22 @@ class RemoteFile:
 
     Parameters
     ----------
-    name
-        Its name in the folder of the set.
-    addresses
-        Where it is published: the official address first, then mirrors. All are held against the one checksum.
+    path
+        What follows the address of its set; its last part is its name in the folder of the set.
     checksum
         `sha256:...` or `md5:...`; None when none was published: such a file is never downloaded.
     size
         Its bytes, where they are known.
     """
 
-    name: str
-    addresses: tuple[str, ...]
+    path: str
     checksum: str | None
     size: int | None = None
+
+    @property
+    def name(self) -> str:
+        """Its name in the folder of the set."""
+        return self.path.rsplit("/", 1)[-1]
 
 
 @dataclass(frozen=True)
@@ -70,11 +72,15 @@ class Entry:
         What `load` and the command line call it, and its folder in the data folder.
     title, home, licence, citation
         For people.
+    addresses
+        Where its files are published: the official address first, then mirrors. One checksum holds for all of them.
     files
         What `fetch` downloads.
     read
         From the data folder to the data; raises `FileMissing` when its files are not there and `Damaged` when their
         structure is not that of the official ones.
+    also_in
+        Other folders of the data folder that `read` looks into.
     """
 
     name: str
@@ -82,5 +88,12 @@ class Entry:
     home: str
     licence: str
     citation: str
+    addresses: tuple[str, ...]
     files: tuple[RemoteFile, ...]
     read: Callable[[Path], Dataset]
+    also_in: tuple[str, ...] = ()
+
+    @property
+    def folders(self) -> tuple[str, ...]:
+        """Where its files may be in the data folder."""
+        return (self.name, *self.also_in)

@@ -167,17 +167,16 @@ def omniglot_split(data: ImageClasses, split: Split = "train", *, validation: in
     )
 
 
-_ADDRESS = "https://raw.githubusercontent.com/brendenlake/omniglot/master/python/"
-
 OMNIGLOT = Entry(
     name="omniglot",
     title="1,623 handwritten characters of 50 alphabets, 20 drawings of each",
     home="https://github.com/brendenlake/omniglot",
     licence="MIT",
     citation="Lake, Salakhutdinov and Tenenbaum, Science 350 (2015) 1332-1338",
+    addresses=("https://raw.githubusercontent.com/brendenlake/omniglot/master/python/",),
     files=(
-        RemoteFile("images_background.zip", (_ADDRESS + "images_background.zip",), "md5:68d2efa1b9178cc56df9314c21c6e718"),
-        RemoteFile("images_evaluation.zip", (_ADDRESS + "images_evaluation.zip",), "md5:6b91aef0f799c5bb55b94e3f2daec811"),
+        RemoteFile("images_background.zip", "md5:68d2efa1b9178cc56df9314c21c6e718"),
+        RemoteFile("images_evaluation.zip", "md5:6b91aef0f799c5bb55b94e3f2daec811"),
     ),
     read=read,
-)  # fmt: skip
+)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor, nn
 
 from ...errors import InvalidInput
@@ -13,8 +12,8 @@ from ...errors import InvalidInput
 class ConvNet(nn.Sequential):
     """Four blocks convolution 3 x 3 - ELU - max-pooling 2 x 2, then a linear map to the features.
 
-    The paper: "a network with four convolution-ELU-Maxpooling layers [...] that output a R^100 vector as the feature". It
-    prints neither the width, 64 here as is usual, nor a batch normalisation.
+    The paper has "a network with four convolution-ELU-Maxpooling layers" and 100 features. It prints neither the width,
+    64 here as is usual, nor a batch normalisation.
 
     On a CPU `ConvNet().to(memory_format=torch.channels_last)` saves about a quarter of the time without normalisation.
 
@@ -32,6 +31,7 @@ class ConvNet(nn.Sequential):
 
     Examples
     --------
+    >>> import torch
     >>> ConvNet(width=8)(torch.zeros(3, 1, 28, 28)).shape
     torch.Size([3, 100])
     """
@@ -67,6 +67,7 @@ class ResNet12(nn.Sequential):
 
     Examples
     --------
+    >>> import torch
     >>> ResNet12(widths=(4, 4, 8, 8))(torch.zeros(2, 3, 32, 32)).shape
     torch.Size([2, 32])
     """
@@ -94,7 +95,7 @@ class ResNet12(nn.Sequential):
 
 
 class ResidualBlock(nn.Module):
-    """max-pool(phi(c(phi(c(phi(c(a))))) + shortcut(a))), c a convolution 3 x 3 with batch normalisation, phi LeakyReLU."""
+    """pool(phi(c(phi(c(phi(c(a))))) + shortcut(a))), c a normalised convolution 3 x 3, phi LeakyReLU."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
