@@ -30,7 +30,9 @@ def fetch_all(names: Sequence[str], folder: Path | None) -> int:
         raise InvalidInput(f"name the sets to fetch, of {', '.join(CATALOGUE)}")
     say = _printer()
     for name in [find(name).name for name in names]:  # all names are known before the first download
-        say(f"{name}: complete in {fetch(name, folder)}")
+        say(f"{name}: {_size(find(name))}downloading what is not here to {data_folder(folder) / name}")
+        fetch(name, folder)
+        say(f"{name}: complete")
     return 0
 
 
@@ -52,9 +54,8 @@ def verify_all(names: Sequence[str], folder: Path | None) -> int:
             continue
         say(f"{entry.name}: the structure is right")
         for check in checks:
-            say(
-                f"    {check.sha256}  {check.file}  ({'official' if check.official else 'not the official bytes, usable'})"
-            )
+            kind = "official" if check.official else "not the official bytes, usable"
+            say(f"    {check.sha256}  {check.file}  ({kind})")
     return code
 
 

@@ -50,13 +50,15 @@ class Files:
 
     def unpacked(self, path: Path, *, limit: int) -> bytes:
         """The content of a plain, .gz or .bz2 file, which may have up to `limit` bytes."""
-        self.record(path)
+        self.record(path, limit=limit + limit // 50 + 10_000)  # packing what cannot be packed costs little
         with reading(path), OPENERS.get(path.suffix, open)(path, "rb") as file:
             return bounded(file, limit, path)
 
-    def record(self, path: Path) -> str:
-        """Take the SHA-256 of a file."""
+    def record(self, path: Path, *, limit: int) -> str:
+        """Take the SHA-256 of a file, which may have up to `limit` bytes."""
         require_regular(path)
+        size = path.stat().st_size
+        require(size <= limit, path, f"has {size:,} bytes, more than the {limit:,} it may have")
         with reading(path), path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         self.sha256[path.relative_to(self.root).as_posix()] = digest
@@ -89,7 +91,7 @@ def bounded(file: IO[bytes], limit: int, where: Path | str) -> bytes:
     """All bytes of an open file, of which there may be `limit`."""
     content = file.read(limit + 1)
     if len(content) > limit:
-        raise damaged(where, f"holds more than the {limit:,} bytes of the official file")
+        raise damaged(where, f"holds more than the {limit:,} bytes it may have")
     return content
 
 

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from ..errors import BilevelError, InvalidInput, MissingExtra
 from ..files import FileMissing
@@ -35,7 +35,7 @@ class FileCheck:
     official: bool
 
 
-def fetch(name: str, folder: str | Path | None = None, *, progress: bool = False) -> Path:
+def fetch(name: str, folder: str | Path | None = None) -> Path:
     """Download the files of a set that are not in the data folder; returns the folder of the set.
 
     Files that are there are never replaced: they are used when their structure is right, and otherwise an error names
@@ -47,8 +47,6 @@ def fetch(name: str, folder: str | Path | None = None, *, progress: bool = False
         The set.
     folder
         The data folder; see `data_folder`.
-    progress
-        Show a bar.
     """
     entry, root = find(name), data_folder(folder)
     target = root / entry.name
@@ -57,7 +55,7 @@ def fetch(name: str, folder: str | Path | None = None, *, progress: bool = False
     except FileMissing:
         for file in entry.files:
             if not (target / file.name).exists():
-                _download(entry, file, target, progress)
+                _download(entry, file, target)
         entry.read(root)
     return target
 
@@ -87,7 +85,7 @@ def _is_packed(path: Path, pinned: dict[str, RemoteFile], name: str) -> bool:
     )
 
 
-def _download(entry: Entry, file: RemoteFile, target: Path, progress: bool) -> None:
+def _download(entry: Entry, file: RemoteFile, target: Path) -> None:
     if file.checksum is None:
         raise InvalidInput(
             f"{entry.name}: no checksum of {file.name} is known, so it is not downloaded: get it from {entry.home}, "
@@ -101,7 +99,7 @@ def _download(entry: Entry, file: RemoteFile, target: Path, progress: bool) -> N
     reasons = []
     for address in entry.addresses:
         try:
-            downloader = pooch.HTTPDownloader(timeout=TIMEOUT, progressbar=progress)
+            downloader: Any = pooch.HTTPDownloader(timeout=TIMEOUT)
             pooch.retrieve(address + file.path, file.checksum, file.name, target, downloader=downloader)
             return
         except (OSError, ValueError) as error:  # no network, no room, no such file; a checksum that does not match

@@ -32,7 +32,7 @@ def _parse(content: bytes, path: Path) -> tuple[np.ndarray, np.ndarray]:
     except ImportError:
         raise MissingExtra("Reading LIBSVM files", "apps") from None
     try:
-        X, y = load_svmlight_file(io.BytesIO(content), n_features=COLUMNS, zero_based=False)[:2]
+        X, y = load_svmlight_file(io.BytesIO(content), n_features=COLUMNS, zero_based=False)[:2]  # type: ignore[arg-type]
     except (ValueError, OverflowError) as error:
         raise damaged(path, f"is no LIBSVM text with {COLUMNS} columns ({error})") from error
     dense = X.toarray()  # type: ignore[union-attr]

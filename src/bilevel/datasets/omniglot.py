@@ -30,6 +30,7 @@ from .entry import Entry, ImageClasses, RemoteFile
 CHARACTERS = {"images_background": 964, "images_evaluation": 659}
 DRAWINGS, SIDE, SIZE = 20, 105, 28
 TRAINING_CLASSES = 1200
+LARGEST_ZIP = 100_000_000  # bytes; the official ones have under ten million
 LARGEST_PICTURE = 50_000  # bytes; the largest official one has under a thousand
 _MEMBER = re.compile(r"(images_\w+)/([^/\\]+)/(character\d\d)/(\d{4}_\d\d)\.png")
 _CLUTTER = re.compile(r"__MACOSX/.*|(.*/)?(\.DS_Store|Thumbs\.db)|.*/")
@@ -46,7 +47,7 @@ def read(root: Path, characters: Mapping[str, int] = CHARACTERS) -> ImageClasses
         if path.is_dir():
             files.record_folder(path, "*/*/*.png", limit=LARGEST_PICTURE)
         else:
-            files.record(path)
+            files.record(path, limit=LARGEST_ZIP)
 
     def decode() -> Pictures:
         decoded: dict[str, np.ndarray] = {}
