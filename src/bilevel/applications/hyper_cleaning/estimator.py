@@ -194,7 +194,8 @@ class HyperCleaner(ClassifierMixin, BaseEstimator):
         earlier = None if resume is None else load_journal(resume)
         seed = int(check_random_state(self.random_state).randint(2**31))
         if earlier is not None and self.random_state is None:  # "any seed": that of the fit that was stopped
-            seed = int(earlier["identity"].get("random_state", seed))
+            drawn = earlier["identity"].get("random_state")
+            seed = drawn if type(drawn) is int else seed
         mask = self._mask(trusted, X_trusted, y_trusted, y, seed)
         if X_trusted is not None:
             X_trusted, y_trusted = self._checked(X_trusted, y_trusted, reset=False, names=("X_trusted", "y_trusted"))
