@@ -295,12 +295,11 @@ def fixtures():
 
 
 def test_there_is_a_file_of_every_format_version():
-    from bilevel import storage
+    from bilevel import journal, storage
     from bilevel.applications.hyper_cleaning import model_file
 
-    expected = {f"solution-v{i + 1}" for i in range(storage.VERSION)} | {
-        f"cleaner-v{i + 1}" for i in range(model_file.VERSION)
-    }
+    versions = {"solution": storage.VERSION, "cleaner": model_file.VERSION, "journal": journal.VERSION}
+    expected = {f"{kind}-v{i + 1}" for kind, version in versions.items() for i in range(version)}
     assert {file.stem for file in FIXTURES.glob("*.safetensors")} == expected
 
 
@@ -319,6 +318,14 @@ def test_cleaners_of_older_versions_predict(file):
     features, _, _ = fixtures().rows()
     predicted = load_cleaner(file).cleaner.predict(features)
     assert (predicted == np.where(features[:, 0] > 0, "right", "left")).mean() > 0.9
+
+
+@pytest.mark.parametrize("file", sorted(FIXTURES.glob("journal-*")), ids=lambda file: file.stem)
+def test_stopped_fits_of_older_versions_go_on(file):
+    features, labels, trusted = fixtures().rows()
+    cleaner = bilevel.HyperCleaner(steps=2, random_state=0).fit(features, labels, trusted=trusted, resume=file)
+    assert [entry["noise"] for entry in cleaner.history_] == ["transition"] * 2 + ["class-pairs"] * 2 + ["rows"] * 2
+    assert (cleaner.predict(features) == np.where(features[:, 0] > 0, "right", "left")).mean() > 0.9
 
 
 # --- bilevel resume ---------------------------------------------------------------------------------------------------

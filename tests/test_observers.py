@@ -6,13 +6,14 @@ import csv
 import json
 import math
 import sys
-from types import ModuleType, SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import bilevel
-from bilevel import sets
+from bilevel import observers, sets
 from bilevel.observers import flat
 
 START = torch.zeros(2).double()
@@ -119,6 +120,11 @@ def test_a_log_that_cannot_be_written_ends_no_run(tmp_path):
     assert solution.status is bilevel.Status.STEPS
 
 
+def test_a_log_says_how_a_record_becomes_a_line(tmp_path):
+    with pytest.raises(TypeError, match="abstract"):
+        observers._Lines(tmp_path / "run.log")
+
+
 class Watcher:
     def __init__(self):
         self.seen = []
@@ -156,52 +162,49 @@ def test_the_end_is_told_when_a_run_fails():
     assert watcher.seen[-1] == ["end"]
 
 
-# --- TensorBoard: the package is not among the pinned ones; a stand-in has the signatures of its SummaryWriter --------
+# --- TensorBoard, read back by its own reader -------------------------------------------------------------------------
 
 
-class FakeWriter:
-    made: list = []  # noqa: RUF012
+def events_of(folder) -> dict[str, list[tuple[int, float]]]:
+    """Every scalar in a folder: (step, value) by name."""
+    accumulator = EventAccumulator(str(folder), size_guidance={"scalars": 0})  # 0: all of them
+    accumulator.Reload()
+    names = accumulator.Tags()["scalars"]
+    return {name: [(event.step, event.value) for event in accumulator.Scalars(name)] for name in names}
 
-    def __init__(self, log_dir=None, comment="", purge_step=None, max_queue=10, flush_secs=120, filename_suffix=""):
-        self.log_dir, self.purge_step, self.scalars, self.closed = log_dir, purge_step, {}, False
-        FakeWriter.made.append(self)
 
-    def add_scalar(self, tag, scalar_value, global_step=None, walltime=None):
-        self.scalars.setdefault(tag, []).append((global_step, scalar_value))
+def test_tensorboard_has_every_number(tmp_path):
+    solution = bilevel.minimize(problem(), callbacks=[bilevel.TensorBoard(tmp_path)], **RUN)
+    events = events_of(tmp_path)
+    for name in ("upper", "lower_residual", "stationarity", "projections", "seconds"):
+        expected = [(record.step, float(np.float32(flat(record)[name]))) for record in solution.history]
+        assert events[f"bilevel/{name}"] == expected  # TensorBoard keeps float32
+    assert "bilevel/contraction" not in events  # there is none
 
-    def flush(self):
+
+def test_tensorboard_shows_each_record_of_a_killed_and_resumed_run_once(tmp_path):
+    """The events of the killed run are ahead of its checkpoint."""
+    path = tmp_path / "run.safetensors"
+
+    class Killed(BaseException):
         pass
 
-    def close(self):
-        self.closed = True
+    def kill(record, state):
+        if state.step == 30:
+            raise Killed
 
-
-def test_tensorboard_is_given_every_number(tmp_path, monkeypatch):
-    fake = ModuleType("torch.utils.tensorboard")
-    fake.SummaryWriter = FakeWriter  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", fake)
-    half = bilevel.minimize(problem(), steps=20, evaluate_every=10, callbacks=[bilevel.TensorBoard(tmp_path)])
-    bilevel.minimize(problem(), resume=half, steps=10, callbacks=[bilevel.TensorBoard(tmp_path)])
-    first, second = FakeWriter.made
-    assert (first.log_dir, first.purge_step, second.purge_step) == (str(tmp_path), None, 21)
-    assert first.closed
-    assert [step for step, _ in first.scalars["bilevel/upper"]] == [0, 10, 20]
-    assert first.scalars["bilevel/upper"][-1] == (20, half.history[-1].upper)
-    assert [step for step, _ in second.scalars["bilevel/projections"]] == [30]
-    assert "bilevel/contraction" not in first.scalars  # there is none
+    checkpoint = bilevel.Checkpoint(path, every=20)
+    with pytest.raises(Killed):
+        bilevel.minimize(problem(), checkpoint=checkpoint, callbacks=[bilevel.TensorBoard(tmp_path), kill], **RUN)
+    path.unlink()  # step 30, written by the rescue, which a kill -9 would not have let happen
+    with pytest.warns(bilevel.CheckpointWarning, match="step 20"):
+        resumed = bilevel.minimize(problem(), resume=path, callbacks=[bilevel.TensorBoard(tmp_path)])
+    upper = events_of(tmp_path)["bilevel/upper"]
+    assert upper == [(record.step, float(np.float32(record.upper))) for record in resumed.history]
+    assert [step for step, _ in upper] == [0, 10, 20, 30, 40]
 
 
 def test_without_tensorboard_the_pip_line_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(bilevel.MissingExtra, match=r"pip install 'bilevel\[tensorboard\]'"):
         bilevel.TensorBoard(tmp_path)
-
-
-def test_tensorboard_itself(tmp_path):
-    """Where the package is installed, its own reader finds the numbers."""
-    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    solution = bilevel.minimize(problem(), callbacks=[bilevel.TensorBoard(tmp_path)], **RUN)
-    events = accumulator.EventAccumulator(str(tmp_path))
-    events.Reload()
-    written = [SimpleNamespace(step=event.step, value=event.value) for event in events.Scalars("bilevel/upper")]
-    assert [event.step for event in written] == [record.step for record in solution.history]

@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import shlex
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Any, TypeVar
 
 from .checks import check_count
 from .errors import InvalidInput, InvalidType
@@ -22,6 +24,7 @@ from .solution import Solution
 from .storage import load_solution, save_solution
 
 Fact = str | int | float | bool | None
+Content = TypeVar("Content")
 
 
 class CheckpointWarning(UserWarning):
@@ -80,19 +83,24 @@ def previous_of(path: Path) -> Path:
 
 def load_checkpoint(path: str | Path) -> Solution:
     """The newest state of a run: `path`, or if that is damaged or missing the one before it, with a warning."""
-    path, before = Path(path), previous_of(Path(path))
+    return load_newest(Path(path), load_solution, lambda solution: f"step {solution.stats.get('steps', 0):g}")
+
+
+def load_newest(path: Path, load: Callable[[Path], Content], describe: Callable[[Content], str]) -> Content:
+    """What `load` reads from `path`, or if that is damaged or missing from the file before it, with a warning."""
+    before = previous_of(path)
     try:
-        return load_solution(path)
+        return load(path)
     except (Damaged, FileMissing) as error:
         try:
-            solution = load_solution(before)
+            content = load(before)
         except FileMissing:
             raise error from None
         except Damaged as second:
             raise Damaged(f"{error}; and {second}") from None
-        step = f"{solution.stats.get('steps', 0):g}"
-        warnings.warn(f"{error}. The one before it is used: {before}, step {step}", CheckpointWarning, stacklevel=3)
-        return solution
+        told = f"{error}. The one before it is used: {before}, {describe(content)}"
+        warnings.warn(told, CheckpointWarning, stacklevel=4)
+        return content
 
 
 class CheckpointFiles:
@@ -108,7 +116,8 @@ class CheckpointFiles:
 
     def __init__(self, settings: Checkpoint, resumed: Path | None = None) -> None:
         self.settings, self.path = settings, Path(settings.path)
-        self.step: int | None = None  # of the newest state on the disk
+        self.step: int | str | None = None  # of the newest state on the disk
+        self.remedy = f"minimize(..., resume={str(self.path)!r}) or bilevel resume {shlex.quote(str(self.path))}"
         check_writable(self.path, overwrite=True)
         self.resumed = same = resumed is not None and resumed.resolve() == self.path.resolve()
         for old in (self.path, settings.previous):
@@ -121,28 +130,31 @@ class CheckpointFiles:
         self._newest_is_good = same and is_intact(self.path)
 
     def write(self, solution: Solution) -> bool:
-        """Make `solution` the newest checkpoint; a full disk is a warning, and leaves what was there.
+        """Make `solution` the newest checkpoint; see `write_by`."""
+        return self.write_by(partial(save_solution, solution), solution.state.step)
 
-        What no file can hold, such as the state of a solver that is not registered, is an error at the first one.
+    def write_by(self, save: Callable[..., Any], step: int | str) -> bool:
+        """Make what `save(path, overwrite=, previous=)` writes the newest checkpoint.
+
+        A full disk is a warning, and leaves what was there. What no file can hold, such as the state of a solver that
+        is not registered, is an error at the first one.
         """
         keep = self.settings.previous if self._newest_is_good else None
         try:
-            save_solution(solution, self.path, overwrite=True, previous=keep)
+            save(self.path, overwrite=True, previous=keep)
         except (NotWritten, InvalidInput) as error:
             if self.step is None and isinstance(error, InvalidInput):
                 raise
-            warnings.warn(f"{error}. {self}", CheckpointWarning, stacklevel=2)
+            warnings.warn(f"{error}. {self}", CheckpointWarning, stacklevel=3)
             return False
-        self._newest_is_good, self.step = True, solution.state.step
+        self._newest_is_good, self.step = True, step
         return True
 
     def __str__(self) -> str:
         if self.step is None:
             return "No state of this run has been written yet"
-        return (
-            f"Step {self.step} is in {self.path}: minimize(..., resume={str(self.path)!r}) or bilevel resume "
-            f"{shlex.quote(str(self.path))} goes on from there"
-        )
+        place = f"Step {self.step}" if isinstance(self.step, int) else self.step
+        return f"{place} is in {self.path}: {self.remedy} goes on from there"
 
 
 def start_checkpoints(checkpoint: str | Path | Checkpoint | None, resume: object = None) -> CheckpointFiles | None:

@@ -27,10 +27,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return _run(arguments)
     except BilevelError as error:
-        print(f"bilevel: {shown(str(error))}", file=sys.stderr)
+        for text in (str(error), *getattr(error, "__notes__", ())):
+            print(f"bilevel: {shown(text)}", file=sys.stderr)
         return FAILURE
     except KeyboardInterrupt as stop:
-        print(": ".join(["bilevel: stopped by Ctrl-C", *filter(None, map(str, stop.args))]), file=sys.stderr)
+        told = [*filter(None, map(str, stop.args)), *getattr(stop, "__notes__", ())]
+        print(shown(": ".join(["bilevel: stopped by Ctrl-C", *told])), file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:  # the reader of our output has seen enough, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -76,6 +78,10 @@ def application() -> App:
             "# everything that can be kept: a weight per row, a model for later, a page for a colleague",
             "bilevel clean train.csv --label species --trusted checked.csv \\",
             "    --out weights.csv --model model.safetensors --report report.html",
+            "",
+            "# a long run: after a crash, or after Ctrl-C, the same command with --resume goes on",
+            "bilevel clean train.csv --label species --trusted checked.csv --out w.csv --checkpoint run.safetensors",
+            "bilevel clean train.csv --label species --trusted checked.csv --out w.csv --resume run.safetensors",
             "",
             "# the table itself says which rows were checked; leave the name of each row out",
             "bilevel clean train.parquet --label species --trusted-column checked --ignore name",
@@ -245,7 +251,8 @@ def demo(
 def resume(file: Path, /, *, problem: str | None = None, solver: str | None = None, steps: int | None = None) -> int:
     """Go on with a run that was stopped, from its checkpoint, with the same bits as if it had never been stopped.
 
-    The file says how far the run is and was to go. A demo is known by its file. A run of your own needs its problem,
+    The file says how far the run is and was to go. A demo is known by its file. `bilevel clean` goes on by its own
+    option --resume; for its file you are told the command. A run of your own needs its problem,
     which is code: name it with --problem. Nothing in the file itself is ever run, so that the file of a
     stranger can do no harm. New checkpoints replace the old one. A damaged file is noticed, and the one before it,
     NAME.previous.safetensors, is used.
@@ -291,6 +298,8 @@ def clean(
     categorical: list[str] | None = None,
     image_shape: str | None = None,
     json: bool = False,
+    checkpoint: Path | None = None,
+    resume: Path | None = None,
     force: bool = False,
 ) -> int:
     """Find the wrong labels of a table, and train a model that is not fooled by them.
@@ -301,8 +310,10 @@ def clean(
     on all rows and on those that are kept, next to the cleaned model. Tables are CSV files (UTF-8, with a header) or
     Parquet files; texts are taken as categories.
 
-    Ctrl-C ends training early and keeps the best found so far. Exit codes: 0 done, 2 a mistake that the message names
-    (nothing is written), 130 stopped by Ctrl-C.
+    Ctrl-C ends training early and keeps the best found so far. With --checkpoint FILE a run that is stopped or killed
+    loses nothing: the same command with --resume FILE instead goes on, and ends with the same bits as if it had never
+    been stopped.
+    Exit codes: 0 done, 2 a mistake that the message names (nothing is written), 130 stopped by Ctrl-C.
 
     Parameters
     ----------
@@ -348,6 +359,10 @@ def clean(
         named pixel0, pixel1, ... are taken for pictures anyway.
     json
         Print one JSON document instead of tables.
+    checkpoint
+        A .safetensors file for the state of training, written after every step; --resume goes on from it.
+    resume
+        The checkpoint of this command with these tables and settings, to go on from. New checkpoints replace it.
     force
         Replace files that exist.
     """
@@ -358,8 +373,8 @@ def clean(
         command.Request(
             table=table, label=label, trusted=trusted, trusted_column=trusted_column, test=test, out=out, model=model,
             report=report, noise=noise, radius=radius, solver=solver, steps=steps, seed=seed, holdout=holdout,
-            ignore=ignore or (), categorical=categorical or (), image_shape=image_shape, json=json, force=force,
-            arguments=tuple(_given),
+            ignore=ignore or (), categorical=categorical or (), image_shape=image_shape, json=json,
+            checkpoint=checkpoint, resume=resume, force=force, arguments=tuple(_given),
         )
     )  # fmt: skip
 

@@ -13,6 +13,7 @@ import io
 import json
 import math
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -44,7 +45,7 @@ class Observer(Protocol):
         ...
 
 
-class _Lines:
+class _Lines(ABC):
     """One line per record in a text file."""
 
     def __init__(self, path: str | Path) -> None:
@@ -94,8 +95,9 @@ class _Lines:
     def _head(self, record: Record) -> str:
         return ""
 
+    @abstractmethod
     def _line(self, record: Record) -> str:
-        raise NotImplementedError
+        """A record as text."""
 
 
 class CSVFile(_Lines):

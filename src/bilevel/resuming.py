@@ -16,7 +16,8 @@ from typing import Any
 import bilevel
 
 from .checkpoints import Checkpoint, load_checkpoint
-from .errors import InvalidInput, InvalidType, shown
+from .errors import BilevelError, InvalidInput, InvalidType, shown
+from .journal import load_journal, place_of, remedy
 from .loop import minimize
 from .problem import Problem
 from .solution import Solution, Status
@@ -29,7 +30,7 @@ def resume(file: Path, *, problem: str | None = None, solver: str | None = None,
     """Go on with a run up to its planned end, or for `steps` more; returns the exit code."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # minimize reads it again and has it said once
-        earlier = load_checkpoint(file)
+        earlier = _loaded(file)
     if problem is None and about(earlier).get("command") == "demo":
         return _resume_demo(file, earlier, steps)
     if steps is None and earlier.state.step >= earlier.plan.get("steps", 0):
@@ -49,6 +50,24 @@ def resume(file: Path, *, problem: str | None = None, solver: str | None = None,
         resume=file,
     )
     return report(solution, file)
+
+
+def _loaded(file: Path) -> Solution:
+    """The newest state of a run; the file of `bilevel clean` or `HyperCleaner.fit` goes on elsewhere, and says where.
+
+    Its command line is shown and not run: it names files to write, and the file may come from a stranger.
+    """
+    try:
+        return load_checkpoint(file)
+    except InvalidInput as error:
+        try:
+            work = load_journal(file)
+        except BilevelError:
+            raise error from None
+    how = remedy(work["about"], file, "HyperCleaner.fit")
+    raise InvalidInput(
+        f"{file} is work in stages, at {place_of(work['stage'])}. To go on, with its tables at hand:\n  {how}"
+    )
 
 
 def about(solution: Solution) -> dict[str, Any]:

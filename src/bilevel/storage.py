@@ -119,6 +119,34 @@ def load_solution(path: str | Path, *, device: str | torch.device = "cpu") -> So
     return load_document(Path(path), _decode_document, format=FORMAT, version=VERSION, what="a solution", device=device)
 
 
+def save_values(
+    values: Mapping[str, Any],
+    path: Path,
+    *,
+    format: str,
+    version: int,
+    overwrite: bool = False,
+    previous: Path | None = None,
+) -> Path:
+    """Write tensors, numbers, texts, states of solvers, and dictionaries, lists and tuples of them, to one file."""
+    tensors = _Tensors()
+    document = {"format": format, "version": version, "values": _encode("values", values, tensors)}
+    too_long = "the values beside the tensors are too long for one file"
+    return save_document(path, document, tensors.stored, too_long=too_long, overwrite=overwrite, previous=previous)
+
+
+def load_values(path: Path, *, format: str, version: int, what: str) -> dict[str, Any]:
+    """Read what `save_values` wrote, with the checks of `load_solution`."""
+
+    def decode(document: dict[str, Any], stored: dict[str, Tensor]) -> dict[str, Any]:
+        values = _decode(document["values"], stored)
+        if not isinstance(values, dict):
+            raise InvalidInput("the values are not a dictionary")
+        return values
+
+    return load_document(path, decode, format=format, version=version, what=what)
+
+
 # --- the document -----------------------------------------------------------------------------------------------------
 
 
@@ -147,7 +175,7 @@ class _Tensors:
 
 
 def _encode(name: str, value: Any, tensors: _Tensors) -> Any:
-    """JSON for a tensor, a number, a text, None, Seeds, or a dictionary, list or tuple of such values."""
+    """JSON for a tensor, a number, a text, None, Seeds, a State, or a dictionary, list or tuple of such values."""
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
@@ -156,6 +184,8 @@ def _encode(name: str, value: Any, tensors: _Tensors) -> Any:
         return tensors.add(name, value)
     if isinstance(value, Seeds):
         return {"seeds": asdict(value)}
+    if isinstance(value, State):
+        return {"state": _encode_state(value, tensors)}
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
         return {"dict": [[key, _encode(f"{name}/{key}", entry, tensors)] for key, entry in value.items()]}
     if isinstance(value, list | tuple):
@@ -180,6 +210,8 @@ def _decode(value: Any, stored: dict[str, Tensor]) -> Any:
         return float(content)
     if kind == "seeds":
         return Seeds(**_checked_fields("seeds", content, Seeds))
+    if kind == "state":
+        return _decode_state(content, stored)
     if kind == "dict":
         return {_text(key): _decode(entry, stored) for key, entry in content}
     if kind in ("list", "tuple"):

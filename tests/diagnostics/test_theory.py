@@ -1,6 +1,8 @@
 """The formulas of the theory against quantities that can be computed, and against what is printed."""
 
+import itertools
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -78,6 +80,111 @@ def test_random_truncation_has_a_variance_that_grows_with_the_terms():
     printed = eta**2 / (1 - theory.contraction**2)
     assert 100 * printed < float(values.var(correction=0)) <= theory.variance(steps)
     assert Theory(constants=UNIT, delta=1e-6, eta=eta).variance(steps) == 1.0
+
+
+def test_the_map_contracts_up_to_the_end_of_the_range_of_eta_and_not_beyond():
+    """Correction E1: |I - eta G| <= 1 - eta mu for G = diag(1, 4) up to 2/5; at 0.9 < 1/mu, as printed, it is 2.6."""
+    constants = Constants(mu=1, smoothness=4, cross=1, upper_slope=1, upper_smoothness=0, dimension=2)
+    last = Theory(constants=constants, delta=0.1).eta_range[1]
+
+    def norm(eta):
+        return max(abs(1 - eta), abs(1 - 4 * eta))
+
+    assert norm(last) == pytest.approx(Theory(constants=constants, delta=0.1, eta=last).contraction)
+    assert norm(1.01 * last) > 1 - 1.01 * last
+    with pytest.raises(bilevel.InvalidInput, match="the series may diverge"):
+        Theory(constants=constants, delta=0.1, eta=0.9)
+
+
+def test_the_lower_gradient_moves_with_x_by_its_cross_derivative():
+    """Correction E4: v follows grad_y g = y - 3x, x moves by d a step. Its error settles at (1 - beta) 3d/beta.
+
+    The Lyapunov function then needs beta |error|^2 <= c (eta_k d'^2) with d = eta_k d'; the printed c has L_g = 1.
+    """
+    constants = Constants(mu=1, smoothness=1, cross=3, upper_slope=1, upper_smoothness=0, dimension=1)
+    theory = Theory(constants=constants, delta=0.2)
+    average = 1e-3 / theory.lower_momentum  # eta_k, late in a run
+    needed = momentum_error(theory.lower_momentum * average, 3 * average) ** 2 * theory.lower_momentum
+    assert needed <= theory._both - 2 / 3 * theory.lipschitz**2
+    assert needed > 6 / (125 * theory.lipschitz**2)
+
+
+def momentum_error(weight, drift):
+    """|h_k - w_k| in the limit, for w_{k+1} = (1 - weight) w_k + weight h_{k+1} and h_{k+1} = h_k + drift."""
+    error = 0.0
+    for _ in range(int(20 / weight)):
+        error = (1 - weight) * (error + drift)
+    return error
+
+
+def test_the_joint_lipschitz_constant_is_not_the_larger_of_the_two():
+    """Correction E5: g = y^2/2 - 10 x y on y >= 0, f = y, eta = 0.1: h = H/(1 - 0.9 H), z = 0.9 y + x."""
+    delta, eta, cross = 0.2, 0.1, 10
+    constants = Constants(mu=1, smoothness=1, cross=cross, upper_slope=1, upper_smoothness=0, dimension=1)
+    theory = Theory(constants=constants, delta=delta, eta=eta)
+
+    def h(x, y):
+        z = (1 - eta) * y + eta * cross * x
+        H = min(max((z + delta) / (2 * delta), 0.0), 1.0)
+        return eta * cross * H / (1 - (1 - eta) * H)
+
+    near_one, step = delta / (2 * 0.9), 1e-7  # z = delta where 0.9 y = x = delta/2
+    along_x, along_y = 1 / math.hypot(1, 0.9), 0.9 / math.hypot(1, 0.9)
+    slope = (h(delta / 2, near_one) - h(delta / 2 - step * along_x, near_one - step * along_y)) / step
+    assert max(theory.lipschitz_x, theory.lipschitz_y) < 0.9 * slope
+    assert slope <= theory.lipschitz
+
+
+def test_the_descent_lemma_needs_the_same_factor_above_and_below():
+    """Correction E6: <w, x~ - x> <= -|x~ - x|^2/(gamma c_l) with x_{k+1} = x_k + eta_k (x~ - x_k)."""
+    problem = Problem(
+        lambda x, y: (2 * y - x).sum() / 20, lambda x, y: (y - x).square().sum() / 2, sets.NonNegative(), y0=vector(0.2)
+    )
+    constants = Constants(mu=1, smoothness=1, cross=1, upper_slope=0.1, upper_smoothness=0, dimension=1)
+    of_theory, _ = DMLCBO.from_theory(Theory(constants=constants, delta=0.5), eps=1e4, gap=0.3)
+
+    def holds(solver):
+        before, after = itertools.islice(bilevel.iterate(problem, vector(0.2), solver=solver), 2)
+        move = float(after.x - before.x) / solver.averaging(before.step + 1)
+        assert move != 0
+        gain, lemma = float(before.upper_momentum) * move, -(move**2) / (solver.upper_step * solver.smallest_scale)
+        return gain <= lemma * (1 - 1e-6)
+
+    assert holds(of_theory)
+    assert not holds(replace(of_theory, smallest_scale=0.1, largest_scale=10.0))  # c_l < c_u
+
+
+def test_the_momentum_follows_the_hypergradient_as_the_proof_has_it():
+    """Correction E7: h moves by L_0 eta_k d' a step. The Lyapunov function needs c_1 |error|^2 <= 2/3 (L_0 d')^2.
+
+    The error settles at (1 - alpha) L_0 d'/c_1: the printed c_1 = 9 gamma/2 is too small, since gamma is.
+    """
+    theory, average = Theory(constants=UNIT, delta=1.0), 1e-2
+
+    def needed(momentum):
+        return momentum * momentum_error(momentum * average, average) ** 2
+
+    assert needed(theory.upper_momentum) <= 2 / 3
+    assert 3 / theory.upper_momentum <= 2 / 3  # what the proof uses
+    assert needed(4.5 * theory.upper_step) > 100 * 2 / 3
+
+
+def test_the_noise_of_the_bound_is_that_of_the_momentum():
+    """Correction E7: Phi gains E |w_1 - h|^2 <= sigma^2 and then alpha_k^2 sigma^2 a step, and G is Phi/gamma.
+
+    Random truncation and the full sum differ in sigma^2 alone.
+    """
+    K = 20_000
+    full, drawn = (Theory(constants=UNIT, delta=1.0, truncation=name, eta=0.2) for name in ("full", "random"))
+
+    def G(theory):
+        return theory.bound(K, gap=1.0) ** 2 * theory.rate * K / (12 * math.sqrt(theory.delay + K))
+
+    alphas = full.upper_momentum * full.rate / torch.sqrt(full.delay + torch.arange(1, K + 1).double())
+    gained = (1 + float(alphas.square().sum())) / full.upper_step
+    assert drawn.variance(K) > 2 * full.variance(K)
+    assert (G(drawn) - G(full)) / (drawn.variance(K) - full.variance(K)) == pytest.approx(gained, rel=1e-3)
+    assert (G(drawn) - G(full)) / (drawn.variance(K) - full.variance(K)) >= gained
 
 
 def test_settings_of_the_theorem_keep_its_inequalities():

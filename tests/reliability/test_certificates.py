@@ -10,21 +10,25 @@ from bilevel import certificate, sets
 from bilevel.testing.known_stationarity import KNOWN_STATIONARITY
 
 pytestmark = pytest.mark.reliability
-REPETITIONS = 40
+# The interval was tuned while the seeds 0 to 39 were looked at. Those from 10,000 on were drawn once it was final: they
+# must stay unused in any tuning; whoever changes the interval takes a new block.
+TUNED, FRESH = range(40), range(10_000, 10_040)
 
 
-def test_the_smallest_norm_is_in_its_interval():
-    """Five kinds of points, 40 seeds each: at least 182 of 200."""
-    inside, outside = 0, []
+@pytest.mark.parametrize("seeds", [TUNED, FRESH], ids=["tuned", "fresh"])
+def test_the_smallest_norm_is_in_its_interval(seeds):
+    """Five kinds of points, 40 seeds each: at least 182 of 200, and 36 of 40 of each kind."""
+    inside, outside = dict.fromkeys(KNOWN_STATIONARITY, 0), []
     for make in KNOWN_STATIONARITY:
-        for seed in range(REPETITIONS):
+        for seed in seeds:
             known = make(seed)
             low, high = certificate(known.problem, known.x, known.delta, eta=known.eta, seed=seed).interval
             if low - 1e-6 <= known.smallest <= high + 1e-6:
-                inside += 1
+                inside[make] += 1
             else:
                 outside.append((known.name, seed, known.smallest, low, high))
-    assert inside >= 182, outside
+    assert sum(inside.values()) >= 182, outside
+    assert min(inside.values()) >= 36, outside
 
 
 def test_towards_a_stationary_kink_eps_vanishes_and_the_gradient_norm_does_not():

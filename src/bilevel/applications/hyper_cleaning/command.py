@@ -15,7 +15,7 @@ import shlex
 import sys
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from copy import copy
 from dataclasses import dataclass
 from datetime import datetime
@@ -26,6 +26,7 @@ import numpy as np
 import pandas as pd
 
 from ..._version import __version__
+from ...checkpoints import Checkpoint
 from ...errors import InvalidInput, MissingExtra, shown
 from ...files import write_together
 from .estimator import HyperCleaner
@@ -93,10 +94,29 @@ def train(request: Request, data: Data) -> Fitted:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         cleaner.fit(
-            data.noisy.features, data.noisy.labels, X_trusted=data.trusted.features, y_trusted=data.trusted.labels
-        )
+            data.noisy.features, data.noisy.labels, X_trusted=data.trusted.features, y_trusted=data.trusted.labels,
+            checkpoint=checkpoint_of(request), resume=request.resume,
+        )  # fmt: skip
     texts = tuple(dict.fromkeys(str(warning.message) for warning in caught))
     return Fitted(cleaner, time.perf_counter() - began, texts)
+
+
+def checkpoint_of(request: Request) -> Checkpoint | None:
+    """Where the state of training is written, with the command line that goes on from there but for its --resume."""
+    path = request.checkpoint or request.resume
+    if path is None:
+        return None
+    words = iter(request.arguments)
+    kept = [word for word in words if not _names_checkpoint(word, words)]
+    return Checkpoint(path, about={"command_line": shlex.join(["bilevel", *kept])})
+
+
+def _names_checkpoint(word: str, rest: Iterator[str]) -> bool:
+    """Whether this word names the checkpoint, or says that the next one does, which is then left out as well."""
+    if word in ("--checkpoint", "--resume"):
+        next(rest, None)
+        return True
+    return word.startswith(("--checkpoint=", "--resume="))
 
 
 def measure(cleaner: Any, data: Data) -> Measurement | None:
@@ -215,6 +235,8 @@ def show(request: Request, result: CleaningResult) -> None:
         print_note(note)
     if result.status == "interrupted":
         print_note("stopped by Ctrl-C: what was found until then is kept, marked as interrupted")
+        if request.outputs and (request.checkpoint or request.resume):
+            print_note("to go on, add --force as well: the files of the interrupted run are there now")
     elif result.status != "finished":
         print_note(f"training did not end as planned: {result.status}")
     if request.json:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from numbers import Integral, Real
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -16,7 +17,9 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _num_samples, check_is_fitted, validate_data
 
 from ... import solvers
+from ...checkpoints import Checkpoint, CheckpointWarning
 from ...errors import InvalidInput, InvalidType
+from ...journal import Journal, digest, load_journal
 from ...sets.base import ConvexSet
 from ...solvers import Solver
 from ...solvers.base import FIXED_SET, needs_of
@@ -152,7 +155,17 @@ class HyperCleaner(ClassifierMixin, BaseEstimator):
 
     # --- fitting --------------------------------------------------------------------------------------------------
 
-    def fit(self, X: Any, y: Any, trusted: Any = None, *, X_trusted: Any = None, y_trusted: Any = None) -> HyperCleaner:
+    def fit(
+        self,
+        X: Any,
+        y: Any,
+        trusted: Any = None,
+        *,
+        X_trusted: Any = None,
+        y_trusted: Any = None,
+        checkpoint: str | Path | Checkpoint | None = None,
+        resume: str | Path | None = None,
+    ) -> HyperCleaner:
         """Learn from all rows, some of which are trusted.
 
         Parameters
@@ -164,6 +177,13 @@ class HyperCleaner(ClassifierMixin, BaseEstimator):
         X_trusted, y_trusted
             Trusted rows beside X, as a convenience. Inside a Pipeline give `trusted` instead, or let the pipeline
             transform them with `Pipeline(..., transform_input=["X_trusted"])`.
+        checkpoint
+            A file for the state of training, or `bilevel.Checkpoint(path, every=...)`: written after every step,
+            complete or not at all; the one before it is kept. An existing file is refused unless it is resumed.
+        resume
+            The checkpoint of a fit that was stopped, to go on from with the same rows and settings. It ends with the
+            bits of a fit that never stopped: no step that is in the file is repeated. Give it as `checkpoint`
+            too, to keep on writing it.
         """
         index = getattr(X, "index", None)
         for name, column in (("y", y), ("trusted", trusted)):
@@ -171,15 +191,25 @@ class HyperCleaner(ClassifierMixin, BaseEstimator):
         original = X, y, X_trusted, y_trusted
         X, y = self._checked(X, y, reset=True)
         check_classification_targets(y)
+        earlier = None if resume is None else load_journal(resume)
         seed = int(check_random_state(self.random_state).randint(2**31))
+        if earlier is not None and self.random_state is None:  # "any seed": that of the fit that was stopped
+            drawn = earlier["identity"].get("random_state")
+            seed = drawn if type(drawn) is int else seed
         mask = self._mask(trusted, X_trusted, y_trusted, y, seed)
         if X_trusted is not None:
             X_trusted, y_trusted = self._checked(X_trusted, y_trusted, reset=False, names=("X_trusted", "y_trusted"))
         self.classes_ = _classes(y, mask, y_trusted)
         settings = self._settings(seed)
+        journal = Journal()
+        if checkpoint is not None or resume is not None:
+            identity = {**self._identity(X, y, mask, X_trusted, y_trusted), **settings.identity}
+            journal = Journal(checkpoint, resume=resume, earlier=earlier, identity=identity, call="HyperCleaner.fit")
         noisy, known = self._rows(X, y, mask, X_trusted, y_trusted)
-        with _progress(self.verbose, self.callback) as show:
-            cleaned = train(noisy, known, settings, show)
+        with journal.rescued(), _progress(self.verbose, self.callback) as show:
+            cleaned = train(noisy, known, settings, show, journal)
+        if cleaned.status == "interrupted" and str(journal):
+            warnings.warn(f"the fit was interrupted. {journal}", CheckpointWarning, stacklevel=2)
         if cleaned.poor:
             warnings.warn(f"the cleaned model is poor: {cleaned.poor}; {REMEDY}", ConvergenceWarning, stacklevel=2)
         self._keep(cleaned, mask)
@@ -269,6 +299,16 @@ class HyperCleaner(ClassifierMixin, BaseEstimator):
             ridge=self.ridge, intercept=self.fit_intercept, solver=solver,
             steps=None if self.steps is None else int(self.steps), batch_size=self.batch_size, seed=seed,
         )  # fmt: skip
+
+    def _identity(self, X: Any, y: np.ndarray, mask: np.ndarray, X_trusted: Any, y_trusted: Any) -> dict[str, str]:
+        """Digests of the rows: a fit that is resumed must have the same ones."""
+        classes = self.classes_.tolist()
+        known = None if y_trusted is None else np.searchsorted(self.classes_, y_trusted)
+        return {
+            "X": digest(X),
+            "y": digest(classes, np.searchsorted(self.classes_, y)),
+            "the choice of trusted rows": digest(mask, X_trusted, known),
+        }
 
     def _rows(self, X: Any, y: np.ndarray, mask: np.ndarray, X_trusted: Any, y_trusted: Any) -> tuple[Rows, Rows]:
         """The noisy and the trusted rows, with labels numbered from 0."""

@@ -11,8 +11,9 @@ from typing import Any, Literal
 
 import numpy as np
 
+from ...checkpoints import previous_of
 from ...errors import InvalidInput
-from ...files import check_writable
+from ...files import FileExists, FileMissing, check_writable
 from ...solvers.base import FIXED_SET, needs_of
 from .encoder import Encoder, category_names, parse_image_shape, pixel_columns
 from .estimator import SOLVERS, solver_of
@@ -56,6 +57,8 @@ class Request:
     categorical: Sequence[str] = ()
     image_shape: str | None = None
     json: bool = False
+    checkpoint: Path | None = None
+    resume: Path | None = None
     force: bool = False
     arguments: Sequence[str] = ()
 
@@ -163,6 +166,7 @@ def check_request(request: Request) -> None:
         check_output(option, path, force=request.force)
     if len({path.resolve() for path in request.outputs.values()}) < len(request.outputs):
         raise InvalidInput(f"{' and '.join(request.outputs)} must name different files")
+    _check_checkpoint(request, {*inputs, *(path.resolve() for path in request.outputs.values())})
 
 
 def _check_solver(request: Request) -> None:
@@ -171,6 +175,29 @@ def _check_solver(request: Request) -> None:
         raise InvalidInput(f"--solver {request.solver}: there is no such solver; choose auto, {', '.join(SOLVERS)}")
     if request.radius == "auto" and FIXED_SET in needs_of(solver_of(request.solver)):
         raise InvalidInput(f"--solver {request.solver} needs a fixed radius: add --radius 1")
+
+
+def _check_checkpoint(request: Request, others: set[Path]) -> None:
+    """Refuse a checkpoint that is in the way of other files, or not there to be resumed."""
+    if request.checkpoint is not None and request.resume is not None:
+        raise InvalidInput("--resume FILE goes on writing FILE: leave --checkpoint out")
+    path = request.checkpoint or request.resume
+    if path is None:
+        return
+    option = "--checkpoint" if request.resume is None else "--resume"
+    if path.suffix.lower() != ".safetensors":
+        raise InvalidInput(f"{option} {path}: the name must end in .safetensors")
+    if {path.resolve(), previous_of(path).resolve()} & others:
+        raise InvalidInput(f"{option} {path} is also the name of another file of this command: choose another name")
+    check_writable(path, overwrite=True)
+    found = next((file for file in (path, previous_of(path)) if file.exists()), None)
+    if request.resume is not None and found is None:
+        raise FileMissing(f"--resume {path}: there is no such file; --checkpoint {path} starts a new run")
+    if request.checkpoint is not None and found is not None:
+        raise FileExists(
+            f"--checkpoint {path}: {found} exists and was left as it is; --resume {path} goes on from it, and a new "
+            "run needs another name"
+        )
 
 
 def check_output(option: str, path: Path, *, force: bool) -> None:

@@ -7,6 +7,9 @@
    (`simplest_of_the_best`, by Brier scores).
 3. With the x of the winner, the model is trained on all noisy rows and all trusted rows.
 
+Each part is a stage of a `Journal`: "start", "learning NAME" and "trial NAME" for each noise model, "all rows",
+"training". A training that is resumed repeats no stage that was finished, and no step of the one it was in.
+
 Models with one matrix for all rows learn it from a sample (`sample_size`), in which a third of the noisy rows do not
 train but bear witness in the upper level: it stays a validation loss, by which a radius can be chosen too.
 """
@@ -14,10 +17,11 @@ train but bear witness in the upper level: it stays a validation loss, by which 
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
@@ -27,6 +31,7 @@ from torch import Tensor
 from ...curvature import largest_curvature
 from ...errors import InvalidInput, NotFinite
 from ...hypergradients import LinearSolve
+from ...journal import Journal
 from ...loop import iterate
 from ...sets.base import ConvexSet
 from ...solvers import DMLCBO, Approx, Solver
@@ -93,6 +98,13 @@ class Settings:
         likely = {"transition": Transition()} if isinstance(self.loss, LogLikelihood) else {}
         return {**likely, "class-pairs": ClassPairs(), "rows": RowWeights()}  # simpler ones first
 
+    @property
+    def identity(self) -> dict[str, str | int]:
+        """The settings as texts: a training that is resumed must have the same ones."""
+        texts = {name: _without_address(value) for name, value in vars(self).items() if name not in ("classes", "seed")}
+        texts["noise"] = self.noise if isinstance(self.noise, str) else name_of(self.noise)
+        return {**texts, "random_state": self.seed}
+
     def problem(self, noisy: Rows, trusted: Rows, **options: Any) -> CleaningProblem:
         """The bilevel problem of these rows."""
         kept = {"radius": self.radius, "constraint": self.constraint, "batch_size": self.batch_size}
@@ -125,6 +137,11 @@ class Learned:
     step: int = 0
 
     @property
+    def values(self) -> dict[str, Any]:
+        """What was learned, without the rows: all that a checkpoint keeps of it."""
+        return {name: getattr(self, name) for name in ("loss", "x", "y", "step")}
+
+    @property
     def matrix(self) -> Tensor | None:
         """T or Q; None when every row has a weight of its own."""
         noise = self.problem.noise
@@ -150,8 +167,8 @@ class Cleaned:
 class Interruption:
     """Ctrl-C ends learning, not the program: what was learned until then is kept."""
 
-    def __init__(self) -> None:
-        self.happened = False
+    def __init__(self, journal: Journal) -> None:
+        self.happened, self.journal = False, journal
 
     @contextmanager
     def caught(self) -> Iterator[None]:
@@ -160,14 +177,21 @@ class Interruption:
             yield
         except KeyboardInterrupt:
             self.happened = True
+            self.journal.stop()
 
 
-def train(noisy: Rows, trusted: Rows, settings: Settings, show: Callable[[Moment], None] | None = None) -> Cleaned:
+def train(
+    noisy: Rows,
+    trusted: Rows,
+    settings: Settings,
+    show: Callable[[Moment], None] | None = None,
+    journal: Journal | None = None,
+) -> Cleaned:
     """All three acts; Ctrl-C ends the second early."""
     if settings.intercept:
         means = column_means(noisy.design)
         noisy, trusted = (Rows(CentredDesign(rows.design, means), rows.labels) for rows in (noisy, trusted))
-    run = _Training(noisy, trusted, settings, show or (lambda moment: None))
+    run = _Training(noisy, trusted, settings, show or (lambda moment: None), journal or Journal())
     winner, selection = run.learn()
     y, radius = run.finish(winner)
     weights = run.weights(winner, y)
@@ -188,17 +212,20 @@ def train(noisy: Rows, trusted: Rows, settings: Settings, show: Callable[[Moment
 
 
 class _Training:
-    def __init__(self, noisy: Rows, trusted: Rows, settings: Settings, show: Callable[[Moment], None]) -> None:
-        self.noisy, self.trusted, self.settings, self.show = noisy, trusted, settings, show
+    def __init__(
+        self, noisy: Rows, trusted: Rows, settings: Settings, show: Callable[[Moment], None], journal: Journal
+    ) -> None:
+        self.noisy, self.trusted, self.settings, self.show, self.journal = noisy, trusted, settings, show, journal
         self.generator = torch.Generator().manual_seed(settings.seed)
         judges, held_out = split(trusted.labels, self.generator)
         self.judges, self.held_out = trusted.take(judges), trusted.take(held_out)
-        self.interruption = Interruption()
+        self.interruption = Interruption(journal)
         self.poor = ""
-        self.history: list[dict[str, float | str]] = []
-        self.began = time.perf_counter()
+        self.history: list[dict[str, float | str]] = journal.progress.get("history", [])
+        self.began = time.perf_counter() - journal.progress.get("seconds", 0.0)
         self.sample_size = min(len(noisy), sample_size(settings.classes))
         self.work = expected({name: self._steps(name) for name in settings.candidates}, self.sample_size, len(noisy))
+        self.work.resume(journal.progress.get("work", {}))
 
     # --- learning x -----------------------------------------------------------------------------------------------
 
@@ -207,21 +234,21 @@ class _Training:
         candidates = self.settings.candidates
         size = self.sample_size
         sample = self.noisy.take(some(len(self.noisy), size, self.generator)) if len(self.noisy) > size else self.noisy
-        problem = self._trusting(self.judges)
-        self.start_model: Any = trained(problem, problem.start(), problem.y0, steps=60).y
-        self.start_radius = self._first_radius()
+        start = self.journal.once("start", self._begin)
+        self.start_model: Any = start["model"]
+        self.start_radius, self.poor = start["radius"], start["poor"]
         learned: list[Learned] = []
         scores: dict[str, Tensor] = {}
         for name, noise in candidates.items():
             rows = self.noisy if len(candidates) == 1 and noise.per_row else sample
             if not self.interruption.happened:
-                learned.append(self._run(name, noise, rows))
+                learned.append(self._run(f"learning {name}", name, noise, rows))
                 scores[name] = self._trial(learned[-1])
                 self.work.expect(name, 0.0)
         best = simplest_of_the_best(scores)
         winner = next(result for result in learned if result.name == best)
         if winner.problem.noise.per_row and len(winner.problem.labels) < len(self.noisy):
-            winner = self._run(winner.name, winner.problem.noise, self.noisy)  # a weight for every row
+            winner = self._run("all rows", winner.name, winner.problem.noise, self.noisy)  # a weight for every row
         self.work.expect("all rows", 0.0)
         if not (math.isfinite(winner.loss) or self.interruption.happened):
             raise NotFinite(
@@ -229,17 +256,28 @@ class _Training:
             )
         return winner, {name: float(score.mean()) for name, score in scores.items()}
 
+    def _begin(self) -> dict[str, Any]:
+        """Where learning starts: the judges' own model, and the radius that goes with it."""
+        problem = self._trusting(self.judges)
+        self.start_model = trained(problem, problem.start(), problem.y0, steps=60).y
+        return {"model": self.start_model, "radius": self._first_radius(), "poor": self.poor}
+
     def _trial(self, result: Learned) -> Tensor:
         """The Brier score of each trusted row held out, by a model trained as x says and on the judges.
 
         A few confident mistakes among a few dozen rows do not decide here, as they would with a loss.
         """
+        found = self.journal.once(f"trial {result.name}", lambda: self._tried(result))
+        result.y = found["y"]
+        return found["scores"]
+
+    def _tried(self, result: Learned) -> dict[str, Any]:
         if not math.isfinite(result.loss):
-            return torch.full((len(self.held_out),), math.inf)
+            return {"y": result.y, "scores": torch.full((len(self.held_out),), math.inf)}
         problem, x = self._last_problem(result, result.rows, self.judges)
         with self.interruption.caught():
             result.y = trained(problem, x, problem.constraint_at(x).project(result.y), steps=25).y
-        return self._brier(problem, result.y)
+        return {"y": result.y, "scores": self._brier(problem, result.y)}
 
     def _brier(self, problem: CleaningProblem, y: Model) -> Tensor:
         """(1 - p)^2 + the squares of the other probabilities, for each trusted row held out."""
@@ -276,18 +314,34 @@ class _Training:
         problem = self._trusting(self.judges, radius)
         return self._brier(problem, trained(problem, problem.start(), problem.y0, steps=60).y)  # type: ignore[arg-type]
 
-    def _run(self, name: str, noise: NoiseModel, rows: Rows) -> Learned:
+    def _run(self, stage: str, name: str, noise: NoiseModel, rows: Rows) -> Learned:
         """Learn the x of one noise model."""
-        problem = self._problem(noise, rows)
-        x, y = self._start(problem)
-        result = Learned(name, problem, rows, x=x, y=y)
+        result = Learned(name, self._problem(noise, rows), rows)
+        values = self.journal.once(stage, lambda: self._learned(stage, result))
+        return replace(result, **values)
+
+    def _learned(self, stage: str, result: Learned) -> dict[str, Any]:
+        left = self._steps(result.name)
+        if reached := self.journal.reached(stage):
+            vars(result).update(reached["learned"])
+            left -= reached["state"].step
+        else:
+            result.x, result.y = self._start(result.problem)
         with self.interruption.caught(), suppress(NotFinite):  # a run that diverges keeps an infinite loss
-            if isinstance(noise, Transition):  # far from its lower level the radius would be misled
-                y = trained(problem, x, y, steps=40).y
-            states = iterate(problem, x, y, solver=self._solver(problem), seed=self.settings.seed)
-            for state in islice(states, self._steps(name)):
-                self._note(result, state)
-        return result
+            states = self._states(result, reached["state"] if reached else None)
+            for state in islice(states, left):
+                self._note(stage, result, state)
+        return result.values
+
+    def _states(self, result: Learned, state: Any) -> Iterator[Any]:
+        """The states after this one, or from the start if there is none."""
+        problem, solver = result.problem, self._solver(result.problem)
+        if state is not None:
+            return steps_from(state, problem, solver)
+        y = result.y
+        if isinstance(problem.noise, Transition):  # far from its lower level the radius would be misled
+            y = trained(problem, result.x, y, steps=40).y
+        return iterate(problem, result.x, y, solver=solver, seed=self.settings.seed)
 
     def _problem(self, noise: NoiseModel, rows: Rows) -> CleaningProblem:
         if not isinstance(noise, Transition):
@@ -326,7 +380,7 @@ class _Training:
         step = problem.classes / (1.0 + problem.evidence)
         return Approx(upper_step=step, step_rule="fixed", tolerance=1e-3, decay=0.999, inner_steps=5, linear_steps=5)
 
-    def _note(self, result: Learned, state: Any) -> None:
+    def _note(self, stage: str, result: Learned, state: Any) -> None:
         loss = self._loss(result.problem, state.y)
         if not math.isfinite(loss):
             result.loss = math.inf
@@ -343,7 +397,12 @@ class _Training:
         again = len(result.rows) > self.sample_size and self.work.left.get("all rows")
         passes = (FIRST if state.step == 1 else STEP)[result.name]
         self.work.advance("all rows" if again else result.name, passes * len(result.rows))
+        self.journal.step(stage, state.step, {"learned": result.values, "state": state}, self._progress())
         self.show(Moment(f"learning {result.name}", self.work.share, loss))
+
+    def _progress(self) -> dict[str, Any]:
+        seconds = time.perf_counter() - self.began
+        return {"history": list(self.history), "seconds": seconds, "work": self.work.values}
 
     def _loss(self, problem: CleaningProblem, y: Model) -> float:
         """The mean loss on the trusted rows held out."""
@@ -357,22 +416,33 @@ class _Training:
 
     def finish(self, winner: Learned) -> tuple[Model, float | None]:
         """Train on all noisy rows as x says and on all trusted rows; and the radius of the ball."""
+        found = self.journal.once("training", lambda: self._finished(winner))
+        self.poor = found["poor"]
+        return found["y"], None if self.settings.constraint is not None else self._radius(winner)
+
+    def _finished(self, winner: Learned) -> dict[str, Any]:
         problem, x = self._last_problem(winner, self.noisy, self.trusted)
-        y: Any = winner.y
-        tol = POLISHED * self.settings.classes**0.5
+        tol, most = POLISHED * self.settings.classes**0.5, POLISHING // STRIDE
+        now = self.journal.reached("training") or {"y": winner.y, "residual": math.inf, "curvature": None, "stride": 0}
         with self.interruption.caught():
-            y, curvature, residual = problem.constraint_at(x).project(y), None, math.inf
-            for left in reversed(range(POLISHING // STRIDE)):
-                before = residual
-                y, residual, _, curvature = trained(problem, x, y, steps=STRIDE, tol=tol, curvature=curvature)
-                self.work.advance("training", STRIDE * len(self.noisy))
-                self.work.expect("training", strides_left(before, residual, tol, left) * STRIDE * len(self.noisy))
-                self.show(Moment("training", self.work.share, math.nan))
-                if residual <= tol:
-                    break
-            if residual > POOR * tol:
-                self.poor = f"it ended at a residual of {residual:.2g}, where {tol:.2g} was wanted"
-        return y, None if self.settings.constraint is not None else self._radius(winner)
+            if now["stride"] == 0:
+                now["y"] = problem.constraint_at(x).project(now["y"])
+            while now["stride"] < most and not now["residual"] <= tol:
+                now = self._stride(problem, x, now, tol, most)
+            if now["residual"] > POOR * tol:
+                self.poor = f"it ended at a residual of {now['residual']:.2g}, where {tol:.2g} was wanted"
+        return {"y": now["y"], "poor": self.poor}
+
+    def _stride(self, problem: CleaningProblem, x: Any, now: dict[str, Any], tol: float, most: int) -> dict[str, Any]:
+        """A few steps of the last training."""
+        y, residual, _, curvature = trained(problem, x, now["y"], steps=STRIDE, tol=tol, curvature=now["curvature"])
+        stride, before = now["stride"] + 1, now["residual"]
+        now = {"y": y, "residual": residual, "curvature": curvature, "stride": stride}
+        self.work.advance("training", STRIDE * len(self.noisy))
+        self.work.expect("training", strides_left(before, residual, tol, most - stride) * STRIDE * len(self.noisy))
+        self.journal.step("training", stride, now, self._progress())
+        self.show(Moment("training", self.work.share, math.nan))
+        return now
 
     def _last_problem(self, result: Learned, noisy: Rows, trusted: Rows) -> tuple[CleaningProblem, Tensor]:
         """The problem whose lower level trains on noisy and trusted rows, each row counting the same, and its x."""
@@ -406,6 +476,13 @@ def trained(
     if curvature is None:
         curvature = largest_curvature(problem.linearize(x, y), steps=10)
     return solve_to(problem, x, y, tol=tol, max_steps=steps, curvature=curvature)
+
+
+def steps_from(state: Any, problem: CleaningProblem, solver: Solver) -> Iterator[Any]:
+    """The states after this one, without end."""
+    while True:
+        state = solver.step(problem, state)
+        yield state
 
 
 def split(labels: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -457,6 +534,11 @@ def some(count: int, size: int, generator: torch.Generator) -> Tensor:
 def sample_size(classes: int) -> int:
     """From how many noisy rows a matrix of class pairs is learned."""
     return max(SMALLEST_SAMPLE, ROWS_PER_CLASS * classes)
+
+
+def _without_address(value: Any) -> str:
+    """`repr` of objects that have none of their own shows where in memory they are, which says nothing."""
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
 
 
 def name_of(noise: NoiseModel) -> str:

@@ -7,6 +7,8 @@ of the rows, the last training takes all of them, so steps of different stages a
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 STEP = {"transition": 14, "class-pairs": 14, "rows": 5}
 """Passes of a step of learning x, about; the first also measures the curvature and may train a first model."""
@@ -44,6 +46,15 @@ class Work:
         """So many passes of this stage were made."""
         self.done += passes
         self.left[stage] = max(self.left.get(stage, 0.0) - passes, 0.0)
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """For a checkpoint; `resume` takes them."""
+        return {"done": self.done, "left": dict(self.left)}
+
+    def resume(self, values: Mapping[str, Any]) -> None:
+        """Go on from `values`, if there are any."""
+        self.done, self.left = values.get("done", self.done), dict(values.get("left", self.left))
 
     @property
     def share(self) -> float:
