@@ -1,4 +1,4 @@
-"""The duals: solutions against Clarabel and scikit-learn, optimality, and the cases that defeat active-set iterations."""
+"""The duals: solutions against Clarabel and scikit-learn, optimality, and what defeats active-set iterations."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_every_task_is_solved(kind, coding, C):
 
 
 def plain_active_set(dual: Dual, rounds: int = 100) -> torch.Tensor:
-    """The primal-dual active-set iteration (Hintermueller, Ito & Kunisch 2002): hold, solve, look at the signs again."""
+    """The primal-dual active-set iteration (Hintermueller, Ito & Kunisch 2002): hold, solve, look again."""
     y, upper = torch.zeros_like(dual.coded.indicator), dual.coded.upper
     for _ in range(rounds):
         z = y - dual.gradient(y)

@@ -7,8 +7,8 @@ With K the Gram matrix of the support examples, class c has the score sum_i alph
     crammer-singer    alpha = y
                       min over y_ic <= C [c own class], sum_c y_ic = 0  of  1/2 sum_c y_c' K y_c - sum_i y_i,own
 
-The first is the paper's (section 4.2, with the sign of method.md 4.7: with +1/(k-1) the codes would not be centred), the
-second is that of Crammer & Singer (JMLR 2001) in the form of MetaOptNet (Lee et al., CVPR 2019, equation 10).
+The first is the paper's with the sign of erratum 7: with +1/(k-1) the codes would not be centred. The second is that of
+Crammer & Singer (JMLR 2001), as MetaOptNet uses it (Lee et al., CVPR 2019).
 Both are `Coded`: the dual variables have p columns, p = 1 or k, and the quadratic form is (G + ridge I) (x) I_p.
 """
 

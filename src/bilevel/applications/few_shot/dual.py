@@ -210,8 +210,8 @@ class Dual:
     def _on_sections(self, free: Tensor, v: Tensor) -> Tensor:
         """In the coordinates of the free entries but one of each example, its pivot, which pays for the others.
 
-        With c(a) the class and i(a) the example of such an entry, e_c(a) - e_pivot spans the face, and in this basis the
-        matrix is G_i(a)i(b) ([c(a) = c(b)] - [c(a) = pivot(b)] - [pivot(a) = c(b)] + [pivot(a) = pivot(b)]).
+        With c(a) the class and i(a) the example of such an entry, the e_c(a) - e_pivot(a) span the face, and in this
+        basis the matrix is G_i(a)i(b) ([c(a) = c(b)] - [c(a) = pivot(b)] - [pivot(a) = c(b)] + [pivot(a) = pivot(b)]).
         """
         tasks, _, p = free.shape
         pivot = free.to(torch.uint8).argmax(-1, keepdim=True)

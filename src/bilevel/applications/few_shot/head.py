@@ -8,10 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from ...checks import check_positive
-from ...errors import InvalidInput, InvalidType, NotFinite
+from ...errors import InvalidInput, InvalidType
 from ...hypergradients import Estimator, LinearSolve
 from .codes import Coded, CodingName, coding_of
 from .dual import Dual, with_ridge
+from .inputs import check_features, check_finite, check_labels, check_mask
 from .layer import solved
 
 
@@ -38,8 +39,8 @@ class SVMHead(nn.Module):
         How the solution is differentiated: any estimator of the library. The default, `LinearSolve()`, is done in
         closed form, one small system per task.
     scale
-        A factor on the scores. Support examples have scores of about 1 at the margin, which a cross-entropy loss takes
-        for doubt.
+        A factor on the scores. At the margin the scores of a support example differ by 1 alone, which a cross-entropy
+        loss takes for doubt.
     tol
         The largest entry of |y - P(y - gradient)| that counts as solved.
 
@@ -48,7 +49,7 @@ class SVMHead(nn.Module):
     >>> head = SVMHead(ways=2)
     >>> support, labels = torch.tensor([[1.0, 0.0], [-1.0, 0.0]]), torch.tensor([0, 1])
     >>> head(support, labels, torch.tensor([[2.0, 5.0]]))  # one query, on the side of class 0
-    tensor([[ 1.9990, -1.9990]])
+    tensor([[ 0.9998, -0.9998]])
     """
 
     def __init__(
@@ -118,8 +119,8 @@ class SVMHead(nn.Module):
 
     def check(self, support: Any, labels: Any, query: Any, mask: Any = None) -> Tensor:
         """Shapes, dtypes and values fit each other; returns the mask."""
-        _check_features("support", support)
-        _check_features("query", query)
+        check_features("support", support)
+        check_features("query", query)
         if query.shape[:-2] != support.shape[:-2] or query.shape[-1] != support.shape[-1]:
             raise InvalidInput(
                 f"query of shape {tuple(query.shape)} does not fit support of shape {tuple(support.shape)}: give "
@@ -131,64 +132,9 @@ class SVMHead(nn.Module):
             )
         mask = check_mask(labels, support.shape[:-1], mask)
         check_labels(labels, mask, self.ways)
-        for name, features, there in (("support", support, mask), ("query", query, None)):
-            finite = torch.isfinite(features.detach()).all(-1)
-            finite = finite if there is None else finite | ~there
-            if not bool(finite.all()):
-                raise NotFinite(
-                    f"{name} has NaN or infinite features in {int((~finite).sum())} examples, the first at index "
-                    f"{(~finite).nonzero()[0].tolist()}: has the network diverged? Lower the learning rate"
-                )
+        check_finite("support", support, mask)
+        check_finite("query", query)
         return mask
 
     def extra_repr(self) -> str:
         return f"ways={self.ways}, C={self.C:g}, ridge={self.ridge:g}, coding={self.coding!r}, scale={self.scale:g}"
-
-
-def _check_features(name: str, features: Any) -> None:
-    if not isinstance(features, Tensor) or not features.is_floating_point():
-        shown = features.dtype if isinstance(features, Tensor) else type(features).__name__
-        raise InvalidType(f"{name} must be a floating-point tensor of features, got {shown}")
-    if features.ndim < 2 or features.numel() == 0:
-        raise InvalidInput(f"{name} must have the shape (..., examples, features), got {tuple(features.shape)}")
-
-
-def check_mask(labels: Any, shape: torch.Size, mask: Any) -> Tensor:
-    """Labels and mask of the shape of the support examples; no mask means that all are there."""
-    if (
-        not isinstance(labels, Tensor)
-        or labels.is_floating_point()
-        or labels.dtype == torch.bool
-        or labels.is_complex()
-    ):
-        shown = labels.dtype if isinstance(labels, Tensor) else type(labels).__name__
-        raise InvalidType(f"labels must be an integer tensor, got {shown}: use labels.long()")
-    if labels.shape != shape:
-        raise InvalidInput(
-            f"labels of shape {tuple(labels.shape)} do not fit support: give one label per example, {tuple(shape)}"
-        )
-    if mask is None:
-        return torch.ones_like(labels, dtype=torch.bool)
-    if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.shape != shape:
-        shown = f"{mask.dtype} of shape {tuple(mask.shape)}" if isinstance(mask, Tensor) else type(mask).__name__
-        raise InvalidInput(f"mask must be booleans of shape {tuple(shape)}, one per support example, got {shown}")
-    return mask
-
-
-def check_labels(labels: Tensor, mask: Tensor, ways: int) -> None:
-    """Labels from 0 to ways - 1, and each class of each task has an example."""
-    outside = ((labels < 0) | (labels >= ways)) & mask
-    if bool(outside.any()):
-        at = outside.nonzero()[0].tolist()
-        raise InvalidInput(
-            f"labels has {int(labels[tuple(at)])} at index {at}, but a {ways}-way head takes 0 to {ways - 1}: number the "
-            "classes of each task anew, or make the head with more ways"
-        )
-    counts = torch.nn.functional.one_hot(labels.where(mask, 0).long(), ways).where(mask.unsqueeze(-1), 0).sum(-2)
-    if bool((counts == 0).any()):
-        *task, missing = (counts == 0).nonzero()[0].tolist()
-        where = f" of task {task[0] if len(task) == 1 else task}" if task else ""
-        raise InvalidInput(
-            f"class {missing}{where} has no support example: give each of the {ways} classes at least one, or make the "
-            "head for the number of classes there are, SVMHead(ways=...)"
-        )

@@ -77,7 +77,7 @@ class InteriorPoint:
     def _start(self) -> _Point:
         """The centre of the set."""
         like = torch.ones_like(self.linear)
-        centre = 0.5 * self.upper if self.upper is not None else like * self.total / like.shape[-1]  # type: ignore
+        centre = like * self.total / like.shape[-1] if self.total is not None else 0.5 * self.upper  # type: ignore[operator]
         slope = (self.quadratic @ centre - self.linear).abs().amax((-2, -1), keepdim=True).clamp_min(1.0)
         v = slope * like if self.upper is not None else 0.0 * like
         return _Point(centre, slope * like, v, torch.zeros_like(self.linear[..., :1]))
