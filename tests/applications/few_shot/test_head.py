@@ -107,7 +107,7 @@ SUPPORT, LABELS, QUERY = tasks_of("random", 2, 3, 2, 5)
         ({"support": SUPPORT.long()}, "support must be a floating-point tensor"),
         ({"support": SUPPORT.float()}, r"query is torch.float64 and support torch.float32.*query.to"),
         ({"support": torch.zeros(5)}, r"support must have the shape \(..., examples, features\)"),
-        ({"support": SUPPORT.where(SUPPORT != SUPPORT[1, 2, 3], torch.nan)}, r"support has NaN.* index \[1, 2\].*rate"),
+        ({"support": SUPPORT.where(SUPPORT[1, 2, 3] != SUPPORT, torch.nan)}, r"support has NaN.* index \[1, 2\].*rate"),
         ({"query": QUERY / 0}, "query has NaN or infinite features in 16 examples"),
         ({"labels": LABELS[:, :5]}, r"labels of shape \(2, 5\) do not fit support.*\(2, 6\)"),
         ({"labels": LABELS.double()}, "labels must be an integer tensor, got torch.float64"),
