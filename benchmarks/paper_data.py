@@ -1,17 +1,13 @@
-"""The four data sets of the paper's hyper-cleaning experiments, read from a folder with their official files.
-
-DATA/mnist/train-images-idx3-ubyte.gz ...         also fashion-mnist/
-DATA/cod-rna/cod-rna.bz2, cod-rna.t.bz2           LIBSVM text
-DATA/madelon/madelon_train.data ...               UCI text
-"""
+"""The four data sets of the paper's hyper-cleaning experiments, read from a data folder of `bilevel.datasets`."""
 
 from __future__ import annotations
 
-import gzip
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+
+from bilevel.datasets import Rows, load
 
 PAIRS = {"mnist": (6, 9), "fashion-mnist": (1, 7)}
 ROWS = {"mnist": 2000, "fashion-mnist": 2000, "cod-rna": 5000, "madelon": 1000}
@@ -33,18 +29,15 @@ class Task:
 
 def images(data: Path, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Training images and labels, test images and labels; pixels in [0, 1], float32."""
-    folder = data / name
-    parts = [_idx(folder / f"{kind}-ubyte.gz") for kind in
-             ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")]  # fmt: skip
-    X, y, test_X, test_y = parts
-    flat = [(pixels.reshape(len(pixels), -1) / 255.0).astype(np.float32) for pixels in (X, test_X)]
-    return flat[0], y.astype(int), flat[1], test_y.astype(int)
+    rows = _rows(data, name)
+    flat = [(pixels.reshape(len(pixels), -1) / 255.0).astype(np.float32) for pixels in (rows.X, rows.test_X)]
+    return flat[0], rows.y, flat[1], rows.test_y
 
 
-def _idx(path: Path) -> np.ndarray:
-    raw = gzip.decompress(path.read_bytes())
-    shape = np.frombuffer(raw, ">i4", raw[3], 4)
-    return np.frombuffer(raw, np.uint8, offset=4 + 4 * raw[3]).reshape(shape)
+def _rows(data: Path, name: str) -> Rows:
+    rows = load(name, data)
+    assert isinstance(rows, Rows)
+    return rows
 
 
 def paper_task(data: Path, name: str, seed: int) -> Task:
@@ -70,16 +63,8 @@ def _two_classes(data: Path, name: str) -> tuple[np.ndarray, np.ndarray, np.ndar
             X[kept].astype(float), (y[kept] == second).astype(int),
             test_X[test_kept].astype(float), (test_y[test_kept] == second).astype(int),
         )  # fmt: skip
-    if name == "madelon":
-        parts = [np.loadtxt(data / name / f"madelon_{part}") for part in
-                 ("train.data", "train.labels", "valid.data", "valid.labels")]  # fmt: skip
-        return parts[0], (parts[1] > 0).astype(int), parts[2], (parts[3] > 0).astype(int)
-    from sklearn.datasets import load_svmlight_file
-
-    (X, y), (test_X, test_y) = (
-        load_svmlight_file(str(data / name / f"{file}.bz2")) for file in ("cod-rna", "cod-rna.t")
-    )
-    return X.toarray(), (y > 0).astype(int), test_X.toarray(), (test_y > 0).astype(int)
+    rows = _rows(data, name)
+    return rows.X.astype(float), (rows.y > 0).astype(int), rows.test_X.astype(float), (rows.test_y > 0).astype(int)
 
 
 def ten_classes(data: Path, name: str, noise: str, trusted: int, seed: int) -> Task:

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 import bilevel
-from bilevel import cli, sets
-from bilevel.applications import hyper_cleaning
+from bilevel import cli, datasets, sets
+from bilevel.applications import few_shot, hyper_cleaning
 
 ROOT = Path(__file__).resolve().parents[1]
-HOMES = (bilevel, sets, hyper_cleaning, hyper_cleaning.losses)
+HOMES = (bilevel, sets, hyper_cleaning, hyper_cleaning.losses, few_shot, datasets)
 
 
 def listed(text):
@@ -24,6 +24,7 @@ def test_the_reference_lists_every_public_name():
     names = listed((ROOT / "docs" / "reference.md").read_text())
     modules = {
         "applications",
+        "datasets",
         "diagnostics",
         "sets",
         "solvers",
@@ -129,3 +130,15 @@ def test_the_page_about_wrong_labels_runs(tmp_path, monkeypatch, capsys):
     assert (tmp_path / "predictions.csv").exists()
     exec(estimator, names)
     exec(files, names)
+
+
+def test_the_page_about_data_sets_lists_the_catalogue():
+    """Names and licences in its table; its block without files runs."""
+    text = (ROOT / "docs" / "datasets.md").read_text()
+    rows = {name: line for line in text.splitlines() for name in re.findall(r"^\| `([\w-]+)` ", line)}
+    assert list(rows) == list(datasets.CATALOGUE)
+    for name, entry in datasets.CATALOGUE.items():
+        assert rows[name].endswith(f"| {entry.licence} |")
+    names: dict[str, Any] = {}
+    exec(python_blocks("docs/datasets.md")[1], names)
+    assert names["tasks"].query.shape == (32, 75, 1, 28, 28)

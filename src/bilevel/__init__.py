@@ -85,6 +85,7 @@ _HOME = {
 }
 _MODULES = (
     "applications",
+    "datasets",
     "diagnostics",
     "sets",
     "solvers",
@@ -114,7 +115,7 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
-    from . import applications, diagnostics, errors, hypergradients, sets, smoothing, solvers
+    from . import applications, datasets, diagnostics, errors, hypergradients, sets, smoothing, solvers
     from .applications.hyper_cleaning import HyperCleaner
     from .checkpoints import Checkpoint, CheckpointWarning
     from .comparison import Budget, Comparison, compare

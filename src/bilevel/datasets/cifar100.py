@@ -1,0 +1,139 @@
+"""CIFAR-100 in its binary form, and FC100, the few-shot split of its superclasses.
+
+    records of 3,074 bytes: superclass 0 .. 19, class 0 .. 99, then 32 x 32 pixels of red, of green and of blue
+
+The official cifar-100-binary.tar.gz, or the folder unpacked from it. (The other official forms are pickles and Matlab
+files; they are not read: a pickle can run anything.)
+"""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from ..errors import InvalidInput
+from .contents import Files, damaged, reading, require
+from .entry import Entry, ImageClasses, RemoteFile, Rows
+
+CLASSES, SUPERCLASSES = 100, 20
+PIXELS = (3, 32, 32)
+RECORD = 2 + 3 * 32 * 32
+NAMES = "fine_label_names.txt"
+ARCHIVE_SLACK = 1_000_000  # headers, padding and the files of names
+
+FC100 = {
+    "train": (1, 2, 3, 4, 5, 6, 9, 10, 15, 17, 18, 19),
+    "validation": (8, 11, 13, 16),
+    "test": (0, 7, 12, 14),
+}
+"""The superclasses of each part: Oreshkin, Rodriguez and Lacoste, TADAM, NeurIPS 2018."""
+
+
+@dataclass(frozen=True)
+class Cifar100(Rows):
+    """Images (rows, 3, 32, 32) uint8, y the classes 0 .. 99; the superclass of each class, (100,), and its name."""
+
+    superclass: np.ndarray
+    class_names: tuple[str, ...]
+
+
+def read(root: Path, *, train: int = 500, test: int = 100) -> Cifar100:
+    """All images, `train` and `test` of each class."""
+    files = Files(root)
+    folder = "cifar-100-binary"
+    path = files.first(f"cifar-100/{folder}.tar.gz", f"cifar-100/{folder}", folder, dataset="cifar-100")
+    sizes = {"train.bin": CLASSES * train * RECORD, "test.bin": CLASSES * test * RECORD, NAMES: 10_000}
+    content = partial(_from_folder, files, path) if path.is_dir() else _from_archive(files, path, sizes)
+    parts, superclasses = [], []
+    for name, each in (("train.bin", train), ("test.bin", test)):
+        records = _records(content(name, sizes[name]), each, f"{path}: {name}")
+        superclasses.append(_superclass_of_each(records, f"{path}: {name}"))
+        parts += [records[:, 2:].reshape(-1, *PIXELS), records[:, 1].astype(np.int64)]
+    require(bool((superclasses[0] == superclasses[1]).all()), path, "has other superclasses in train.bin and test.bin")
+    names = tuple(content(NAMES, sizes[NAMES]).decode("ascii", "replace").split())
+    require(len(names) == CLASSES, f"{path}: {NAMES}", f"holds {len(names)} names instead of {CLASSES}")
+    return Cifar100("cifar-100", *parts, superclass=superclasses[0], class_names=names, sha256=files.sha256)
+
+
+def _from_folder(files: Files, path: Path, name: str, size: int) -> bytes:
+    if not (path / name).exists():
+        raise damaged(path / name, "is missing")
+    return files.unpacked(path / name, limit=size)
+
+
+def _from_archive(files: Files, path: Path, sizes: dict[str, int]) -> Callable[[str, int], bytes]:
+    """Members of the archive by name; it is unpacked in memory, and gets no more of it than the official one needs."""
+    unpacked = files.unpacked(path, limit=sum(sizes.values()) + ARCHIVE_SLACK)
+
+    def content(name: str, size: int) -> bytes:
+        with reading(path), tarfile.open(fileobj=io.BytesIO(unpacked), mode="r:") as archive:
+            members = [member for member in archive.getmembers() if member.name == f"cifar-100-binary/{name}"]
+            require(len(members) == 1 and members[0].isreg(), path, f"holds no one file cifar-100-binary/{name}")
+            require(members[0].size <= size, path, f"has {members[0].size:,} bytes in {name}, more than {size:,}")
+            file = archive.extractfile(members[0])
+            assert file is not None
+            return file.read()
+
+    return content
+
+
+def _records(content: bytes, each: int, where: str) -> np.ndarray:
+    expected = CLASSES * each * RECORD
+    require(len(content) == expected, where, f"has {len(content):,} bytes instead of {expected:,}")
+    records = np.frombuffer(content, np.uint8).reshape(-1, RECORD)
+    counts = np.bincount(records[:, 1], minlength=CLASSES)
+    require(len(counts) == CLASSES and set(counts) == {each}, where, f"does not hold {each} images of each class")
+    return records
+
+
+def _superclass_of_each(records: np.ndarray, where: str) -> np.ndarray:
+    """The superclass of each class, the same in all its records; five classes in each superclass."""
+    superclass = np.zeros(CLASSES, np.int64)
+    superclass[records[:, 1]] = records[:, 0]
+    same = bool((superclass[records[:, 1]] == records[:, 0]).all())
+    counts = np.bincount(superclass, minlength=SUPERCLASSES)
+    require(same and len(counts) == SUPERCLASSES and set(counts) == {5}, where, "has superclasses without five classes")
+    return superclass
+
+
+def fc100_split(data: Cifar100, split: Literal["train", "validation", "test"] = "train") -> ImageClasses:
+    """FC100: training and test images of CIFAR-100 together, 600 of each class, split by superclass.
+
+    60 classes to train, 20 for validation and 20 to test; no superclass is in two of them.
+
+    Parameters
+    ----------
+    data
+        What `load("cifar-100")` returned.
+    split
+        train, validation or test.
+    """
+    if split not in FC100:
+        raise InvalidInput(f"split must be one of {', '.join(FC100)}, got {split!r}")
+    chosen = np.flatnonzero(np.isin(data.superclass, FC100[split]))
+    of_train, of_test = (np.argsort(y, kind="stable").reshape(CLASSES, -1)[chosen] for y in (data.y, data.test_y))
+    images = np.concatenate([data.X[of_train], data.test_X[of_test]], axis=1)
+    return ImageClasses("fc100", images, tuple(data.class_names[i] for i in chosen), sha256=data.sha256)
+
+
+CIFAR_100 = Entry(
+    name="cifar-100",
+    title="60,000 photographs of 100 classes, 32 x 32 pixels; FC100 is made from it",
+    home="https://www.cs.toronto.edu/~kriz/cifar.html",
+    licence="none stated",
+    citation="Krizhevsky, Learning Multiple Layers of Features from Tiny Images, University of Toronto (2009)",
+    addresses=("https://www.cs.toronto.edu/~kriz/",),
+    files=(  # the home page prints its MD5, 03b5dce01913d631647c71ecec9e9cb8
+        RemoteFile("cifar-100-binary.tar.gz",
+                   "sha256:58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec", 168_513_733),
+    ),
+    read=read,
+    also_in=("cifar-100-binary",),
+)  # fmt: skip

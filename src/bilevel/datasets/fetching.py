@@ -1,0 +1,111 @@
+"""Downloads, each held against its pinned checksum, and checks of what is in the data folder."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from ..errors import BilevelError, InvalidInput, MissingExtra
+from ..files import FileMissing
+from .catalogue import data_folder, find
+from .contents import OPENERS
+from .entry import Entry, RemoteFile
+
+TIMEOUT = 30  # seconds without an answer
+
+
+class DownloadFailed(BilevelError, OSError):
+    """A file could not be downloaded, or is not the one of the catalogue; the message says where to put it by hand."""
+
+
+@dataclass(frozen=True)
+class FileCheck:
+    """A file (or unpacked folder) of a set that was read: its SHA-256, and whether it is the official file.
+
+    A compressed file whose content is the official file is official too. `official` is False for other bytes with the
+    right structure: repacked, unpacked or changed.
+    """
+
+    file: str
+    sha256: str
+    official: bool
+
+
+def fetch(name: str, folder: str | Path | None = None) -> Path:
+    """Download the files of a set that are not in the data folder; returns the folder of the set.
+
+    Files that are there are never replaced: they are used when their structure is right, and otherwise an error names
+    them. A download that does not match its pinned checksum is thrown away.
+
+    Parameters
+    ----------
+    name
+        The set.
+    folder
+        The data folder; see `data_folder`.
+    """
+    entry, root = find(name), data_folder(folder)
+    target = root / entry.name
+    try:
+        entry.read(root)
+    except FileMissing:
+        for file in entry.files:
+            if not (target / file.name).exists():
+                _download(entry, file, target)
+        entry.read(root)
+    return target
+
+
+def verify(name: str, folder: str | Path | None = None) -> list[FileCheck]:
+    """Read a set, which checks its structure, and compare each file with the pinned checksum."""
+    entry, root = find(name), data_folder(folder)
+    pinned = {f"{entry.name}/{file.name}": file for file in entry.files}
+    return [
+        FileCheck(path, digest, _is_official(root / path, pinned.get(path)) or _is_packed(root / path, pinned, path))
+        for path, digest in entry.read(root).sha256.items()
+    ]
+
+
+def _is_official(path: Path, file: RemoteFile | None, opener: Callable[..., IO[bytes]] = open) -> bool:
+    if file is None or file.checksum is None:
+        return False
+    algorithm, digest = file.checksum.split(":")
+    with opener(path, "rb") as opened:
+        return hashlib.file_digest(opened, algorithm).hexdigest() == digest  # type: ignore[arg-type]
+
+
+def _is_packed(path: Path, pinned: dict[str, RemoteFile], name: str) -> bool:
+    """Whether a .gz or .bz2 file, which has been read and so is no bomb, unpacks to an official file."""
+    return path.suffix in OPENERS and _is_official(
+        path, pinned.get(name.removesuffix(path.suffix)), OPENERS[path.suffix]
+    )
+
+
+def _download(entry: Entry, file: RemoteFile, target: Path) -> None:
+    if file.checksum is None:
+        raise InvalidInput(
+            f"{entry.name}: no checksum of {file.name} is known, so it is not downloaded: get it from {entry.home}, "
+            f"convince yourself that it is the right one and put it into {target}"
+        )
+    try:
+        import pooch
+    except ImportError:
+        raise MissingExtra("Downloading data", "apps") from None
+    pooch.get_logger().setLevel(logging.WARNING)
+    reasons = []
+    for address in entry.addresses:
+        try:
+            downloader: Any = pooch.HTTPDownloader(timeout=TIMEOUT)
+            pooch.retrieve(address + file.path, file.checksum, file.name, target, downloader=downloader)
+            return
+        except (OSError, ValueError) as error:  # no network, no room, no such file; a checksum that does not match
+            reasons.append(f"{address + file.path}: {str(error).splitlines()[0]}")
+    raise DownloadFailed(
+        f"{entry.name}: {file.name} could not be downloaded.\n  "
+        + "\n  ".join(reasons)
+        + f"\nTry again later, or get the file from {entry.home} and put it into {target}"
+    )
