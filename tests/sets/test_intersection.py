@@ -183,3 +183,29 @@ def test_gradients_leave_the_value_of_a_far_point():
     y = Y.project(z.clone().requires_grad_())
     assert torch.equal(y, Y.project(z))
     assert Y.contains(y)
+
+
+KINKED = {
+    "l1 ball and box": Intersection(L1Ball(2.0), Box(-1.0, 1.0)),
+    "simplex and box": Intersection(Simplex(2.0), Box(-1.0, 1.0)),
+    "one set twice": Intersection(L1Ball(2.0), L1Ball(2.0)),
+    "one set within a tangent": Intersection(L2Ball(2.0), Box(-2.0, 2.0), NonNegative()),
+    "three half-planes through a point": Intersection(
+        *(HalfSpace(torch.tensor(normal, **F64), 2.0) for normal in ([1.0, 1.0, 0.0], [2.0, 0.0, 0.0], [0.0, 2.0, 0.0]))
+    ),
+}
+
+
+@pytest.mark.parametrize("name", KINKED)
+def test_at_kinks_of_several_sets_the_jacobian_is_one_of_its_limits(name):
+    """At points of a lattice; the limits are central differences at points nearby."""
+    Y, step = KINKED[name], 1e-7
+    for z in torch.combinations(torch.tensor([2.0, 1.0, 0.0], **F64), 3, with_replacement=True):
+        H = Y.jacobian(z).apply(torch.eye(3, **F64))
+        d = torch.randn(60, 1, 3, generator=torch.Generator().manual_seed(1), **F64)
+        near, h = z + 1e-5 * d / d.norm(dim=-1, keepdim=True), step * torch.eye(3, **F64)
+        limits = (Y.project(near + h) - Y.project(near - h)) / (2 * step)
+        assert float((limits - H).abs().amax((1, 2)).min()) <= 1e-4, f"H at {z.tolist()} is {H.tolist()}"
+        point = z.clone().requires_grad_()
+        for y, row in zip(Y.project(point), H, strict=True):
+            torch.testing.assert_close(torch.autograd.grad(y, point, retain_graph=True)[0], row, rtol=0, atol=1e-9)

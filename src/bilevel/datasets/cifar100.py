@@ -130,7 +130,7 @@ CIFAR_100 = Entry(
     licence="none stated",
     citation="Krizhevsky, Learning Multiple Layers of Features from Tiny Images, University of Toronto (2009)",
     addresses=("https://www.cs.toronto.edu/~kriz/",),
-    files=(  # the home page prints its MD5, 03b5dce01913d631647c71ecec9e9cb8
+    files=(  # its MD5 is given as 03b5dce01913d631647c71ecec9e9cb8
         RemoteFile("cifar-100-binary.tar.gz",
                    "sha256:58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec", 168_513_733),
     ),

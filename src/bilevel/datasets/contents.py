@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+from ..errors import BilevelError, InvalidInput
 from ..files import Damaged, FileMissing
 
 BROKEN = (EOFError, OSError, ValueError, zlib.error, zipfile.BadZipFile, tarfile.TarError, NotImplementedError,
@@ -81,8 +82,12 @@ def reading(path: Path) -> Iterator[None]:
     """Whatever goes wrong inside is an error of ours that names the file."""
     try:
         yield
-    except (Damaged, FileMissing):
+    except BilevelError:
         raise
+    except PermissionError as error:
+        raise InvalidInput(
+            f"{path}: the file may not be read: change its permissions, or use another folder"
+        ) from error
     except BROKEN as error:
         raise damaged(path, f"cannot be unpacked or read ({error or type(error).__name__})") from error
 

@@ -36,7 +36,7 @@ def _read_idx(files: Files, dataset: str, name: str, shape: tuple[int, ...]) -> 
     content = files.unpacked(path, limit=len(header) + math.prod(shape))
     require(content.startswith(header), path, f"does not begin as the IDX file of {shape} bytes does")
     require(len(content) == len(header) + math.prod(shape), path, f"ends after {len(content):,} bytes: it is cut off")
-    return np.frombuffer(content, np.uint8, offset=len(header)).reshape(shape)
+    return np.frombuffer(content, np.uint8, offset=len(header)).reshape(shape).copy()  # which may be written to
 
 
 MNIST = Entry(

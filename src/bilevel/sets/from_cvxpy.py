@@ -118,46 +118,59 @@ class ConicSet(ConvexSet):
             parts.append(part)
         return torch.cat(parts) if parts else w
 
-    def _residual(self, q: Tensor, x: Tensor, w: Tensor) -> Tensor:
+    def _residual(self, q: Tensor, x: Tensor, w: Tensor, far: float) -> Tensor:
         cone = self._cone(w)
-        return torch.cat([self._P @ x + q + self._A.mT @ (cone - w), self._A @ x + cone - self._b])
+        return torch.cat([(self._P @ x + q) / far + self._A.mT @ (cone - w), self._A @ x + cone - self._b])
 
-    def _inverse(self, w: Tensor) -> Tensor:
+    def _inverse(self, w: Tensor, far: float) -> Tensor:
         """The pseudo-inverse of the derivative of the residual in (x, w)."""
         D = torch.autograd.functional.jacobian(self._cone, w) if len(w) else w.new_zeros(0, 0)
         eye = torch.eye(len(w), dtype=w.dtype)
-        matrix = torch.cat([torch.cat([self._P, self._A.mT @ (D - eye)], 1), torch.cat([self._A, D], 1)])
-        return torch.linalg.pinv(matrix, rtol=1e-10)
+        matrix = torch.cat([torch.cat([self._P / far, self._A.mT @ (D - eye)], 1), torch.cat([self._A, D], 1)])
+        return torch.linalg.pinv(matrix, rtol=1e-10 / far)
 
     def _linear(self, z: Tensor) -> Tensor:
         """q for one point."""
         return z.new_zeros(len(self._P)).index_put((self._place,), -z.flatten())
 
-    def _solve(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """x, w and the inverse for one point."""
+    def _solve(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor, float]:
+        """x, w, the inverse and `far` for one point: how many times larger than P(z) it is, if that is a lot."""
         if not can_look_at_values():
             raise Incompatible("from_cvxpy calls a solver: give leading batch dimensions instead of vmap")
-        # Cones have no size: (x, w) of the programme divided by a unit are (x, w) divided by it.
-        unit = max(float(z.abs().max()), float(self._b.abs().max()) if len(self._b) else 0.0) or 1.0
-        data, chain = self._data(z / unit)
-        data["b"] = data["b"] / unit
+        size = float(self._b.abs().max()) if len(self._b) else 0.0
+        unit = max(float(z.abs().max()), size) or 1.0
+        left, solution, status = self._attempts(z, unit, 1.0)
+        if solution and size:
+            near = max(float(solution[0].abs().max()), size)
+            if unit > 100 * near:
+                left, solution, status = self._attempts(z, near, unit / near)
+        if not left <= 1e-6:
+            raise NotConverged(
+                f"from_cvxpy: the solver ({status}) leaves a KKT residual of {left:.2g} of the size of the answer: "
+                f"z has the size {unit:.2g}; bring it nearer, or use a set of bilevel.sets with a closed form"
+            )
+        return solution
+
+    def _attempts(self, z: Tensor, unit: float, far: float) -> tuple[float, Any, str]:
+        """The smallest KKT residual relative to the unit, its (x, w, inverse, far), and what the solver says.
+
+        The objective is divided by `far`, so that multipliers have the size of the unit. Cones have no size:
+        (x, w) of the programme divided by a unit are (x, w) divided by it.
+        """
+        data, chain = self._data(z / unit / far)
+        data["b"], data["P"] = data["b"] / unit, data["P"] / far
         best: tuple[float, Any, str] = (math.inf, (), "no answer")
         for options in _ATTEMPTS:
             raw = self._clarabel(data, chain, options)
             if raw is None:
                 continue
             x, s, dual = (unit * torch.tensor(list(v), dtype=torch.float64) for v in (raw.x, raw.s, raw.z))
-            left, *answer = self._newton(self._linear(z), x, s - dual)
-            if left < best[0]:
-                best = (left, tuple(answer), str(raw.status))
-            if left <= 1e-12 * unit:
+            left, *answer = self._newton(self._linear(z), x, s - dual, far)
+            if left < best[0] * unit:
+                best = (left / unit, (*answer, far), str(raw.status))
+            if best[0] <= 1e-12:
                 break
-        left, solution, status = best
-        if not left <= 1e-6 * unit:
-            raise NotConverged(
-                f"from_cvxpy: the solver ({status}) leaves a KKT residual of {left / unit:.2g} of the size"
-            )
-        return solution
+        return best
 
     def _clarabel(self, data: Any, chain: Any, options: dict[str, Any]) -> Any:
         """The solver's answer, None if it breaks down."""
@@ -173,27 +186,27 @@ class ConicSet(ConvexSet):
             raise EmptySet(f"from_cvxpy: no point satisfies the constraints (solver: {raw.status})")
         return raw
 
-    def _newton(self, q: Tensor, x: Tensor, w: Tensor) -> tuple[float, Tensor, Tensor, Tensor]:
+    def _newton(self, q: Tensor, x: Tensor, w: Tensor, far: float) -> tuple[float, Tensor, Tensor, Tensor]:
         """Newton steps on the KKT equations as long as they help: the residual left, x, w and the inverse."""
-        inverse, left = self._inverse(w), float(self._residual(q, x, w).norm())
+        inverse, left = self._inverse(w, far), float(self._residual(q, x, w, far).norm())
         for _ in range(5):
-            step = inverse @ self._residual(q, x, w)
+            step = inverse @ self._residual(q, x, w, far)
             trial = x - step[: len(x)], w - step[len(x) :]
-            moved = float(self._residual(q, *trial).norm())
+            moved = float(self._residual(q, *trial, far).norm())
             if not moved < left:
                 break
             (x, w), left = trial, moved
-            inverse = self._inverse(w)
+            inverse = self._inverse(w, far)
         return left, x, w, inverse
 
     def project(self, z: Tensor) -> Tensor:
         points = self.checked(z).double().reshape(-1, *self.shape)
         answers = []
         for point in points:
-            x, w, inverse = self._solve(point.detach())
+            x, w, inverse, far = self._solve(point.detach())
             if tracked(z):
                 for _ in range(2):  # each chord step makes one more derivative exact
-                    step = inverse @ self._residual(self._linear(point), x, w)
+                    step = inverse @ self._residual(self._linear(point), x, w, far)
                     x, w = x - step[: len(x)], w - step[len(x) :]
             answers.append(x[self._place])
         return torch.stack(answers).reshape(z.shape).to(z) if answers else z.clone()
@@ -201,7 +214,7 @@ class ConicSet(ConvexSet):
     def jacobian(self, z: Tensor) -> Face:
         points = self.checked(z).detach().double().reshape(-1, *self.shape)
         size = len(self._place)
-        blocks = [self._solve(point)[2][self._place][:, self._place] for point in points]
+        blocks = [inverse[self._place][:, self._place] / far for _, _, inverse, far in map(self._solve, points)]
         H = torch.stack(blocks) if blocks else points.new_zeros(0, size, size)
         H = H.reshape(*z.shape[: z.ndim - len(self.shape)], size, size)
         return MatrixFace((H + H.mT) / 2, len(self.shape))

@@ -15,6 +15,8 @@ ROUNDING, GOOD = 1e-14, 1e-11
 """Relative errors: Newton steps aim at the first; no more multipliers are tried below the second."""
 INNER, HALVINGS, POLISH, PATIENCE = 30, 30, 40, 2
 """Newton steps for given multipliers, halvings of a step; Newton steps on the KKT equations, those without gain."""
+NEARBY, CHANGED = 1e-8, 1e-4
+"""At a kink H is that of a point so far away, relative; entries of Jacobians that differ by more tell of a kink."""
 FAR = 1e6
 """No common point within this many times the size of the problem: the intersection counts as empty."""
 
@@ -25,10 +27,10 @@ class Intersection(ConvexSet):
     The multipliers u come from the augmented Lagrangian method, whose inner problem
     min |y - z|^2/2 + (weight/2) sum dist(y + u_i/weight, C_i)^2 is solved by semismooth Newton steps (Li, Sun & Toh,
     2018): no common interior is needed. Newton steps on the equations above then end at rounding accuracy.
-    With J_i the Jacobian of P_i, the linearised equations give H. At a kink each J_i is the choice of its own set, and
-    these need not belong together: there H is symmetric with eigenvalues in [0, 1], but may lie outside of the
-    generalised Jacobian (a small move of z leads to points where it does not). Meant for up to a few hundred entries
-    per point: all matrices are n x n.
+    With J_i the Jacobian of P_i, the linearised equations give H. At a kink of some P_i the choices of the sets need
+    not belong together: there H is that of the point z + 1e-8 max(|z|, |y|) d, where d is a fixed direction without
+    symmetries, so that H is one of its own limits. Meant for up to a few hundred entries per point: all matrices
+    are n x n.
 
     Where the sets only touch (two balls with one common point, a ball and its tangent) the multipliers are infinite
     and an error of e in the sets moves the answer by sqrt(e): about 1e-8 of the size is then the best that
@@ -83,17 +85,34 @@ class Intersection(ConvexSet):
         with torch.no_grad():
             y, normals, weight = self._solve(wide.detach())
         if tracked(z, *self.tensor_parameters().values()):
-            kkt = self._linearised(y, normals, weight)
+            kkt, kink = self._derivative(wide.detach(), y, normals, weight)
+            fixed = torch.zeros_like(kink)
             for _ in range(2):  # each step makes one more derivative of the fixed point exact; the values stay
                 step = kkt.newton(y, normals, y - wide + normals.sum(0), self._gaps(y, normals, weight))
-                y, normals = with_value(y, step[0]), with_value(normals, step[1])
+                y = torch.where(fixed, y, with_value(y, step[0]))
+                normals = torch.where(fixed, normals, with_value(normals, step[1]))
+                fixed = kink  # where there is no second derivative
         return y.to(z)
 
     def jacobian(self, z: Tensor) -> Face:
         wide = self.checked(z).detach().double()
         with torch.no_grad():
-            y, normals, weight = self._solve(wide)
-            return KKTFace(self._linearised(y, normals, weight))
+            return KKTFace(self._derivative(wide, *self._solve(wide))[0])
+
+    def _derivative(self, z: Tensor, y: Tensor, normals: Tensor, weight: Tensor) -> tuple[LinearisedKKT, Tensor]:
+        """The linearised equations, those of a point nearby where some P_i has a kink; and where that is so."""
+        ndim = int(self.event_ndim)  # type: ignore[arg-type]
+        with torch.no_grad():
+            here, shift = self._linearised(y, normals, weight), _direction(y, ndim)
+            size = _size(torch.cat([y[None], normals / weight]), ndim)
+            sides = [self._linearised(y + step * size * shift, normals, weight) for step in (NEARBY, -NEARBY)]
+            changes = torch.stack([(side.J - here.J).abs().amax((-2, -1)) for side in sides])
+            kink = (changes > CHANGED).any(0).any(0).reshape(size.shape)
+            if bool(kink.any()):
+                size = _size(torch.stack([z.expand_as(y), y]), ndim)
+                y, normals, _ = self._solve(torch.where(kink, z + NEARBY * size * shift, z))
+                here = self._linearised(y, normals, weight)
+        return here, kink
 
     def _gaps(self, y: Tensor, normals: Tensor, weight: Tensor) -> Tensor:
         """y - P_i(y + u_i/weight), zero for every weight at the solution; the parts are dimension 0."""
@@ -248,6 +267,19 @@ class Intersection(ConvexSet):
 
     def __repr__(self) -> str:
         return f"Intersection({', '.join(map(repr, self.sets))})"
+
+
+def _size(points: Tensor, event_ndim: int) -> Tensor:
+    """The largest norm along dimension 0, in a shape that broadcasts against one of the points."""
+    largest = event_norm(points, event_ndim).amax(0).clamp_min(1e-100)
+    return largest.reshape(largest.shape + (1,) * event_ndim)
+
+
+def _direction(y: Tensor, event_ndim: int) -> Tensor:
+    """A fixed unit vector in general position."""
+    event = y.shape[y.ndim - event_ndim :]
+    d = torch.randn(event, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    return (d / d.norm().clamp_min(1e-300)).to(y)
 
 
 class Best:

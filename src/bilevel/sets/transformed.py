@@ -157,8 +157,10 @@ class Scaled(_OfBase):
 
     @in_float32
     def project(self, z: Tensor) -> Tensor:
-        factor = self._factor(self.checked(z))
-        return factor * self.base.project(self._divided(z, factor))
+        self._factor(self.checked(z))  # refuses a factor that does not fit the dtype of z
+        wide = z.double()  # in float32, z / factor would round a far z by more than the size of the set
+        factor = self._factor(wide)
+        return (factor * self.base.project(self._divided(wide, factor))).to(z.dtype)
 
     @in_float32
     def jacobian(self, z: Tensor) -> Face:

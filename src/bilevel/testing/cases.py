@@ -55,10 +55,6 @@ class SetCases:
     margin_exact: bool = True
     """Whether `margin` is the distance itself and not only a lower bound."""
     points_per_set: int = 5
-    far: float = 1e12
-    """|z| may be this many times the size of the set and leave the answer as exact as near it; a solver that ends at
-    a residual relative to z cannot do so.
-    """
 
     def make_set(self, generator: torch.Generator, dimension: int, scale: float) -> ConvexSet:
         """A random set with float64 tensor parameters; scale * Y for the same draws of the generator."""
