@@ -13,7 +13,7 @@ from pathlib import Path
 for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ[variable] = "1"
 
-BENCHMARKS = ("startup", "hypergradients", "sets", "cleaning_memory")
+BENCHMARKS = ("startup", "hypergradients", "sets", "cleaning_memory", "few_shot_head")
 
 
 def main() -> None:

@@ -104,6 +104,13 @@ class Linearization(ABC):
         self.problem.costs.cross_products += 1
         return self._lower_cross(v)
 
+    def reduced_gradient(self, w: Vector) -> Vector:
+        """grad_x f - grad^2_xy g . w: a hypergradient, once its adjoint w is known.
+
+        Where x is a network's parameters, one vector-Jacobian product gives both terms together.
+        """
+        return self.problem.x_space.add(self.upper_grad_x, self.lower_cross(w), -1.0)
+
     @cached_property
     def _inequality_graph(self) -> tuple[Vector, Vector, Tensor]:
         x, y = _as_leaves(self.x), _as_leaves(self.y)

@@ -118,6 +118,6 @@ def assemble(lin: Linearization, w: Vector, z: Vector, u: Vector) -> Vector:
     z is the point at which H was drawn: the derivatives of P in z and in its parameters belong together.
     """
     x_space = lin.problem.x_space
-    h = x_space.add(lin.upper_grad_x, lin.lower_cross(w), -1.0)
+    h = lin.reduced_gradient(w)
     through_set = lin.problem.constraint_vjp(lin.x, z, u)
     return h if through_set is None else x_space.add(h, through_set)

@@ -274,7 +274,7 @@ class RMDPCD:
                 if float(a.abs().max()) <= small:
                     break
         w = space.unravel(w, lin.y)
-        h = lin.problem.x_space.add(lin.upper_grad_x, lin.lower_cross(w), -1.0)
+        h = lin.reduced_gradient(w)
         return Hypergradient(h, w, {"support": float(len(support))})
 
 

@@ -1,0 +1,140 @@
+"""A support vector machine as the last layer of a network, solved anew for every task."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...checks import check_positive
+from ...errors import InvalidInput, InvalidType
+from ...hypergradients import Estimator, LinearSolve
+from .codes import Coded, CodingName, coding_of
+from .dual import Dual, with_ridge
+from .inputs import check_features, check_finite, check_labels, check_mask
+from .layer import solved
+
+
+class SVMHead(nn.Module):
+    """From the features of a task's support and query examples to class scores of the queries.
+
+        scores_c(a) = scale * sum_i alpha_ic phi(a_i).phi(a),      alpha from the dual of the task's own machine
+
+    over the support examples a_i (see `codes` for the two duals). All tasks of a batch are solved at once, in float64
+    whatever the features are, and `loss(scores).backward()` differentiates through the solution: on the face of the
+    box where it lies, dy = -(G_FF)^{-1} (dG y)_F.
+
+    Parameters
+    ----------
+    ways
+        k, the number of classes of a task.
+    C
+        The bound of the dual variables: how much one example may count.
+    ridge
+        Added to the diagonal of the quadratic form: without it the dual of dependent features has many solutions.
+    coding
+        "centred", the paper's, or "crammer-singer", that of MetaOptNet.
+    hypergradient
+        How the solution is differentiated: any estimator of the library. The default, `LinearSolve()`, is done in
+        closed form, one small system per task.
+    scale
+        A factor on the scores. At the margin the scores of a support example differ by 1 alone, which a cross-entropy
+        loss takes for doubt.
+    tol
+        The largest entry of |y - P(y - gradient)| that counts as solved.
+
+    Examples
+    --------
+    >>> head = SVMHead(ways=2)
+    >>> support, labels = torch.tensor([[1.0, 0.0], [-1.0, 0.0]]), torch.tensor([0, 1])
+    >>> head(support, labels, torch.tensor([[2.0, 5.0]]))  # one query, on the side of class 0
+    tensor([[ 0.9998, -0.9998]])
+    """
+
+    def __init__(
+        self,
+        ways: int,
+        *,
+        C: float = 10.0,
+        ridge: float = 1e-3,
+        coding: CodingName = "centred",
+        hypergradient: Estimator | None = None,
+        scale: float = 1.0,
+        tol: float = 1e-8,
+    ) -> None:
+        super().__init__()
+        if isinstance(ways, bool) or not isinstance(ways, int) or ways < 2:
+            raise InvalidInput(f"ways must be an integer of at least 2, got {ways!r}")
+        for name, value in (("C", C), ("ridge", ridge), ("scale", scale), ("tol", tol)):
+            check_positive(name, value)
+        coding_of(coding)
+        hypergradient = LinearSolve() if hypergradient is None else hypergradient
+        if isinstance(hypergradient, type) or not hasattr(hypergradient, "estimate"):
+            raise InvalidType(f"hypergradient must be an object such as LinearSolve(), got {hypergradient!r}")
+        self.ways, self.C, self.ridge, self.coding = ways, float(C), float(ridge), coding
+        self.hypergradient, self.scale, self.tol = hypergradient, float(scale), float(tol)
+
+    def forward(self, support: Tensor, labels: Tensor, query: Tensor, mask: Tensor | None = None) -> Tensor:
+        """The scores of the queries, (..., m, k).
+
+        Parameters
+        ----------
+        support
+            Features of the support examples, (..., n, d); the leading dimensions count tasks.
+        labels
+            Their classes, integers from 0 to ways - 1, (..., n).
+        query
+            Features of the queries, (..., m, d).
+        mask
+            Booleans (..., n): which support examples there are, for tasks of different sizes; features and labels
+            where it is false are not looked at.
+        """
+        mask = self.check(support, labels, query, mask)
+        batch = support.shape[:-2]
+        support, query, labels, mask = (
+            part.reshape(-1, *part.shape[len(batch) :]) for part in (support, query, labels, mask)
+        )
+        support = support.where(mask.unsqueeze(-1), 0.0)
+        coded = self.coded(labels, mask)
+        quadratic = self.quadratic(coded, support)
+        y = solved(Dual(coded, quadratic.detach()), quadratic, self.hypergradient, tol=self.tol)
+        scores = self.scores(coded, y, support, query)
+        return scores.reshape(*batch, *scores.shape[1:])
+
+    def coded(self, labels: Tensor, mask: Tensor | None = None) -> Coded:
+        """Labels (t, n) as the dual sees them."""
+        mask = torch.ones_like(labels, dtype=torch.bool) if mask is None else mask
+        return coding_of(self.coding)(labels, mask, self.ways, self.C, torch.float64)
+
+    def quadratic(self, coded: Coded, support: Tensor) -> Tensor:
+        """G of the dual with its ridge, (t, n, n) in float64, from features (t, n, d)."""
+        support = support.double()
+        return with_ridge(coded.quadratic(support @ support.mT), self.ridge)
+
+    def scores(self, coded: Coded, y: Tensor, support: Tensor, query: Tensor) -> Tensor:
+        """The scores (t, m, k) of the machines with the dual variables y (t, n, p)."""
+        weights = (self.scale * coded.alpha(y)).to(support.dtype).mT @ support
+        return query @ weights.mT
+
+    def check(self, support: Any, labels: Any, query: Any, mask: Any = None) -> Tensor:
+        """Shapes, dtypes and values fit each other; returns the mask."""
+        check_features("support", support)
+        check_features("query", query)
+        if query.shape[:-2] != support.shape[:-2] or query.shape[-1] != support.shape[-1]:
+            raise InvalidInput(
+                f"query of shape {tuple(query.shape)} does not fit support of shape {tuple(support.shape)}: give "
+                "(..., m, d) and (..., n, d) with the same tasks and the same number of features"
+            )
+        if query.dtype != support.dtype:
+            raise InvalidType(
+                f"query is {query.dtype} and support {support.dtype}: convert one, query.to(support.dtype)"
+            )
+        mask = check_mask(labels, support.shape[:-1], mask)
+        check_labels(labels, mask, self.ways)
+        check_finite("support", support, mask)
+        check_finite("query", query)
+        return mask
+
+    def extra_repr(self) -> str:
+        return f"ways={self.ways}, C={self.C:g}, ridge={self.ridge:g}, coding={self.coding!r}, scale={self.scale:g}"

@@ -1,0 +1,279 @@
+"""A batch of few-shot tasks as a bilevel problem: x a network's parameters, y the dual variables of all tasks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from ...errors import InvalidInput, InvalidType
+from ...problem import Linearization, Problem
+from ...sets.base import ConvexSet
+from ...spaces import Space, Vector, leaves, like, tree_map
+from .dual import Dual
+from .head import SVMHead
+from .inputs import Tasks, check_tasks
+
+Parameters = dict[str, Tensor]
+
+
+@dataclass
+class Features:
+    """What the network makes of the images at one x, with its graph, and its buffers after that pass."""
+
+    parameters: list[Tensor]
+    support: Tensor  # (t, n, d)
+    query: Tensor  # (t, m, d)
+    buffers: Parameters = field(default_factory=dict)
+
+    def pull_back(self, support: Tensor, query: Tensor) -> list[Tensor]:
+        """The derivative in the parameters of <support, support features> + <query, query features>."""
+        return list(
+            torch.autograd.grad(
+                [self.support, self.query],
+                self.parameters,
+                [support.to(self.support), query.to(self.query)],
+                retain_graph=True,
+                allow_unused=True,
+                materialize_grads=True,
+            )
+        )
+
+
+class FewShotProblem(Problem):
+    """Which features let a support vector machine, trained on the support examples of a task, classify its queries?
+
+        f(x, y) = mean over tasks and queries of  cross-entropy(scores(x, y), label)
+        g(x, y) = sum over tasks of  1/2 <y, G(x) y> - <b, y>                       (see `codes` for G, b and the set)
+
+    x is {name: parameter} of the network; y holds the dual variables in float64, of shape (t, n) for centred codes and
+    (t, n, k) for Crammer-Singer, one factor of the set per task. The network runs once for each x, however many y are
+    looked at: g and its products in y need the Gram matrices alone, and a hypergradient is one vector-Jacobian product
+    through the network.
+
+    Parameters
+    ----------
+    network
+        From images (N, ...) to features (N, d). It is used as it stands, in training or evaluation mode, and not
+        changed: batch normalisation sees support and query images of all tasks together, and works on copies of the
+        running statistics (`buffers_at`); dropout draws the same mask at every x (`seed`): f and g are functions.
+    head
+        The machine, with its settings.
+    tasks
+        `support` (t, n, ...), `support_labels` (t, n), `query` (t, m, ...), `query_labels` (t, m).
+    seed
+        Of random layers such as dropout.
+
+    Examples
+    --------
+    >>> import bilevel
+    >>> from types import SimpleNamespace
+    >>> pixels, labels = torch.eye(4).reshape(1, 4, 4), torch.tensor([[0, 1, 0, 1]])
+    >>> tasks = SimpleNamespace(support=pixels, support_labels=labels, query=pixels, query_labels=labels)
+    >>> problem = FewShotProblem(torch.nn.Linear(4, 3), SVMHead(ways=2), tasks)
+    >>> bilevel.minimize(problem, solver=bilevel.DMLCBO(), steps=20).x["weight"].shape
+    torch.Size([3, 4])
+    """
+
+    def __init__(self, network: nn.Module, head: SVMHead, tasks: Tasks, *, seed: int = 0) -> None:
+        if not isinstance(network, nn.Module):
+            raise InvalidType(f"network must be a torch.nn.Module, got {type(network).__name__}")
+        if not isinstance(head, SVMHead):
+            raise InvalidType(f"head must be an SVMHead, got {type(head).__name__}")
+        self.network, self.head, self.tasks, self.seed = network, head, tasks, seed
+        mask = check_tasks(tasks, head.ways)
+        self.mask, self.coded = mask, head.coded(tasks.support_labels, mask)
+        self._latest: tuple[Any, Any, Features] | None = None
+        x0 = {name: value.detach().clone() for name, value in network.named_parameters() if value.requires_grad}
+        if not x0:
+            raise InvalidInput("network has no parameters that require a gradient: there is nothing to learn")
+        super().__init__(
+            self._plain_upper,
+            self._plain_lower,
+            self.coded.constraint(),
+            x0=x0,
+            y0=self.coded.plain(torch.zeros_like(self.coded.indicator)),
+        )
+
+    def y_space(self, constraint: ConvexSet) -> Space:
+        """One factor per task."""
+        return Space(self.y0.ndim - 1)  # type: ignore[union-attr]
+
+    def linearize(self, x: Vector, y: Vector, batch: Any = None) -> Linearization:
+        return FewShotLinearization(self, x, y, batch)
+
+    def features(self, x: Vector) -> Features:
+        """The features at x; the latest ones are kept, so that many y at one x cost one pass of the network."""
+        versions = [u._version for u in leaves(x)]
+        if self._latest is not None and self._latest[0] is x and self._latest[1] == versions:
+            return self._latest[2]
+        self._latest = None  # two graphs at once would need twice the memory
+        point = tree_map(lambda u: u.detach().requires_grad_(), x)
+        with torch.enable_grad():
+            features = self._forward(point)
+        self._latest = (x, versions, features)
+        return features
+
+    def forget(self) -> None:
+        """Let go of the features that are kept, and of their graph."""
+        self._latest = None
+
+    def buffers_at(self, x: Vector) -> Parameters:
+        """The network's buffers (running statistics, for example) after its pass at x."""
+        return {name: value.detach() for name, value in self.features(x).buffers.items()}
+
+    def solve(self, x: Vector, *, rounds: int | None = None, start: Tensor | None = None) -> Tensor:
+        """y*(x) by the head's own solver; with `rounds`, at most so many projected Newton steps towards it.
+
+        For those few rounds only the support images pass through the network, without a graph, unless the features at
+        x are known.
+        """
+        if rounds is None or (self._latest is not None and self._latest[0] is x):
+            support = self.features(x).support
+        else:
+            with torch.no_grad():
+                support = self._run(x, [self.tasks.support])[0][0]
+        dual = Dual(self.coded, self.head.quadratic(self.coded, self._masked(support.detach())))
+        start = None if start is None else self.coded.columns(start)
+        if rounds is None:
+            return self.coded.plain(dual.solve(tol=self.head.tol, start=start).y)
+        return self.coded.plain(dual.approach(rounds=rounds, tol=self.head.tol, start=start).y)
+
+    def scores(self, x: Vector, y: Vector) -> Tensor:
+        """The scores of the queries, (t, m, k)."""
+        features = self.features(x)
+        return self._scores(y, features.support, features.query).detach()
+
+    def _forward(self, x: Any) -> Features:
+        (support, query), buffers = self._run(x, [self.tasks.support, self.tasks.query])
+        return Features(leaves(x), support, query, buffers)
+
+    def _run(self, x: Any, images: list[Tensor]) -> tuple[list[Tensor], Parameters]:
+        """The features of several stacks of images (t, count, ...), in one pass, and the buffers after it."""
+        buffers = {name: value.clone() for name, value in self.network.named_buffers()}
+        joined = torch.cat([part.flatten(0, 1) for part in images])
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.seed)
+            features = functional_call(self.network, {**x, **buffers}, (joined,))
+        if not isinstance(features, Tensor) or features.ndim < 2 or len(features) != len(joined):
+            shown = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
+            raise InvalidInput(
+                f"network returned {shown} for {len(joined)} images: it must return features ({len(joined)}, d)"
+            )
+        parts = features.flatten(1).split([part.shape[0] * part.shape[1] for part in images])
+        return [part.unflatten(0, stack.shape[:2]) for part, stack in zip(parts, images, strict=True)], buffers
+
+    def _masked(self, support: Tensor) -> Tensor:
+        return support if self.mask is None else support.where(self.mask.unsqueeze(-1), 0.0)
+
+    def _scores(self, y: Any, support: Tensor, query: Tensor) -> Tensor:
+        return self.head.scores(self.coded, self.coded.columns(y), self._masked(support), query)
+
+    def _loss(self, y: Any, support: Tensor, query: Tensor) -> Tensor:
+        scores = self._scores(y, support, query)
+        return nn.functional.cross_entropy(scores.flatten(0, -2), self.tasks.query_labels.flatten().long())
+
+    def _plain_upper(self, x: Any, y: Any) -> Tensor:
+        """f as autograd can follow it."""
+        features = self._forward(x)
+        return self._loss(y, features.support, features.query)
+
+    def _plain_lower(self, x: Any, y: Any) -> Tensor:
+        """g as autograd can follow it."""
+        quadratic = self.head.quadratic(self.coded, self._masked(self._forward(x).support))
+        y = self.coded.columns(y)
+        return (y * (0.5 * (quadratic @ y) - self.coded.indicator)).sum()
+
+    def __repr__(self) -> str:
+        tasks, support, query = *self.tasks.support.shape[:2], self.tasks.query.shape[1]
+        return f"FewShotProblem({tasks} tasks of {support} support and {query} query examples, {self.head})"
+
+
+class FewShotLinearization(Linearization):
+    """f and g of a `FewShotProblem` at one point: one pass of the network per x, Gram matrices for everything in y."""
+
+    problem: FewShotProblem
+    y: Any
+
+    @cached_property
+    def _features(self) -> Features:
+        return self.problem.features(self.x)
+
+    @cached_property
+    def _support(self) -> Tensor:
+        return self.problem._masked(self._features.support.detach()).double()
+
+    @cached_property
+    def _dual(self) -> Dual:
+        return Dual(self.problem.coded, self.problem.head.quadratic(self.problem.coded, self._support))
+
+    @cached_property
+    def _columns(self) -> Tensor:
+        return self.problem.coded.columns(self.y)
+
+    @cached_property
+    def _upper(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """f, and its derivatives in y and in the support and query features."""
+        self.problem.costs.upper_gradients += 1
+        point = [u.detach().requires_grad_() for u in (self.y, self._features.support, self._features.query)]
+        with torch.enable_grad():
+            loss = self.problem._loss(*point)
+        return loss.detach(), *torch.autograd.grad(loss, point)  # type: ignore[return-value]
+
+    @property
+    def upper_grad_x(self) -> Vector:
+        return self._upper_gradient_x
+
+    @property
+    def upper_grad_y(self) -> Vector:
+        return self._upper[1]
+
+    @cached_property
+    def _upper_gradient_x(self) -> Vector:
+        return self._pull_back(self._upper[2], self._upper[3])
+
+    def reduced_gradient(self, w: Any) -> Vector:
+        """Both terms in one pass back through the network."""
+        self.problem.costs.cross_products += 1
+        return self._pull_back(self._upper[2] - self._cross(w), self._upper[3])
+
+    def _pull_back(self, support: Tensor, query: Tensor | None = None) -> Vector:
+        query = torch.zeros_like(self._features.query) if query is None else query
+        return like(self.x, self._features.pull_back(support, query))
+
+    def _cross(self, w: Any) -> Tensor:
+        """The derivative of <w, grad_y g> = <A'a, B'a> in the features a, with A = alpha(w), B = alpha(y)."""
+        one, other = (self.problem.coded.alpha(part) for part in (self.problem.coded.columns(w), self._columns))
+        a = self._support
+        return (one @ (other.mT @ a) + other @ (one.mT @ a)).to(self._features.support)
+
+    def _upper_value(self) -> Tensor:
+        return self._upper[0]
+
+    def _upper_gradients(self) -> tuple[Vector, Vector]:
+        return self._upper_gradient_x, self._upper[1]
+
+    def _lower_value(self) -> Tensor:
+        y = self._columns
+        return (y * (0.5 * (self._dual.quadratic @ y) - self.problem.coded.indicator)).sum()
+
+    def _lower_gradient_x(self) -> Vector:
+        return self._pull_back(0.5 * self._cross(self.y))
+
+    def _lower_gradient_y(self) -> Vector:
+        return self.problem.coded.plain(self._dual.gradient(self._columns))
+
+    def _lower_hvp(self, v: Any) -> Vector:
+        return self.problem.coded.plain(self._dual.quadratic @ self.problem.coded.columns(v))
+
+    def _lower_cross(self, v: Any) -> Vector:
+        return self._pull_back(self._cross(v))
+
+
+def few_shot_problem(network: nn.Module, head: SVMHead, tasks: Tasks, *, seed: int = 0) -> FewShotProblem:
+    """A batch of tasks as a bilevel problem: see `FewShotProblem`."""
+    return FewShotProblem(network, head, tasks, seed=seed)
