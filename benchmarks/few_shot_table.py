@@ -1,0 +1,161 @@
+"""The paper's four few-shot problems with every method of its Table 3, each for the same time, on one thread each.
+
+    python -m benchmarks.few_shot_table --data DATA [--minutes 15] [--workers 2] [--out results/few-shot]
+    python -m benchmarks.few_shot_table --curves [--out results/few-shot]
+
+The first trains what is not trained yet (a file per run, which a second call goes on from) and prints the table; the
+second draws accuracy on novel classes against minutes of training from the stored curves. Minutes are those of the
+training steps alone. The network kept is the best on validation classes; the accuracy is that on 600 tasks of 15
+queries per class of novel classes. The curve has 100 tasks of novel classes at each point.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+    os.environ[variable] = "1"
+
+from .harness import hardware
+
+METHODS = {"dmlcbo": "DMLCBO", "vpbgd": "V-PBGD", "approx": "Approx", "rmd-pcd": "RMD-PCD", "adam": "Implicit + Adam"}
+PAPER: dict[tuple[str, int], dict[str, tuple[float, float]]] = {
+    ("omniglot", 5): {"dmlcbo": (99.97, 0.04), "vpbgd": (95.67, 1.02), "approx": (99.41, 0.25), "rmd-pcd": (99.69, 0.37)},
+    ("omniglot", 10): {"dmlcbo": (99.81, 0.19), "vpbgd": (98.43, 0.16), "approx": (99.57, 0.17), "rmd-pcd": (99.29, 0.17)},
+    ("fc100", 5): {"dmlcbo": (85.25, 0.01), "vpbgd": (78.14, 1.97), "approx": (74.19, 1.35), "rmd-pcd": (84.75, 0.65)},
+    ("fc100", 10): {"dmlcbo": (86.93, 0.89), "vpbgd": (67.18, 0.75), "approx": (69.10, 0.85), "rmd-pcd": (81.18, 0.39)},
+}
+"""Table 3 of the paper: mean and +-."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.few_shot_table", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    parser.add_argument("--data", type=Path, help="the data folder")
+    parser.add_argument("--minutes", type=float, default=15.0)
+    parser.add_argument("--workers", type=int, default=2, help="runs side by side")
+    parser.add_argument("--datasets", nargs="+", default=["omniglot", "fc100"], choices=["omniglot", "fc100"])
+    parser.add_argument("--ways", nargs="+", type=int, default=[5, 10], choices=[5, 10])
+    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
+    parser.add_argument("--out", type=Path, default=Path("build/few-shot"))
+    parser.add_argument("--curves", action="store_true", help="only draw the curves of what is stored")
+    parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    runs = [(data, ways, method) for data in arguments.datasets for ways in arguments.ways
+            for method in arguments.methods]  # fmt: skip
+    if arguments.one:
+        train(*runs[0], arguments)
+    elif arguments.curves:
+        draw(arguments.out)
+    else:
+        arguments.out.mkdir(parents=True, exist_ok=True)
+        side_by_side([run for run in runs if not stored(arguments.out, *run).exists()], arguments)
+        text = markdown(arguments.out)
+        (arguments.out / "table.md").write_text(text)
+        print(text)
+
+
+def stored(folder: Path, data: str, ways: int, method: str) -> Path:
+    return folder / f"{data}-{ways}-way-{method}.json"
+
+
+def side_by_side(runs: list[tuple[str, int, str]], arguments: Any) -> None:
+    """Each run in a process of its own, as many at once as there are workers."""
+    running: list[subprocess.Popen] = []
+    for data, ways, method in runs:
+        if len(running) == arguments.workers:
+            running.pop(0).wait()
+        command = [sys.executable, "-m", "benchmarks.few_shot_table", "--one", "--out", str(arguments.out)]
+        command += ["--minutes", str(arguments.minutes), "--datasets", data, "--ways", str(ways), "--methods", method]
+        running.append(subprocess.Popen(command + (["--data", str(arguments.data)] if arguments.data else [])))
+    for process in running:
+        process.wait()
+
+
+def train(data: str, ways: int, method: str, arguments: Any) -> None:
+    """One run, and its JSON."""
+    import torch
+
+    from bilevel.applications.few_shot.experiment import Experiment
+
+    torch.set_num_threads(1)
+    experiment = Experiment(dataset=data, ways=ways, solver=method)
+    splits, learner = experiment.splits(arguments.data), experiment.learner()
+    points: list[dict[str, float]] = []
+
+    def look(record: Any, learner: Any) -> None:
+        found = learner.evaluate(splits.test, count=100, seed=1)
+        points.append({"step": record.step, "minutes": record.seconds / 60, "loss": record.loss,
+                       "validation": 100 * record.validation, "novel": 100 * found.mean,
+                       "interval": 100 * found.interval})  # fmt: skip
+        print(f"{data} {ways}-way {method}: {points[-1]}", flush=True)
+
+    training = learner.fit(
+        splits.train, minutes=arguments.minutes, validate=splits.validation, validate_count=100, evaluate_every=100,
+        checkpoint=arguments.out / "networks" / f"{data}-{ways}-way-{method}.safetensors", resume=True,
+        callbacks=[look],
+    )  # fmt: skip
+    novel, seen = (learner.evaluate(part, count=600, seed=2) for part in (splits.test, splits.seen))
+    result = {
+        "experiment": experiment.about(), "minutes": training.seconds / 60, "steps": training.step,
+        "status": training.status.name, "novel": 100 * novel.mean, "interval": 100 * novel.interval,
+        "seen": 100 * seen.mean, "curve": points, "hardware": hardware(),
+    }  # fmt: skip
+    stored(arguments.out, data, ways, method).write_text(json.dumps(result, indent=1) + "\n")
+
+
+def results(folder: Path) -> dict[tuple[str, int], dict[str, dict]]:
+    """What is stored, by problem and method."""
+    found: dict[tuple[str, int], dict[str, dict]] = {}
+    for problem in PAPER:
+        for method in METHODS:
+            path = stored(folder, *problem, method)
+            if path.exists():
+                found.setdefault(problem, {})[method] = json.loads(path.read_text())
+    return found
+
+
+def markdown(folder: Path) -> str:
+    """The table: ours with its 95 % interval over tasks, the paper's mean and +-."""
+    lines = ["| problem | method | paper | novel classes | training classes | steps | minutes |",
+             "| --- | --- | --- | --- | --- | --- | --- |"]  # fmt: skip
+    for (data, ways), methods in results(folder).items():
+        for method, row in methods.items():
+            printed = PAPER[data, ways].get(method)
+            paper = "" if printed is None else f"{printed[0]:.2f} ± {printed[1]:.2f}"
+            lines.append(
+                f"| {data} {ways}-way 5-shot | {METHODS[method]} | {paper} | {row['novel']:.2f} ± {row['interval']:.2f} "
+                f"| {row['seen']:.2f} | {row['steps']} | {row['minutes']:.1f} |"
+            )
+    return "\n".join(lines) + "\n"
+
+
+def draw(folder: Path) -> None:
+    """One panel per problem, one line per method."""
+    from matplotlib.figure import Figure
+
+    found = results(folder)
+    if not found:
+        sys.exit(f"{folder} holds no run: train first")
+    figure = Figure(figsize=(10, 7), layout="constrained")
+    axes = figure.subplots(2, 2)
+    for axis, ((data, ways), methods) in zip(axes.flat, found.items(), strict=False):
+        for method, row in methods.items():
+            minutes, novel, half = ([point[name] for point in row["curve"]] for name in ("minutes", "novel", "interval"))
+            (line,) = axis.plot(minutes, novel, label=METHODS[method])
+            low, high = ([m + sign * h for m, h in zip(novel, half, strict=True)] for sign in (-1, 1))
+            axis.fill_between(minutes, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
+        axis.set(title=f"{data}, {ways}-way 5-shot", xlabel="minutes of training", ylabel="accuracy, novel classes, %")
+    axes[0, 0].legend(frameon=False)
+    figure.savefig(folder / "curves.svg")
+    print(f"drawn: {folder / 'curves.svg'}")
+
+
+if __name__ == "__main__":
+    main()
