@@ -102,7 +102,7 @@ def test_a_plain_active_set_iteration_cycles_where_ours_does_not():
 def test_crammer_singer_agrees_with_scikit_learn():
     support, labels, query = tasks_of("clustered", 4, 5, 5, 12, seed=3)
     for C in (0.01, 0.1, 1.0):
-        scores = SVMHead(5, C=C, ridge=1e-9, coding="crammer-singer")(support, labels, query)
+        scores = SVMHead(5, C=C, ridge=1e-9, coding="crammer-singer", scale=1.0)(support, labels, query)
         for task in range(len(support)):
             peer = LinearSVC(multi_class="crammer_singer", C=C, fit_intercept=False, tol=1e-8, max_iter=200_000)
             peer.fit(support[task].numpy(), labels[task].numpy())
@@ -133,7 +133,7 @@ def test_unsolved_tasks_are_named():
 
 def test_float32_features_are_solved_in_float64():
     support, labels, query = tasks_of("correlated", 8, 5, 5, 50)
-    head = SVMHead(5, C=0.1, ridge=1e-6)
+    head = SVMHead(5, C=0.1, ridge=1e-6, scale=1.0)
     scores = head(support.float(), labels, query.float())
     assert scores.dtype == torch.float32
     exact = head(support.float().double(), labels, query.float().double())

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import time
-import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -13,18 +11,17 @@ from typing import Any
 
 from torch import nn
 
-from ...checkpoints import Checkpoint, CheckpointWarning
+from ...checkpoints import Checkpoint
 from ...checks import check_count, check_positive
-from ...errors import Incompatible, InvalidInput, InvalidType, NotFinite
-from ...files import Damaged, FileExists, FileMissing, NotWritten, check_writable
-from ...progress import ProgressBar, Silent
+from ...errors import Incompatible, InvalidInput, InvalidType, NotConverged, NotFinite
 from ...randomness import Noise, Seeds
 from ...solution import Status
 from ...solvers import DMLCBO, Solver
 from .evaluation import TRAINING, VALIDATION, Accuracy, EpisodeSource, check_episodes, evaluate
 from .head import SVMHead
 from .problem import FewShotProblem
-from .training_state import TrainingRecord, TrainingState, load_state, save_state
+from .schedule import Files, Plan, interrupts_after_the_step, load_newest, progress_bar, show
+from .training_state import TrainingRecord, TrainingState, save_state
 from .updates import OptimizerUpdates, SolverUpdates, Updates, copied, place, place_buffers
 
 Callback = Callable[[TrainingRecord, "MetaLearner"], Any]
@@ -59,13 +56,14 @@ class Training:
 class MetaLearner:
     """Learns features with which a support vector machine does well on tasks of a few examples per class.
 
-    Every step draws fresh tasks, a function of the seed and the step number alone. (A fixed pool of tasks, each with its
-    own dual variables carried along, would be seen again and again: a network learns it by heart, and most of the y would
-    be stale.) The dual variables of fresh tasks start from a few projected Newton steps; the solver's knowledge of x, its
-    momentum, moments and step sizes, is carried from step to step.
+    Every step draws fresh tasks, a function of the seed and the step number alone. (A fixed pool of tasks, each with
+    dual variables that are carried along, would be seen again and again: a network learns it by heart, and most of the
+    dual variables would be stale.) Those of fresh tasks start at their solution for the network that the step leads
+    to: a handful of Newton steps, far cheaper than one pass of the network, where a start that is a step behind spoils
+    the hypergradient. What the solver knows of x, its momentum, moments and step sizes, is carried from step to step.
 
-    Batch normalisation and dropout work as usual: the network trains in training mode, where statistics are those of all
-    images of a step, its running statistics follow, and it is evaluated in evaluation mode.
+    Batch normalisation and dropout work as usual: the network trains in training mode, where statistics are those of
+    all images of a step; its running statistics follow, and it is evaluated in evaluation mode.
 
     Parameters
     ----------
@@ -74,8 +72,8 @@ class MetaLearner:
     head
         `SVMHead(ways=...)`.
     solver
-        Any solver of the library that takes a box; default `DMLCBO(upper_step=0.03)`. Rules that compare f from step to
-        step (step_rule="adaptive") do not go with fresh tasks.
+        Any solver of the library that takes a box; default `DMLCBO()`. Rules that compare f from step to step
+        (step_rule="adaptive") do not go with fresh tasks.
     optimizer
         parameters -> optimiser of torch, such as `lambda parameters: torch.optim.Adam(parameters, lr=1e-3)`: it then
         takes the steps, with the hypergradient in `.grad`; of the solver only its estimator `hypergradient` is used.
@@ -116,7 +114,7 @@ class MetaLearner:
             raise InvalidInput("scheduler goes with optimizer: a solver of the library has its own step sizes")
         check_count("tasks_per_step", tasks_per_step)
         self.network, self.head, self.tasks_per_step, self.seed = network, head, tasks_per_step, seed
-        self.solver = DMLCBO(upper_step=0.03) if solver is None else solver
+        self.solver = DMLCBO() if solver is None else solver
         seeds = Seeds.of(seed)
         self._updates: Updates
         if optimizer is None:
@@ -160,8 +158,8 @@ class MetaLearner:
         evaluate_every
             A record is made, and callbacks are called, every so many steps and at the end.
         checkpoint
-            A file, or `Checkpoint(path, every=...)`: written at every record (or every so many steps) and at the end; the
-            one before it is kept. An existing file is refused unless it is resumed.
+            A file, or `Checkpoint(path, every=...)`: written at every record (or every so many steps) and at the end;
+            the one before it is kept. An existing file is refused unless it is resumed.
         resume
             Go on from `checkpoint` if it exists, with the same bits as a run that was never interrupted.
         progress
@@ -179,12 +177,12 @@ class MetaLearner:
         check_episodes("episodes", episodes, self.head.ways)
         if validate is not None:
             check_episodes("validate", validate, self.head.ways)
-        files = None if checkpoint is None else _Files(Checkpoint.of(checkpoint), resume=resume)
+        files = None if checkpoint is None else Files(Checkpoint.of(checkpoint), resume=resume)
         if files is not None and files.found:
             self.load(files.path)
-        plan = _Plan(steps, minutes, evaluate_every, validate, validate_count, files)
-        with _progress(progress) as bar:
-            return self._train(episodes, plan, [*callbacks, lambda record, _: _show(bar, record, plan)])
+        plan = Plan(steps, minutes, evaluate_every, validate, validate_count, files)
+        with progress_bar(progress) as bar:
+            return self._train(episodes, plan, [*callbacks, lambda record, _: show(bar, record, plan)])
 
     def evaluate(self, episodes: EpisodeSource, *, count: int = 600, seed: int = 0) -> Accuracy:
         """The accuracy on `count` fresh tasks, with its 95 % interval; see `evaluate`."""
@@ -196,7 +194,7 @@ class MetaLearner:
 
     def load(self, path: str | Path) -> MetaLearner:
         """Go on from a file of a learner with the same settings, and give its network to this one."""
-        state = _load_newest(Path(path))
+        state = load_newest(Path(path))
         self._check_settings(state, path)
         place(self.network, state.parameters)
         place_buffers(self.network, state.buffers)
@@ -205,37 +203,35 @@ class MetaLearner:
         self._show_best()
         return self
 
-    def _train(self, episodes: EpisodeSource, plan: _Plan, callbacks: list[Callback]) -> Training:
+    def _train(self, episodes: EpisodeSource, plan: Plan, callbacks: list[Callback]) -> Training:
         status, message, was_training = Status.STEPS, "", self.network.training
         place(self.network, self.state.parameters)  # the latest, not the best
         place_buffers(self.network, self.state.buffers)
         self.network.train()
         try:
-            while not plan.is_done(self.state):
-                self._advance(episodes)
-                if plan.is_due(self.state):
-                    record = self._record(plan)
-                    asked = [callback(record, self) for callback in callbacks]
-                    if any(answer is not None and bool(answer) for answer in asked):
+            with interrupts_after_the_step() as interrupted:
+                while not plan.is_done(self.state) and status is Status.STEPS:
+                    self._advance(episodes)
+                    if plan.is_due(self.state) and self._told(self._record(plan), callbacks):
                         status = Status.STOPPED
-                        break
-                plan.write(self._snapshot)
-        except NotFinite as error:
-            status = Status.DIVERGED
-            message = (
-                f"step {self.state.step + 1} was not finite ({error}); the network is that of step {self.state.step}"
-            )
-        except KeyboardInterrupt:
-            status = Status.INTERRUPTED
+                    elif interrupted():
+                        status = Status.INTERRUPTED
+                    plan.write(self._snapshot)
+        except (NotFinite, NotConverged) as error:
+            status = Status.DIVERGED if isinstance(error, NotFinite) else Status.FAILED
+            message = f"step {self.state.step + 1} failed ({error}); the network is that of step {self.state.step}"
         finally:
             self.network.train(was_training)
-        if self.state.recent[2] and status is not Status.DIVERGED:
-            self._record(plan)
         if plan.files is not None:
             plan.files.write(self._snapshot())
         self._show_best()
         best = None if self.state.best is None else Accuracy(**self.state.best["accuracy"])
         return Training(status, self.history, self.state.step, self.state.seconds, best, message)
+
+    def _told(self, record: TrainingRecord, callbacks: list[Callback]) -> bool:
+        """Whether a callback asks to stop."""
+        asked = [callback(record, self) for callback in callbacks]
+        return any(answer is not None and bool(answer) for answer in asked)
 
     def _advance(self, episodes: EpisodeSource) -> None:
         """One step, on fresh tasks."""
@@ -253,7 +249,7 @@ class MetaLearner:
         tasks = episodes.sample(self.tasks_per_step, generator)
         return FewShotProblem(self.network, self.head, tasks, seed=generator.initial_seed() % (1 << 63))
 
-    def _record(self, plan: _Plan) -> TrainingRecord:
+    def _record(self, plan: Plan) -> TrainingRecord:
         loss, accuracy, count = self.state.recent
         found = None
         if plan.validate is not None:
@@ -313,83 +309,6 @@ class MetaLearner:
                 f"{path} holds a learner with {name} = {state.settings.get(name)!r}, and this one has {ours[name]!r}: "
                 "make a learner with the same settings, or start anew"
             )
-
-
-@dataclass
-class _Plan:
-    """How long to train, and what to do on the way."""
-
-    steps: int | None
-    minutes: float | None
-    evaluate_every: int
-    validate: EpisodeSource | None
-    validate_count: int
-    files: _Files | None
-
-    def share(self, state_step: int, seconds: float) -> float:
-        """How much of the plan is done, from 0 to 1."""
-        parts = [state_step / self.steps if self.steps else 0.0, seconds / (60 * self.minutes) if self.minutes else 0.0]
-        return min(max(parts), 1.0)
-
-    def is_done(self, state: TrainingState) -> bool:
-        return self.share(state.step, state.seconds) >= 1.0
-
-    def is_due(self, state: TrainingState) -> bool:
-        return state.step % self.evaluate_every == 0 or self.is_done(state)
-
-    def write(self, snapshot: Callable[[], TrainingState]) -> None:
-        """Write a checkpoint if one is due."""
-        if self.files is not None:
-            state = snapshot()
-            if state.step % (self.files.settings.every or self.evaluate_every) == 0:
-                self.files.write(state)
-
-
-class _Files:
-    """The checkpoint on disk, and the one before it."""
-
-    def __init__(self, settings: Checkpoint, *, resume: bool) -> None:
-        self.settings, self.path = settings, Path(settings.path)
-        check_writable(self.path, overwrite=True)
-        self.found = self.path.exists() or settings.previous.exists()
-        if self.found and not resume:
-            raise FileExists(
-                f"{self.path} exists and was left as it is: fit(..., resume=True) goes on from it; to start anew, choose "
-                "another name or delete it"
-            )
-        self._keep = False
-
-    def write(self, state: TrainingState) -> None:
-        """A full disk is a warning, and leaves what was there."""
-        try:
-            save_state(state, self.path, overwrite=True, previous=self.settings.previous if self._keep else None)
-            self._keep = True
-        except NotWritten as error:
-            warnings.warn(f"{error}. The training goes on", CheckpointWarning, stacklevel=2)
-
-
-def _load_newest(path: Path) -> TrainingState:
-    """A file, or if it is damaged or missing the one before it, with a warning."""
-    try:
-        return load_state(path)
-    except (Damaged, FileMissing) as error:
-        before = Checkpoint(path).previous
-        if not before.exists():
-            raise
-        warnings.warn(f"{error}. The one before it is used: {before}", CheckpointWarning, stacklevel=3)
-        return load_state(before)
-
-
-def _progress(wanted: bool) -> Any:
-    return ProgressBar(100, counter="{done:.0f} %") if wanted else Silent()
-
-
-def _show(bar: Any, record: TrainingRecord, plan: _Plan) -> None:
-    if isinstance(bar, ProgressBar):
-        text = f"step {record.step}  loss {record.loss:.4g}  accuracy {100 * record.accuracy:.1f} %"
-        if record.validation is not None and record.interval is not None and not math.isnan(record.interval):
-            text += f"  validation {100 * record.validation:.1f} +- {100 * record.interval:.1f} %"
-        bar.show(100 * plan.share(record.step, record.seconds), text)
 
 
 def meta_train(

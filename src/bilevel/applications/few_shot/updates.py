@@ -15,13 +15,10 @@ from torch import Tensor, nn
 from ...errors import Incompatible, InvalidType, NotFinite
 from ...hypergradients import LinearSolve
 from ...randomness import Noise, Seeds
-from ...solvers import Solver
 from ...solvers.base import check_compatible
 from .problem import FewShotProblem, Parameters
 
 Draw = Callable[[int], FewShotProblem]
-WARM_ROUNDS = 8
-"""Projected Newton steps from zero towards the dual solution of fresh tasks: enough for all but stiff ones."""
 
 
 class Judged(NamedTuple):
@@ -34,8 +31,8 @@ class Judged(NamedTuple):
 class SolverUpdates:
     """x moves by the solver's own step, which also samples the hypergradient of the next one.
 
-    The state of y cannot be carried from one set of tasks to another: y starts near the solution of its new tasks, and
-    the rest of the solver's state is kept (`State.renewed`).
+    The state of y cannot be carried from one set of tasks to another: y starts at the solution of its new tasks for the
+    x to come, and the rest of the solver's state is kept (`State.renewed`).
     """
 
     def __init__(self, network: nn.Module, solver: Any, seeds: Seeds) -> None:
@@ -172,6 +169,3 @@ def place_buffers(network: nn.Module, buffers: Parameters) -> None:
 def copied(tensors: Any) -> dict[str, Tensor]:
     """Detached copies of named tensors."""
     return {name: value.detach().clone() for name, value in tensors}
-
-
-__all__ = ["Judged", "OptimizerUpdates", "Solver", "SolverUpdates", "Updates", "copied", "place", "place_buffers"]
