@@ -9,9 +9,10 @@ import torch
 from sklearn.svm import LinearSVC
 
 from bilevel.applications.few_shot import SVMHead
+from bilevel.applications.few_shot import dual as dual_module
 from bilevel.applications.few_shot.codes import CODINGS
 from bilevel.applications.few_shot.dual import Dual
-from bilevel.errors import NotConverged
+from bilevel.errors import NotConverged, NotFinite
 
 from .support import KINDS, tasks_of
 
@@ -123,12 +124,18 @@ def test_absent_examples_do_not_count(coding):
         torch.testing.assert_close(scores[task], alone, rtol=1e-9, atol=1e-9)
 
 
-def test_unsolved_tasks_are_named():
-    dual = dual_of("clustered", "centred", C=1.0)
-    with pytest.raises(
-        NotConverged, match=r"4 of 4 tasks were left at a KKT residual of up to .*tol = 1e-30.*raise ridge"
-    ):
-        dual.solve(tol=1e-30)
+def test_unsolved_tasks_are_named(monkeypatch):
+    for name, value in (("NEWTON_ROUNDS", 1), ("INTERIOR_STEPS", 1), ("LAST_ROUNDS", 0)):
+        monkeypatch.setattr(dual_module, name, value)
+    problem = r"3 of 4 tasks were left at a KKT residual of up to .* \(tol = 1e-08\) after 2 rounds: raise ridge"
+    with pytest.raises(NotConverged, match=problem):
+        dual_of("correlated", "centred", C=0.1).solve(tol=1e-8)
+
+
+def test_overflow_is_named():
+    support, labels, query = tasks_of("random", 2, 3, 2, 5)
+    with pytest.raises(NotFinite, match="of 2 tasks overflow: scale the features down"):
+        SVMHead(3)(1e200 * support, labels, query)
 
 
 def test_float32_features_are_solved_in_float64():
