@@ -26,8 +26,18 @@ from .harness import hardware
 
 METHODS = {"dmlcbo": "DMLCBO", "vpbgd": "V-PBGD", "approx": "Approx", "rmd-pcd": "RMD-PCD", "adam": "Implicit + Adam"}
 PAPER: dict[tuple[str, int], dict[str, tuple[float, float]]] = {
-    ("omniglot", 5): {"dmlcbo": (99.97, 0.04), "vpbgd": (95.67, 1.02), "approx": (99.41, 0.25), "rmd-pcd": (99.69, 0.37)},
-    ("omniglot", 10): {"dmlcbo": (99.81, 0.19), "vpbgd": (98.43, 0.16), "approx": (99.57, 0.17), "rmd-pcd": (99.29, 0.17)},
+    ("omniglot", 5): {
+        "dmlcbo": (99.97, 0.04),
+        "vpbgd": (95.67, 1.02),
+        "approx": (99.41, 0.25),
+        "rmd-pcd": (99.69, 0.37),
+    },
+    ("omniglot", 10): {
+        "dmlcbo": (99.81, 0.19),
+        "vpbgd": (98.43, 0.16),
+        "approx": (99.57, 0.17),
+        "rmd-pcd": (99.29, 0.17),
+    },
     ("fc100", 5): {"dmlcbo": (85.25, 0.01), "vpbgd": (78.14, 1.97), "approx": (74.19, 1.35), "rmd-pcd": (84.75, 0.65)},
     ("fc100", 10): {"dmlcbo": (86.93, 0.89), "vpbgd": (67.18, 0.75), "approx": (69.10, 0.85), "rmd-pcd": (81.18, 0.39)},
 }
@@ -147,7 +157,9 @@ def draw(folder: Path) -> None:
     axes = figure.subplots(2, 2)
     for axis, ((data, ways), methods) in zip(axes.flat, found.items(), strict=False):
         for method, row in methods.items():
-            minutes, novel, half = ([point[name] for point in row["curve"]] for name in ("minutes", "novel", "interval"))
+            minutes, novel, half = (
+                [point[name] for point in row["curve"]] for name in ("minutes", "novel", "interval")
+            )
             (line,) = axis.plot(minutes, novel, label=METHODS[method])
             low, high = ([m + sign * h for m, h in zip(novel, half, strict=True)] for sign in (-1, 1))
             axis.fill_between(minutes, low, high, color=line.get_color(), alpha=0.2, linewidth=0)

@@ -74,6 +74,9 @@ _HOME = {
     "TensorBoard": "observers",
     "ObserverWarning": "observers",
     "HyperCleaner": "applications.hyper_cleaning",
+    "MetaLearner": "applications.few_shot",
+    "SVMHead": "applications.few_shot",
+    "meta_train": "applications.few_shot",
     "BilevelError": "errors",
     "InvalidInput": "errors",
     "InvalidType": "errors",
@@ -116,6 +119,7 @@ def __dir__() -> list[str]:
 
 if TYPE_CHECKING:
     from . import applications, datasets, diagnostics, errors, hypergradients, sets, smoothing, solvers
+    from .applications.few_shot import MetaLearner, SVMHead, meta_train
     from .applications.hyper_cleaning import HyperCleaner
     from .checkpoints import Checkpoint, CheckpointWarning
     from .comparison import Budget, Comparison, compare

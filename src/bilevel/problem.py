@@ -104,6 +104,13 @@ class Linearization(ABC):
         self.problem.costs.cross_products += 1
         return self._lower_cross(v)
 
+    def solve_on_face(self, support: Any, v: Vector) -> Vector | None:
+        """Pi (Pi G_yy Pi)^+ Pi v, Pi the projector on the face with this support; None where it takes an iteration.
+
+        A problem with structure overrides this: many small lower levels, say, are factored at once.
+        """
+        return None
+
     def reduced_gradient(self, w: Vector) -> Vector:
         """grad_x f - grad^2_xy g . w: a hypergradient, once its adjoint w is known.
 

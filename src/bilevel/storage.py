@@ -83,20 +83,20 @@ def save_solution(
     previous
         Keep the file that is replaced under this name.
     """
-    tensors = _Tensors()
+    tensors = TensorStore()
     document = {
         "format": FORMAT,
         "version": VERSION,
-        "x": _encode("x", solution.x, tensors),
-        "y": _encode("y", solution.y, tensors),
+        "x": encode("x", solution.x, tensors),
+        "y": encode("y", solution.y, tensors),
         "status": solution.status.name,
         "output": solution.output,
         "solver": solution.solver,
         "message": solution.message,
-        "plan": _encode("plan", dict(solution.plan), tensors),
-        "history": [_encode("history", asdict(record), tensors) for record in solution.history],
-        "stats": _encode("stats", dict(solution.stats), tensors),
-        "state": _encode_state(solution.state, tensors),
+        "plan": encode("plan", dict(solution.plan), tensors),
+        "history": [encode("history", asdict(record), tensors) for record in solution.history],
+        "stats": encode("stats", dict(solution.stats), tensors),
+        "state": encode_state(solution.state, tensors),
     }
     too_long = f"the history of {len(solution.history)} records is too long for one file: raise evaluate_every"
     return save_document(
@@ -129,8 +129,8 @@ def save_values(
     previous: Path | None = None,
 ) -> Path:
     """Write tensors, numbers, texts, states of solvers, and dictionaries, lists and tuples of them, to one file."""
-    tensors = _Tensors()
-    document = {"format": format, "version": version, "values": _encode("values", values, tensors)}
+    tensors = TensorStore()
+    document = {"format": format, "version": version, "values": encode("values", values, tensors)}
     too_long = "the values beside the tensors are too long for one file"
     return save_document(path, document, tensors.stored, too_long=too_long, overwrite=overwrite, previous=previous)
 
@@ -138,19 +138,19 @@ def save_values(
 def load_values(path: Path, *, format: str, version: int, what: str) -> dict[str, Any]:
     """Read what `save_values` wrote, with the checks of `load_solution`."""
 
-    def decode(document: dict[str, Any], stored: dict[str, Tensor]) -> dict[str, Any]:
-        values = _decode(document["values"], stored)
+    def checked(document: dict[str, Any], stored: dict[str, Tensor]) -> dict[str, Any]:
+        values = decode(document["values"], stored)
         if not isinstance(values, dict):
             raise InvalidInput("the values are not a dictionary")
         return values
 
-    return load_document(path, decode, format=format, version=version, what=what)
+    return load_document(path, checked, format=format, version=version, what=what)
 
 
 # --- the document -----------------------------------------------------------------------------------------------------
 
 
-class _Tensors:
+class TensorStore:
     """Tensors by name in the file; the same tensor met twice is stored once."""
 
     def __init__(self) -> None:
@@ -174,7 +174,7 @@ class _Tensors:
         return entry
 
 
-def _encode(name: str, value: Any, tensors: _Tensors) -> Any:
+def encode(name: str, value: Any, tensors: TensorStore) -> Any:
     """JSON for a tensor, a number, a text, None, Seeds, a State, or a dictionary, list or tuple of such values."""
     if value is None or isinstance(value, bool | int | str):
         return value
@@ -185,11 +185,11 @@ def _encode(name: str, value: Any, tensors: _Tensors) -> Any:
     if isinstance(value, Seeds):
         return {"seeds": asdict(value)}
     if isinstance(value, State):
-        return {"state": _encode_state(value, tensors)}
+        return {"state": encode_state(value, tensors)}
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
-        return {"dict": [[key, _encode(f"{name}/{key}", entry, tensors)] for key, entry in value.items()]}
+        return {"dict": [[key, encode(f"{name}/{key}", entry, tensors)] for key, entry in value.items()]}
     if isinstance(value, list | tuple):
-        entries = [_encode(f"{name}/{i}", entry, tensors) for i, entry in enumerate(value)]
+        entries = [encode(f"{name}/{i}", entry, tensors) for i, entry in enumerate(value)]
         return {type(value).__name__: entries} if type(value) in (list, tuple) else {"tuple": entries}
     raise InvalidInput(
         f"{name} is of type {type(value).__name__}, which has no place in a file: a solution holds tensors, "
@@ -197,7 +197,7 @@ def _encode(name: str, value: Any, tensors: _Tensors) -> Any:
     )
 
 
-def _decode(value: Any, stored: dict[str, Tensor]) -> Any:
+def decode(value: Any, stored: dict[str, Tensor]) -> Any:
     if not isinstance(value, dict):
         if isinstance(value, list):
             raise InvalidInput("a bare list stands where a value should")
@@ -211,11 +211,11 @@ def _decode(value: Any, stored: dict[str, Tensor]) -> Any:
     if kind == "seeds":
         return Seeds(**_checked_fields("seeds", content, Seeds))
     if kind == "state":
-        return _decode_state(content, stored)
+        return decode_state(content, stored)
     if kind == "dict":
-        return {_text(key): _decode(entry, stored) for key, entry in content}
+        return {_text(key): decode(entry, stored) for key, entry in content}
     if kind in ("list", "tuple"):
-        entries = [_decode(entry, stored) for entry in content]
+        entries = [decode(entry, stored) for entry in content]
         return entries if kind == "list" else tuple(entries)
     raise InvalidInput(f"a value of unknown kind {kind!r}")
 
@@ -231,7 +231,7 @@ def _decode_tensor(name: str, order: list[int] | None, stored: dict[str, Tensor]
     return tensor.permute([order.index(d) for d in range(tensor.ndim)])
 
 
-def _encode_state(state: Any, tensors: _Tensors) -> Any:
+def encode_state(state: Any, tensors: TensorStore) -> Any:
     if state is None:
         return None
     name = type(state).__name__
@@ -243,11 +243,11 @@ def _encode_state(state: Any, tensors: _Tensors) -> Any:
     content = {field.name: getattr(state, field.name) for field in fields(state)}
     return {
         "class": name,
-        "fields": {key: _encode(f"state/{key}", value, tensors) for key, value in content.items()},
+        "fields": {key: encode(f"state/{key}", value, tensors) for key, value in content.items()},
     }
 
 
-def _decode_state(entry: Any, stored: dict[str, Tensor]) -> State | None:
+def decode_state(entry: Any, stored: dict[str, Tensor]) -> State | None:
     if entry is None:
         return None
     name = entry["class"]
@@ -255,7 +255,7 @@ def _decode_state(entry: Any, stored: dict[str, Tensor]) -> State | None:
         raise InvalidInput(f"the state is a {name!r}, which this program does not know: {sorted(STATES)}")
     state_class = _state_class(name)
     content = _checked_fields("state", entry["fields"], state_class)
-    state = state_class(**{key: _decode(value, stored) for key, value in content.items()})
+    state = state_class(**{key: decode(value, stored) for key, value in content.items()})
     _vector("state.x", state.x)
     _vector("state.y", state.y)
     if not isinstance(state.seeds, Seeds) or isinstance(state.step, bool) or not isinstance(state.step, int):
@@ -268,18 +268,18 @@ def _decode_document(document: dict[str, Any], stored: dict[str, Tensor]) -> Sol
         raise InvalidInput(f"the status {document['status']!r} is unknown")
     if document["output"] not in OUTPUTS:
         raise InvalidInput(f"the output rule {document['output']!r} is unknown")
-    history = [_decode(row, stored) for row in document["history"]]
+    history = [decode(row, stored) for row in document["history"]]
     return Solution(
-        x=_vector("x", _decode(document["x"], stored)),
-        y=_vector("y", _decode(document["y"], stored)),
+        x=_vector("x", decode(document["x"], stored)),
+        y=_vector("y", decode(document["y"], stored)),
         status=Status[document["status"]],
         output=document["output"],
         solver=str(document["solver"]),
         message=str(document.get("message", "")),
-        plan=_plan(_decode(document["plan"], stored)) if document["version"] >= 2 else {},
+        plan=_plan(decode(document["plan"], stored)) if document["version"] >= 2 else {},
         history=[Record(**_checked_fields("a record", row, Record)) for row in history],
-        stats=_numbers(_decode(document["stats"], stored)),
-        state=_decode_state(document["state"], stored),
+        stats=_numbers(decode(document["stats"], stored)),
+        state=decode_state(document["state"], stored),
     )
 
 

@@ -92,7 +92,10 @@ class LinearSolve:
     def _on_face(
         self, lin: Linearization, face: Face, space: Space, start: Vector | None, tol: float
     ) -> LinearSolution:
-        """Pi G_yy Pi w = Pi f_y."""
+        """Pi G_yy Pi w = Pi f_y, directly where the problem knows how."""
+        direct = lin.solve_on_face(face.support, lin.upper_grad_y)
+        if direct is not None:
+            return LinearSolution(direct, 0.0, 0)
         return conjugate_gradients(
             lambda v: face.apply(lin.lower_hvp(v)),
             face.apply(lin.upper_grad_y),

@@ -22,7 +22,7 @@ from ..problem import Problem
 from ..randomness import Seeds
 from ..spaces import Vector, leaves
 from .base import JACOBIAN, PROJECTION, Need, check_choice, check_count, check_positive
-from .implicit_loop import ImplicitState, init_loop, step_loop
+from .implicit_loop import ImplicitState, init_loop, next_x, step_loop
 from .inner import check_step_rule
 
 
@@ -82,6 +82,10 @@ class Approx:
     def init(self, problem: Problem, x: Vector, y: Vector, seeds: Seeds) -> ImplicitState:
         """y_0 and the first hypergradient."""
         return init_loop(self, problem, x, y, seeds)
+
+    def next_x(self, problem: Problem, state: ImplicitState) -> Vector:
+        """Where the next step of x leads."""
+        return next_x(problem, state)
 
     def step(self, problem: Problem, state: ImplicitState) -> ImplicitState:
         """One step of x, the lower level and the linear system at the new point."""

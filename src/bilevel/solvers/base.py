@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, Self
 
 from ..checks import check_count as check_count
 from ..checks import check_positive as check_positive
@@ -39,6 +39,20 @@ class State:
     step: int = 0
     seeds: Seeds = field(default_factory=Seeds)
 
+    def renewed(self, y: Vector) -> Self:
+        """This state for a new draw of lower levels of the same shape, such as fresh tasks, that starts at y.
+
+        What is known about x is kept (momentum, moments, steps); what belonged to the old y is begun anew.
+        """
+        same = [u.shape == v.shape for u, v in zip(leaves(y), leaves(self.y), strict=True)]
+        if not all(same):
+            raise InvalidInput(f"y is {_shape(y)}, but the state has {_shape(self.y)}: draw lower levels of one shape")
+        return replace(self, y=y, **self._begun_anew(y))
+
+    def _begun_anew(self, y: Vector) -> dict[str, Any]:
+        """The fields that belong to y, as at the start of a run from y; a solver that has some overrides this."""
+        return {}
+
     def noise(self, step: int | None = None) -> Noise:
         """The randomness of a step (default: the current one)."""
         return Noise(self.seeds, self.step if step is None else step)
@@ -59,6 +73,9 @@ class Solver(Protocol):
     A class attribute `needs`, a tuple of `Need`, says what the problem and its set must offer; without one the
     method takes everything but function constraints, for which it says `takes_inequality = True`. What only some
     settings need is a property `needs_of_settings`. `check_compatible` looks at them before the first iteration.
+
+    A method that moves x before it looks at y may say where to, `next_x(problem, state)`: fresh lower levels are then
+    begun at their solutions there.
     """
 
     def init(self, problem: Problem, x: Vector, y: Vector, seeds: Seeds) -> Any:

@@ -52,6 +52,10 @@ class DMLCBOState(State):
     curvature: float  # L, refreshed at fixed step numbers
     stats: dict[str, float] = field(default_factory=dict)
 
+    def _begun_anew(self, y: Vector) -> dict[str, Any]:
+        """No momentum of y yet, and no adjoint; scale and floor of its steps are those of lower levels like it."""
+        return {"lower_momentum": tree_map(torch.zeros_like, y), "adjoint": None}
+
 
 @dataclass(frozen=True, kw_only=True)
 class DMLCBO:
@@ -232,18 +236,20 @@ class DMLCBO:
         self._set_floors(state, problem.x_space.mean_square(sample.gradient), y_space.mean_square(lin.lower_grad_y))
         return state
 
+    def next_x(self, problem: Problem, state: DMLCBOState) -> Vector:
+        """x_{k+1}, which does not depend on y_k."""
+        scale = self._scale(state.upper_moment, state.upper_floor, self.averaging(state.step + 1) * self.upper_step)
+        return problem.upper_constraint.project(problem.x_space.add(state.x, state.upper_momentum, _negative(scale)))
+
     def step(self, problem: Problem, state: DMLCBOState) -> DMLCBOState:
         """One pass through the box."""
         k = state.step + 1
         average = self.averaging(k)
-        x_space, x = problem.x_space, state.x
-        constraint = problem.constraint_at(x)
+        x_space, x = problem.x_space, self.next_x(problem, state)
+        constraint = problem.constraint_at(state.x)
         y_space, y = problem.y_space(constraint), state.y
 
-        upper_scale = self._scale(state.upper_moment, state.upper_floor, average * self.upper_step)
         lower_scale = self._lower_scale(state, average if problem.sampler is None else 1.0)
-        x = x_space.add(x, state.upper_momentum, _negative(upper_scale))
-        x = problem.upper_constraint.project(x)
         y_hat = problem.project(constraint, y_space.add(y, state.lower_momentum, _negative(lower_scale)))
         y = y_space.lerp(y, y_hat, average)
         if problem.moving:

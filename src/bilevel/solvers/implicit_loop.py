@@ -62,6 +62,9 @@ class ImplicitState(State):
     curvature: float = math.nan
     stats: dict[str, float] = field(default_factory=dict)
 
+    def _begun_anew(self, y: Vector) -> dict[str, Any]:
+        return {"adjoint": None, "slope": None}
+
 
 class _Arrival(NamedTuple):
     lin: Linearization
@@ -80,11 +83,16 @@ def init_loop(solver: Settings, problem: Problem, x: Vector, y: Vector, seeds: S
     return _settle(solver, state, _arrive(solver, problem, state, x, 0), accepted=True)
 
 
+def next_x(problem: Problem, state: Any) -> Vector:
+    """Where the next trial step leads."""
+    return upper_move(problem, state.x, state.gradient, state.upper_step)
+
+
 def step_loop(solver: Settings, problem: Problem, state: ImplicitState) -> ImplicitState:
     """One trial step of x; with the adaptive rule it may be taken back."""
     k = state.step + 1
     rule = StepRule(kind=solver.step_rule, first=solver.upper_step)
-    x = upper_move(problem, state.x, state.gradient, state.upper_step)
+    x = next_x(problem, state)
     arrival = _arrive(solver, problem, state, x, k)
     lin, slack = arrival.lin, 0.0
     if rule.kind == "adaptive":

@@ -141,11 +141,15 @@ class RMDPCD:
         self._estimate(lin, state, 0)
         return self._settle(state, self._run(lin, state), accepted=True)
 
+    def next_x(self, problem: Problem, state: RMDPCDState) -> Vector:
+        """Where the next step of x leads."""
+        return upper_move(problem, state.x, state.gradient, state.upper_step)
+
     def step(self, problem: Problem, state: RMDPCDState) -> RMDPCDState:
         """One trial step of x, the lower level there, and its derivative when the trial is kept."""
         k = state.step + 1
         rule = StepRule(kind=self.step_rule, first=self.upper_step)
-        x, y = upper_move(problem, state.x, state.gradient, state.upper_step), state.y
+        x, y = self.next_x(problem, state), state.y
         if problem.moving:
             y = problem.project(problem.constraint_at(x), y)
         new = RMDPCDState(**{**vars(state), "step": k})

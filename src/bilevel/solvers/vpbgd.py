@@ -37,6 +37,9 @@ class VPBGDState(State):
     upper_curvature: float = math.nan  # the largest |d grad_y f| / |dy| seen
     stats: dict[str, float] = field(default_factory=dict)
 
+    def _begun_anew(self, y: Vector) -> dict[str, Any]:
+        return {"auxiliary": y}
+
 
 @dataclass(frozen=True, kw_only=True)
 class VPBGD:

@@ -9,9 +9,10 @@ import torch
 from sklearn.svm import LinearSVC
 
 from bilevel.applications.few_shot import SVMHead
+from bilevel.applications.few_shot import dual as dual_module
 from bilevel.applications.few_shot.codes import CODINGS
 from bilevel.applications.few_shot.dual import Dual
-from bilevel.errors import NotConverged
+from bilevel.errors import NotConverged, NotFinite
 
 from .support import KINDS, tasks_of
 
@@ -102,7 +103,7 @@ def test_a_plain_active_set_iteration_cycles_where_ours_does_not():
 def test_crammer_singer_agrees_with_scikit_learn():
     support, labels, query = tasks_of("clustered", 4, 5, 5, 12, seed=3)
     for C in (0.01, 0.1, 1.0):
-        scores = SVMHead(5, C=C, ridge=1e-9, coding="crammer-singer")(support, labels, query)
+        scores = SVMHead(5, C=C, ridge=1e-9, coding="crammer-singer", scale=1.0)(support, labels, query)
         for task in range(len(support)):
             peer = LinearSVC(multi_class="crammer_singer", C=C, fit_intercept=False, tol=1e-8, max_iter=200_000)
             peer.fit(support[task].numpy(), labels[task].numpy())
@@ -123,17 +124,23 @@ def test_absent_examples_do_not_count(coding):
         torch.testing.assert_close(scores[task], alone, rtol=1e-9, atol=1e-9)
 
 
-def test_unsolved_tasks_are_named():
-    dual = dual_of("clustered", "centred", C=1.0)
-    with pytest.raises(
-        NotConverged, match=r"4 of 4 tasks were left at a KKT residual of up to .*tol = 1e-30.*raise ridge"
-    ):
-        dual.solve(tol=1e-30)
+def test_unsolved_tasks_are_named(monkeypatch):
+    for name, value in (("NEWTON_ROUNDS", 1), ("INTERIOR_STEPS", 1), ("LAST_ROUNDS", 0)):
+        monkeypatch.setattr(dual_module, name, value)
+    problem = r"3 of 4 tasks were left at a KKT residual of up to .* \(tol = 1e-08\) after 2 rounds: raise ridge"
+    with pytest.raises(NotConverged, match=problem):
+        dual_of("correlated", "centred", C=0.1).solve(tol=1e-8)
+
+
+def test_overflow_is_named():
+    support, labels, query = tasks_of("random", 2, 3, 2, 5)
+    with pytest.raises(NotFinite, match="of 2 tasks overflow: scale the features down"):
+        SVMHead(3)(1e200 * support, labels, query)
 
 
 def test_float32_features_are_solved_in_float64():
     support, labels, query = tasks_of("correlated", 8, 5, 5, 50)
-    head = SVMHead(5, C=0.1, ridge=1e-6)
+    head = SVMHead(5, C=0.1, ridge=1e-6, scale=1.0)
     scores = head(support.float(), labels, query.float())
     assert scores.dtype == torch.float32
     exact = head(support.float().double(), labels, query.float().double())

@@ -31,7 +31,7 @@ def gradients(head: SVMHead, support, labels, query) -> tuple[torch.Tensor, ...]
 @pytest.mark.parametrize("C", [0.03, 0.3, 10.0])
 def test_derivative_agrees_with_central_differences(coding, C):
     support, labels, query = tasks_of("clustered", 2, 3, 3, 5, queries=3)
-    head = SVMHead(3, C=C, ridge=0.05, coding=coding)
+    head = SVMHead(3, C=C, ridge=0.05, coding=coding, tol=1e-9)
     point = support.requires_grad_(), query.requires_grad_()
     found = torch.autograd.gradcheck(  # along random directions, all at once
         lambda a, q: weighted(head(a, labels, q)), point, eps=1e-6, rtol=1e-5, atol=1e-7, fast_mode=True
@@ -44,7 +44,7 @@ def test_derivative_agrees_with_central_differences(coding, C):
 def test_derivative_agrees_with_peers(coding, peer):
     support, labels, query = (torch.tensor(REFERENCE[name]) for name in ("support", "labels", "query"))
     support, query, labels = support.double(), query.double(), labels.expand(support.shape[:2])
-    head = SVMHead(REFERENCE["ways"], C=REFERENCE["C"], ridge=REFERENCE["ridge"], coding=coding)
+    head = SVMHead(REFERENCE["ways"], C=REFERENCE["C"], ridge=REFERENCE["ridge"], coding=coding, scale=1.0)
     expected = {name: torch.tensor(value).double() for name, value in REFERENCE["codings"][coding][peer].items()}
     torch.testing.assert_close(head(support, labels, query), expected["scores"], rtol=1e-4, atol=1e-4)
     found = gradients(head, support, labels, query)
@@ -82,7 +82,7 @@ def test_leading_dimensions_are_tasks():
 @pytest.mark.parametrize("coding", CODINGS)
 def test_support_examples_reach_their_margin(coding):
     support, labels, _ = tasks_of("random", 4, 4, 3, 40)  # separable: n = 12 in 40 dimensions
-    scores = SVMHead(4, C=1e3, ridge=1e-9, coding=coding)(support, labels, support)
+    scores = SVMHead(4, C=1e3, ridge=1e-9, coding=coding, scale=1.0)(support, labels, support)
     own = scores.gather(-1, labels.unsqueeze(-1))
     others = scores.scatter(-1, labels.unsqueeze(-1), -torch.inf)
     if coding == "centred":  # V_i . f >= 1, where the codes of the other classes are -1/(k-1)
@@ -94,7 +94,9 @@ def test_support_examples_reach_their_margin(coding):
 
 def test_scale_multiplies_the_scores():
     support, labels, query = tasks_of("random", 2, 3, 2, 5)
-    torch.testing.assert_close(SVMHead(3, scale=7.0)(support, labels, query), 7 * SVMHead(3)(support, labels, query))
+    torch.testing.assert_close(
+        SVMHead(3, scale=7.0)(support, labels, query), 7 * SVMHead(3, scale=1.0)(support, labels, query)
+    )
 
 
 SUPPORT, LABELS, QUERY = tasks_of("random", 2, 3, 2, 5)

@@ -109,6 +109,22 @@ def test_every_solver_of_the_paper_learns(solver, coding):
     assert loss(solution.x) < loss(problem.x0) - 1e-3
 
 
+def test_a_state_for_fresh_tasks_keeps_what_it_knows_of_x():
+    problem = small_problem()
+    solver = bilevel.DMLCBO()
+    state = solver.init(problem, problem.x0, problem.solve(problem.x0), bilevel.Seeds())
+    state = solver.step(problem, state)
+    y = 0.5 * state.y
+    new = state.renewed(y)
+    assert new.y is y
+    assert new.upper_momentum is state.upper_momentum
+    assert new.adjoint is None
+    assert not new.lower_momentum.any()
+    assert torch.equal(solver.next_x(problem, new)["0.bias"], solver.step(problem, new).x["0.bias"])
+    with pytest.raises(bilevel.InvalidInput, match=r"y is float64\[2, 3\], but the state has float64\[2, 6\]"):
+        state.renewed(y[:, :3])
+
+
 def test_batch_normalisation_and_dropout_leave_the_network_alone_and_f_a_function():
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.Linear(8, 4)).double()
@@ -122,7 +138,7 @@ def test_batch_normalisation_and_dropout_leave_the_network_alone_and_f_a_functio
         FewShotProblem(network, SVMHead(3), small_tasks(), seed=6).linearize(x, y).upper_value, value
     )
     torch.testing.assert_close(network.state_dict(), before, rtol=0, atol=0)
-    assert not torch.equal(problem.buffers_at(x)["1.running_mean"], before["1.running_mean"])
+    assert not torch.equal(problem.buffers["1.running_mean"], before["1.running_mean"])
 
 
 @pytest.mark.parametrize(

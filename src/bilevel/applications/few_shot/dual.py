@@ -104,7 +104,8 @@ class Dual:
         return solution
 
     def _check(self, solution: DualSolution, tol: float) -> None:
-        unsolved, tasks = ~(solution.residual <= tol), len(solution.residual)
+        rounding = 100 * torch.finfo(solution.y.dtype).eps * (self.quadratic.abs() @ solution.y.abs()).amax((-2, -1))
+        unsolved, tasks = ~(solution.residual <= tol + rounding), len(solution.residual)
         if not bool(torch.isfinite(solution.residual).all()):
             raise NotFinite(f"{int(unsolved.sum())} of {tasks} tasks overflow: scale the features down")
         if bool(unsolved.any()):

@@ -12,7 +12,7 @@ from torch import nn
 
 from ...datasets import fc100_split, load, omniglot_split
 from ...errors import InvalidInput
-from ...solvers import DMLCBO, VPBGD, Approx, Implicit, RMDPCD
+from ...solvers import DMLCBO, RMDPCD, VPBGD, Approx, Implicit
 from .episodes import Episodes, generated_images
 from .head import SVMHead
 from .learner import MetaLearner

@@ -39,14 +39,14 @@ class SVMHead(nn.Module):
         How the solution is differentiated: any estimator of the library. The default, `LinearSolve()`, is done in
         closed form, one small system per task.
     scale
-        A factor on the scores. At the margin the scores of a support example differ by 1 alone, which a cross-entropy
-        loss takes for doubt.
+        A factor on the scores, 1 in the paper. At the margin the scores of a support example differ by 1, which a
+        cross-entropy loss takes for doubt: it then never lets go of examples that are classified well.
     tol
         The largest entry of |y - P(y - gradient)| that counts as solved.
 
     Examples
     --------
-    >>> head = SVMHead(ways=2)
+    >>> head = SVMHead(ways=2, scale=1.0)
     >>> support, labels = torch.tensor([[1.0, 0.0], [-1.0, 0.0]]), torch.tensor([0, 1])
     >>> head(support, labels, torch.tensor([[2.0, 5.0]]))  # one query, on the side of class 0
     tensor([[ 0.9998, -0.9998]])
@@ -60,8 +60,8 @@ class SVMHead(nn.Module):
         ridge: float = 1e-3,
         coding: CodingName = "centred",
         hypergradient: Estimator | None = None,
-        scale: float = 1.0,
-        tol: float = 1e-8,
+        scale: float = 5.0,
+        tol: float = 1e-6,
     ) -> None:
         super().__init__()
         if isinstance(ways, bool) or not isinstance(ways, int) or ways < 2:

@@ -10,7 +10,7 @@ from torch import Tensor
 from ...errors import InvalidInput, InvalidType, NotFinite
 
 
-class Tasks(Protocol):
+class TaskBatch(Protocol):
     """A batch of t tasks; `support_mask` (t, n) may be left out when all support examples are there."""
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -16,19 +16,18 @@ from ...sets.base import ConvexSet
 from ...spaces import Space, Vector, leaves, like, tree_map
 from .dual import Dual
 from .head import SVMHead
-from .inputs import Tasks, check_tasks
+from .inputs import TaskBatch, check_tasks
 
 Parameters = dict[str, Tensor]
 
 
 @dataclass
 class Features:
-    """What the network makes of the images at one x, with its graph, and its buffers after that pass."""
+    """What the network makes of the images at one x, with its graph."""
 
     parameters: list[Tensor]
     support: Tensor  # (t, n, d)
     query: Tensor  # (t, m, d)
-    buffers: Parameters = field(default_factory=dict)
 
     def pull_back(self, support: Tensor, query: Tensor) -> list[Tensor]:
         """The derivative in the parameters of <support, support features> + <query, query features>."""
@@ -60,7 +59,7 @@ class FewShotProblem(Problem):
     network
         From images (N, ...) to features (N, d). It is used as it stands, in training or evaluation mode, and not
         changed: batch normalisation sees support and query images of all tasks together, and works on copies of the
-        running statistics (`buffers_at`); dropout draws the same mask at every x (`seed`): f and g are functions.
+        running statistics (`buffers`); dropout draws the same mask at every x (`seed`): f and g are functions.
     head
         The machine, with its settings.
     tasks
@@ -79,7 +78,7 @@ class FewShotProblem(Problem):
     torch.Size([3, 4])
     """
 
-    def __init__(self, network: nn.Module, head: SVMHead, tasks: Tasks, *, seed: int = 0) -> None:
+    def __init__(self, network: nn.Module, head: SVMHead, tasks: TaskBatch, *, seed: int = 0) -> None:
         if not isinstance(network, nn.Module):
             raise InvalidType(f"network must be a torch.nn.Module, got {type(network).__name__}")
         if not isinstance(head, SVMHead):
@@ -87,7 +86,9 @@ class FewShotProblem(Problem):
         self.network, self.head, self.tasks, self.seed = network, head, tasks, seed
         mask = check_tasks(tasks, head.ways)
         self.mask, self.coded = mask, head.coded(tasks.support_labels, mask)
-        self._latest: tuple[Any, Any, Features] | None = None
+        self._latest: Features | None = None
+        self.buffers: Parameters = {}  # running statistics and the like after the latest pass of all images
+        self.judged: tuple[float, float] | None = None  # loss and accuracy of the latest point at which f was asked for
         x0 = {name: value.detach().clone() for name, value in network.named_parameters() if value.requires_grad}
         if not x0:
             raise InvalidInput("network has no parameters that require a gradient: there is nothing to learn")
@@ -108,40 +109,24 @@ class FewShotProblem(Problem):
 
     def features(self, x: Vector) -> Features:
         """The features at x; the latest ones are kept, so that many y at one x cost one pass of the network."""
-        versions = [u._version for u in leaves(x)]
-        if self._latest is not None and self._latest[0] is x and self._latest[1] == versions:
-            return self._latest[2]
+        if self._latest is not None and _same(self._latest.parameters, leaves(x)):
+            return self._latest
         self._latest = None  # two graphs at once would need twice the memory
-        point = tree_map(lambda u: u.detach().requires_grad_(), x)
+        point = tree_map(lambda u: u.detach().clone().requires_grad_(), x)
         with torch.enable_grad():
-            features = self._forward(point)
-        self._latest = (x, versions, features)
-        return features
+            self._latest = self._forward(point)
+        return self._latest
 
     def forget(self) -> None:
         """Let go of the features that are kept, and of their graph."""
         self._latest = None
 
-    def buffers_at(self, x: Vector) -> Parameters:
-        """The network's buffers (running statistics, for example) after its pass at x."""
-        return {name: value.detach() for name, value in self.features(x).buffers.items()}
-
-    def solve(self, x: Vector, *, rounds: int | None = None, start: Tensor | None = None) -> Tensor:
-        """y*(x) by the head's own solver; with `rounds`, at most so many projected Newton steps towards it.
-
-        For those few rounds only the support images pass through the network, without a graph, unless the features at
-        x are known.
-        """
-        if rounds is None or (self._latest is not None and self._latest[0] is x):
-            support = self.features(x).support
-        else:
-            with torch.no_grad():
-                support = self._run(x, [self.tasks.support])[0][0]
-        dual = Dual(self.coded, self.head.quadratic(self.coded, self._masked(support.detach())))
-        start = None if start is None else self.coded.columns(start)
-        if rounds is None:
-            return self.coded.plain(dual.solve(tol=self.head.tol, start=start).y)
-        return self.coded.plain(dual.approach(rounds=rounds, tol=self.head.tol, start=start).y)
+    def solve(self, x: Vector, *, rounds: int | None = None) -> Tensor:
+        """y*(x) by the head's own solver; with `rounds`, at most so many projected Newton steps from 0 towards it."""
+        support = self._masked(self.features(x).support.detach())
+        dual = Dual(self.coded, self.head.quadratic(self.coded, support))
+        found = dual.solve(tol=self.head.tol) if rounds is None else dual.approach(rounds=rounds, tol=self.head.tol)
+        return self.coded.plain(found.y)
 
     def scores(self, x: Vector, y: Vector) -> Tensor:
         """The scores of the queries, (t, m, k)."""
@@ -149,8 +134,8 @@ class FewShotProblem(Problem):
         return self._scores(y, features.support, features.query).detach()
 
     def _forward(self, x: Any) -> Features:
-        (support, query), buffers = self._run(x, [self.tasks.support, self.tasks.query])
-        return Features(leaves(x), support, query, buffers)
+        (support, query), self.buffers = self._run(x, [self.tasks.support, self.tasks.query])
+        return Features(leaves(x), support, query)
 
     def _run(self, x: Any, images: list[Tensor]) -> tuple[list[Tensor], Parameters]:
         """The features of several stacks of images (t, count, ...), in one pass, and the buffers after it."""
@@ -173,14 +158,13 @@ class FewShotProblem(Problem):
     def _scores(self, y: Any, support: Tensor, query: Tensor) -> Tensor:
         return self.head.scores(self.coded, self.coded.columns(y), self._masked(support), query)
 
-    def _loss(self, y: Any, support: Tensor, query: Tensor) -> Tensor:
-        scores = self._scores(y, support, query)
+    def _loss(self, scores: Tensor) -> Tensor:
         return nn.functional.cross_entropy(scores.flatten(0, -2), self.tasks.query_labels.flatten().long())
 
     def _plain_upper(self, x: Any, y: Any) -> Tensor:
         """f as autograd can follow it."""
         features = self._forward(x)
-        return self._loss(y, features.support, features.query)
+        return self._loss(self._scores(y, features.support, features.query))
 
     def _plain_lower(self, x: Any, y: Any) -> Tensor:
         """g as autograd can follow it."""
@@ -221,7 +205,10 @@ class FewShotLinearization(Linearization):
         self.problem.costs.upper_gradients += 1
         point = [u.detach().requires_grad_() for u in (self.y, self._features.support, self._features.query)]
         with torch.enable_grad():
-            loss = self.problem._loss(*point)
+            scores = self.problem._scores(*point)
+            loss = self.problem._loss(scores)
+        right = scores.detach().argmax(-1) == self.problem.tasks.query_labels
+        self.problem.judged = float(loss.detach()), float(right.double().mean())
         return loss.detach(), *torch.autograd.grad(loss, point)  # type: ignore[return-value]
 
     @property
@@ -235,6 +222,11 @@ class FewShotLinearization(Linearization):
     @cached_property
     def _upper_gradient_x(self) -> Vector:
         return self._pull_back(self._upper[2], self._upper[3])
+
+    def solve_on_face(self, support: Any, v: Any) -> Vector:
+        """One small system per task, all factored at once."""
+        coded = self.problem.coded
+        return coded.plain(self._dual.on_face(coded.columns(support), coded.columns(v)))
 
     def reduced_gradient(self, w: Any) -> Vector:
         """Both terms in one pass back through the network."""
@@ -274,6 +266,5 @@ class FewShotLinearization(Linearization):
         return self._pull_back(self._cross(v))
 
 
-def few_shot_problem(network: nn.Module, head: SVMHead, tasks: Tasks, *, seed: int = 0) -> FewShotProblem:
-    """A batch of tasks as a bilevel problem: see `FewShotProblem`."""
-    return FewShotProblem(network, head, tasks, seed=seed)
+def _same(a: list[Tensor], b: list[Tensor]) -> bool:
+    return all(torch.equal(u, v) for u, v in zip(a, b, strict=True))

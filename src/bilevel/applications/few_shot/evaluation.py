@@ -1,0 +1,119 @@
+"""How well a network and its head classify the queries of fresh tasks."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from ...checks import check_count
+from ...errors import InvalidInput, InvalidType
+from ...randomness import Noise, Seeds
+from .head import SVMHead
+from .inputs import TaskBatch
+
+TRAINING, EVALUATION, VALIDATION = 0, 1, 2
+"""Draws of one seed that share no task: index of `Noise.generator`."""
+
+
+class EpisodeSource(Protocol):
+    """Where tasks come from: `Episodes`, or anything with its `sample`."""
+
+    def sample(self, count: int, generator: torch.Generator) -> TaskBatch:
+        """`count` tasks of one shape, a function of the generator alone."""
+        ...
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """The mean accuracy over independent tasks, with half the width of its 95 % interval.
+
+    Examples
+    --------
+    >>> print(Accuracy.of(torch.tensor([1.0, 0.8, 0.9, 0.9])))
+    90.00 % +- 8.00 % (4 tasks)
+    """
+
+    mean: float
+    interval: float
+    count: int
+
+    @classmethod
+    def of(cls, values: Tensor) -> Accuracy:
+        """From the accuracy of each task: mean +- 1.96 s / sqrt(count)."""
+        count = len(values)
+        spread = float(values.double().std()) if count > 1 else math.nan
+        return cls(float(values.double().mean()), 1.96 * spread / math.sqrt(count), count)
+
+    def __str__(self) -> str:
+        return f"{100 * self.mean:.2f} % +- {100 * self.interval:.2f} % ({self.count} tasks)"
+
+
+@torch.no_grad()
+def evaluate(
+    network: nn.Module,
+    head: SVMHead,
+    episodes: EpisodeSource,
+    *,
+    count: int = 600,
+    seed: int = 0,
+    batch: int = 16,
+    stream: int = EVALUATION,
+) -> Accuracy:
+    """The accuracy on `count` tasks, in evaluation mode; the mode of the network is restored.
+
+    Parameters
+    ----------
+    network, head
+        From images to features, and from features to scores.
+    episodes
+        Where the tasks come from: for an honest number, of classes that training has not seen.
+    count, batch
+        How many tasks, and how many at once.
+    seed
+        The same seed gives the same tasks.
+    stream
+        Which of the seed's draws: those of training, evaluation and validation share no task.
+
+    Examples
+    --------
+    >>> from bilevel.applications.few_shot import ConvNet, Episodes, generated_images
+    >>> episodes = Episodes(generated_images(10, 8, 16), ways=3, shots=2, queries=2)
+    >>> evaluate(ConvNet(image_size=16, width=4), SVMHead(ways=3), episodes, count=5).count
+    5
+    """
+    check_count("count", count)
+    check_episodes("episodes", episodes, head.ways)
+    was_training = network.training
+    network.eval()
+    values: list[Tensor] = []
+    try:
+        for start in range(0, count, batch):
+            generator = Noise(Seeds.of(seed), start).generator("data", stream)
+            values.append(_accuracies(network, head, episodes.sample(min(batch, count - start), generator)))
+    finally:
+        network.train(was_training)
+    return Accuracy.of(torch.cat(values))
+
+
+def _accuracies(network: nn.Module, head: SVMHead, tasks: TaskBatch) -> Tensor:
+    """The share of right answers of each task, (t,)."""
+
+    def features(images: Tensor) -> Tensor:
+        return network(images.flatten(0, 1)).flatten(1).unflatten(0, images.shape[:2])
+
+    mask = getattr(tasks, "support_mask", None)
+    scores = head(features(tasks.support), tasks.support_labels, features(tasks.query), mask)
+    return (scores.argmax(-1) == tasks.query_labels).double().mean(-1)
+
+
+def check_episodes(name: str, episodes: object, ways: int) -> None:
+    """Something to draw tasks from, of as many ways as the head."""
+    if not hasattr(episodes, "sample"):
+        raise InvalidType(f"{name} must be Episodes(...) or have their sample(count, generator), got {episodes!r:.60}")
+    given = getattr(episodes, "ways", ways)
+    if given != ways:
+        raise InvalidInput(f"{name} has {given}-way tasks, but the head is {ways}-way: make it SVMHead(ways={given})")
