@@ -102,8 +102,8 @@ class OptimizerUpdates:
             raise InvalidType(f"scheduler must be a function of the optimiser, got {make_scheduler!r}")
         self.network, self.seeds, self.estimator = network, seeds, estimator or LinearSolve()
         self.parameters = {name: value for name, value in network.named_parameters() if value.requires_grad}
-        self.optimizer = make_optimizer(list(self.parameters.values()))
-        self.scheduler = None if make_scheduler is None else make_scheduler(self.optimizer)
+        self.optimizer: Any = make_optimizer(list(self.parameters.values()))
+        self.scheduler: Any = None if make_scheduler is None else make_scheduler(self.optimizer)
 
     def step(self, draw: Draw, k: int) -> Judged:
         """Step k, on tasks of its own."""
