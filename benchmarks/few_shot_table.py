@@ -26,20 +26,13 @@ from .harness import hardware
 
 METHODS = {"dmlcbo": "DMLCBO", "vpbgd": "V-PBGD", "approx": "Approx", "rmd-pcd": "RMD-PCD", "adam": "Implicit + Adam"}
 PAPER: dict[tuple[str, int], dict[str, tuple[float, float]]] = {
-    ("omniglot", 5): {
-        "dmlcbo": (99.97, 0.04),
-        "vpbgd": (95.67, 1.02),
-        "approx": (99.41, 0.25),
-        "rmd-pcd": (99.69, 0.37),
-    },
-    ("omniglot", 10): {
-        "dmlcbo": (99.81, 0.19),
-        "vpbgd": (98.43, 0.16),
-        "approx": (99.57, 0.17),
-        "rmd-pcd": (99.29, 0.17),
-    },
-    ("fc100", 5): {"dmlcbo": (85.25, 0.01), "vpbgd": (78.14, 1.97), "approx": (74.19, 1.35), "rmd-pcd": (84.75, 0.65)},
-    ("fc100", 10): {"dmlcbo": (86.93, 0.89), "vpbgd": (67.18, 0.75), "approx": (69.10, 0.85), "rmd-pcd": (81.18, 0.39)},
+    (data, ways): dict(zip(("dmlcbo", "vpbgd", "approx", "rmd-pcd"), printed, strict=True))
+    for data, ways, *printed in (
+        ("omniglot", 5, (99.97, 0.04), (95.67, 1.02), (99.41, 0.25), (99.69, 0.37)),
+        ("omniglot", 10, (99.81, 0.19), (98.43, 0.16), (99.57, 0.17), (99.29, 0.17)),
+        ("fc100", 5, (85.25, 0.01), (78.14, 1.97), (74.19, 1.35), (84.75, 0.65)),
+        ("fc100", 10, (86.93, 0.89), (67.18, 0.75), (69.10, 0.85), (81.18, 0.39)),
+    )
 }
 """Table 3 of the paper: mean and +-."""
 
@@ -140,8 +133,8 @@ def markdown(folder: Path) -> str:
             printed = PAPER[data, ways].get(method)
             paper = "" if printed is None else f"{printed[0]:.2f} ± {printed[1]:.2f}"
             lines.append(
-                f"| {data} {ways}-way 5-shot | {METHODS[method]} | {paper} | {row['novel']:.2f} ± {row['interval']:.2f} "
-                f"| {row['seen']:.2f} | {row['steps']} | {row['minutes']:.1f} |"
+                f"| {data} {ways}-way 5-shot | {METHODS[method]} | {paper} | {row['novel']:.2f} ± {row['interval']:.2f}"
+                f" | {row['seen']:.2f} | {row['steps']} | {row['minutes']:.1f} |"
             )
     return "\n".join(lines) + "\n"
 

@@ -229,8 +229,8 @@ def few_shot_train(
     others. The network that is kept is the one that was best on classes set aside for that. In the end it is judged on
     classes that have played no part, on 600 tasks.
 
-    Ctrl-C ends training; what was learned is in the file, and --resume goes on from it with the same bits. Exit codes: 0
-    done, 2 a mistake that the message names, or training that failed, 130 stopped by Ctrl-C.
+    Ctrl-C ends training; what was learned is in the file, and --resume goes on from it with the same bits. Exit codes:
+    0 done, 2 a mistake that the message names, or training that failed, 130 stopped by Ctrl-C.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""`bilevel fewshot`: train a network for tasks of a few examples per class, and judge it on classes it has never seen."""
+"""`bilevel fewshot`: train a network for tasks of a few examples per class, and judge it on classes it never saw."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .evaluation import Accuracy
 from .experiment import Experiment
 from .learner import MetaLearner, Training
 from .picture import plot_curve
-from .training_state import TrainingRecord, load_state
+from .training_state import load_state
 
 SUCCESS, FAILURE, INTERRUPTED = 0, 2, 130
 EVALUATIONS = 20
@@ -36,9 +36,11 @@ def train(
     if force and not resume:
         _remove(model)
     splits, learner = experiment.splits(folder), experiment.learner()
-    say(f"{experiment.ways}-way {experiment.shots}-shot tasks of {experiment.dataset}, {experiment.solver}: "
+    say(
+        f"{experiment.ways}-way {experiment.shots}-shot tasks of {experiment.dataset}, {experiment.solver}: "
         f"{splits.train.classes} classes to train on, {splits.validation.classes} others to choose by, "
-        f"{splits.test.classes} others to test on")  # fmt: skip
+        f"{splits.test.classes} others to test on"
+    )
     training = learner.fit(
         splits.train,
         minutes=10.0 if minutes is None and steps is None else minutes,
@@ -59,10 +61,12 @@ def evaluate(model: Path, *, episodes: int, seed: int, folder: Path | None) -> i
         raise InvalidInput(f"episodes must be at least 2, as an interval needs a spread, got {episodes}")
     experiment = Experiment.of(load_state(model).settings.get("about"))
     learner, splits = experiment.learner().load(model), experiment.splits(folder)
-    print(f"{experiment.ways}-way {experiment.shots}-shot tasks of {experiment.dataset}, {experiment.solver}, "
-          f"{learner.state.step} steps in {learner.state.seconds / 60:.1f} minutes")  # fmt: skip
-    print(f"novel classes:    {learner.evaluate(splits.test, count=episodes, seed=seed)}")
-    print(f"training classes: {learner.evaluate(splits.seen, count=episodes, seed=seed)}")
+    answer(
+        f"{experiment.ways}-way {experiment.shots}-shot tasks of {experiment.dataset}, {experiment.solver}, "
+        f"{learner.state.step} steps in {learner.state.seconds / 60:.1f} minutes"
+    )
+    answer(f"novel classes:    {learner.evaluate(splits.test, count=episodes, seed=seed)}")
+    answer(f"training classes: {learner.evaluate(splits.seen, count=episodes, seed=seed)}")
     return SUCCESS
 
 
@@ -75,20 +79,22 @@ def _report(training: Training, learner: MetaLearner, test: object, model: Path,
     if not training.step:
         return INTERRUPTED
     found: Accuracy = learner.evaluate(test)  # type: ignore[arg-type]
-    print(f"accuracy on novel classes: {found}")
+    answer(f"accuracy on novel classes: {found}")
     if training.status.name == "INTERRUPTED":
         return INTERRUPTED
     return SUCCESS if training.status.ok else FAILURE
 
 
-def curve(history: list[TrainingRecord]) -> list[dict[str, float | None]]:
-    """The learning curve as rows for JSON."""
-    return [vars(record) for record in history]
-
-
 def say(text: str) -> None:
     """What is going on: not part of the result."""
-    print(text, file=sys.stderr, flush=True)
+    sys.stderr.write(text.strip() + "\n")
+    sys.stderr.flush()
+
+
+def answer(text: str) -> None:
+    """A line of the result."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
 
 
 def _remove(model: Path) -> None:
