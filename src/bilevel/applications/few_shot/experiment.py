@@ -22,7 +22,7 @@ TEST_QUERIES = 15
 """Query images per class of a test task, as is usual."""
 
 SOLVERS: dict[str, Callable[[], Any]] = {
-    "dmlcbo": lambda: DMLCBO(upper_step=0.03),
+    "dmlcbo": lambda: DMLCBO(adaptivity="elementwise", upper_step=0.02),
     "vpbgd": lambda: VPBGD(lower_steps=3, penalty_steps=3),
     "rmd-pcd": lambda: RMDPCD(steps=3, inner="full", step_rule="fixed", upper_step=0.1),
     "approx": lambda: Approx(inner_steps=3, step_rule="fixed", upper_step=0.1),

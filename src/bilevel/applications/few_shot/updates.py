@@ -58,6 +58,7 @@ class SolverUpdates:
         self.state = new
         place(self.network, new.x)
         place_buffers(self.network, problem.buffers)
+        problem.forget()  # a graph of hundreds of megabytes, which would wait for the garbage collector
         return judged
 
     def _first(self, problem: FewShotProblem) -> Any:
@@ -122,6 +123,7 @@ class OptimizerUpdates:
             place(self.network, before)
             raise
         place_buffers(self.network, problem.buffers)
+        problem.forget()
         if self.scheduler is not None:
             self.scheduler.step()
         return judged
