@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,8 +21,34 @@ from .probe import SPACE, Probe, Slope, noise_of, slope, unit
 from .report import HypergradientCheck
 from .suspects import blame_method, check_point
 
-DRAWS = 200
-"""How many draws of a random estimator are averaged."""
+DRAWS = (200, 1000)
+"""How many draws of a random estimator are averaged; the second number when the first does not decide."""
+SURE = 5.0
+"""So many standard errors are what noise leaves open."""
+
+
+class Averaged(NamedTuple):
+    """A hypergradient as the mean of independent draws, (size,) and (draws, size)."""
+
+    mean: Tensor
+    draws: Tensor
+
+    @property
+    def random(self) -> bool:
+        """Whether the draws differ."""
+        return len(self.draws) > 1
+
+    def doubt(self, directions: list[Tensor]) -> float:
+        """The largest of SURE standard errors of <mean, d> over the directions d."""
+        if not self.random:
+            return 0.0
+        spread = (self.draws @ torch.stack(directions, -1)).std(0) / math.sqrt(len(self.draws))
+        return SURE * float(spread.max())
+
+    @property
+    def noise(self) -> float:
+        """What noise may leave of |mean - expectation|."""
+        return 2 * float(self.draws.var(0).sum().sqrt()) / math.sqrt(len(self.draws)) if self.random else 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,23 +70,23 @@ class Asked:
         """The user's y, flat."""
         return SPACE.ravel(self.y).to(probe.dtype)
 
-    def hypergradient(self, probe: Probe, y: Tensor) -> tuple[Tensor, float]:
-        """The hypergradient to be judged, flat, and the standard error of its mean when it is random."""
+    def hypergradient(self, probe: Probe, y: Tensor, draws: int) -> Averaged:
+        """The hypergradient to be judged, flat."""
         if self.gradient is not None:
-            return self.gradient, 0.0
+            return Averaged(self.gradient, self.gradient[None])
         point = probe.as_y(y) if self.y is None else self.y
         lin = probe.problem.linearize(self.x, tree_map(lambda u: u.to(self.dtype), point))
-        return self.averaged(lin, probe)
+        return self.averaged(lin, probe, draws)
 
-    def averaged(self, lin: Linearization, probe: Probe) -> tuple[Tensor, float]:
-        """The mean of the method's draws and its standard error; one draw when they are all the same."""
+    def averaged(self, lin: Linearization, probe: Probe, draws: int) -> Averaged:
+        """The mean of the method's draws; one draw when they are all the same."""
         method = LinearSolve() if self.method is None else self.method
         draw = lambda k: SPACE.ravel(method.estimate(lin, Noise(self.seeds, k)).gradient).to(probe.dtype)  # noqa: E731
-        draws = [draw(k) for k in range(4)]
-        if all(torch.equal(draws[0], other) for other in draws[1:]):
-            return draws[0], 0.0
-        stack = torch.stack([*draws, *(draw(k) for k in range(4, DRAWS))])
-        return stack.mean(0), float(stack.var(0).sum().sqrt()) / math.sqrt(DRAWS)
+        drawn = [draw(k) for k in range(4)]
+        if all(torch.equal(drawn[0], other) for other in drawn[1:]):
+            return Averaged(drawn[0], drawn[0][None])
+        stack = torch.stack([*drawn, *(draw(k) for k in range(4, draws))])
+        return Averaged(stack.mean(0), stack)
 
 
 def compare_with_f(
@@ -76,37 +102,78 @@ def compare_with_f(
 ) -> HypergradientCheck:
     """The report with its verdict: <h, d> against the slopes of F along random directions d."""
     path = _Path(probe, y)
-    h, spread = asked.hypergradient(probe, y)
+    h = asked.hypergradient(probe, y, DRAWS[0])
     noise = _noise_of_f(probe, y, generator, report.lower_residual / mu)
-    step = max(1.0, float(probe.x.norm())) * max(1e-4, min(0.1, (noise / (1.0 + float(h.norm()))) ** (1 / 3)))
+    step = max(1.0, float(probe.x.norm())) * max(1e-4, min(0.1, (noise / (1.0 + float(h.mean.norm()))) ** (1 / 3)))
     drawn = [unit(probe.x, generator) for _ in range(directions)]
-    slopes = tuple(slope(lambda t, d=d: path.value(d, t), float(h @ d), step, noise) for d in drawn)
-    scale = max(max(map(abs, (s.predicted, s.central, s.forward, s.backward))) for s in slopes)
-    flat = _is_flat(probe, y, scale, 20 * noise / step)
-    worst = drawn[max(range(directions), key=lambda k: slopes[k].jump)]
+    found = _Compared(path, drawn, step, noise, h, tol)
+    if found.worth_more_draws:
+        found = _Compared(path, drawn, step, noise, asked.hypergradient(probe, y, DRAWS[1]), tol)
+    worst = drawn[max(range(directions), key=lambda k: found.slopes[k].jump)]
     distance = path.distance(report.face.margin if report.face else math.nan, drawn, step)
+    flat = _is_flat(probe, y, found.scale, 20 * noise / step)
     report = replace(
         report,
-        error=max(s.error for s in slopes) / scale if scale > 0 else 0.0,
-        slopes=slopes,
+        error=found.error,
+        slopes=found.slopes,
         kink_distance=distance,
-        notes=_notes(probe, report, flat, spread / scale if scale > 0 else 0.0),
+        notes=_notes(probe, report, flat, found),
         line=lambda t: path.value(worst, t),
         reach=max(10 * step, 2 * distance) if distance <= 1.0 else 10 * step,
     )
     if flat:
         return report
-    blur = 10 * noise / step / scale
-    allowed = max(tol, blur) + 5 * spread / scale
-    if blur >= 0.1:
-        finding = Finding(Cause.PRECISION, f"the noise of F is {noise:.1e}, its slope {scale:.1e}")
-    elif any(s.kinked and s.jump > 1e-3 * scale for s in slopes):
-        finding = kinked_function(probe, probe.x, y, generator) or Finding(Cause.KINK, _jump(slopes))
-    elif report.error <= allowed:
+    if found.blur >= 0.1:
+        finding = Finding(Cause.PRECISION, f"the noise of F is {noise:.1e}, its slope {found.scale:.1e}")
+    elif any(s.kinked and s.jump > 1e-3 * found.scale for s in found.slopes):
+        finding = kinked_function(probe, probe.x, y, generator) or Finding(Cause.KINK, _jump(found.slopes))
+    elif found.correct:
         return report
+    elif found.undecided:
+        finding = found.why_undecided()
     else:
-        finding = _blame(probe, y, asked, report, h, drawn, allowed * scale, generator)
+        finding = _blame(probe, y, asked, report, found, generator)
     return replace(report, cause=finding.cause, detail=finding.detail)
+
+
+class _Compared:
+    """<h, d> beside the slopes of F along each d; all errors are relative to `scale`, the largest of these numbers."""
+
+    def __init__(self, path: _Path, drawn: list[Tensor], step: float, noise: float, h: Averaged, tol: float) -> None:
+        self.drawn, self.h, self.tol = drawn, h, tol
+        self.slopes = tuple(slope(lambda t, d=d: path.value(d, t), float(h.mean @ d), step, noise) for d in drawn)
+        self.scale = max(max(map(abs, (s.predicted, s.central, s.forward, s.backward))) for s in self.slopes)
+        size = self.scale if self.scale > 0 else 1.0
+        self.error = max(s.error for s in self.slopes) / size
+        self.blur = 10 * noise / step / size  # of the differences
+        self.spread = h.doubt(drawn) / size  # of the draws
+
+    @property
+    def doubt(self) -> float:
+        """What noise leaves open."""
+        return self.blur + self.spread
+
+    @property
+    def correct(self) -> bool:
+        return self.error <= self.tol and self.doubt <= self.tol
+
+    @property
+    def undecided(self) -> bool:
+        """The true error may lie on either side of tol."""
+        return not self.correct and self.error <= self.tol + self.doubt
+
+    @property
+    def worth_more_draws(self) -> bool:
+        """With more draws the spread would fall below tol, or below the error."""
+        spread = self.spread * math.sqrt(DRAWS[0] / DRAWS[1])
+        would_decide = self.blur + spread <= self.tol or self.error > self.tol + self.blur + spread
+        return self.h.random and self.undecided and would_decide
+
+    def why_undecided(self) -> Finding:
+        if self.blur >= self.spread:
+            return Finding(Cause.PRECISION, f"the differences of F are known to {self.blur:.1e}, tol is {self.tol:g}")
+        known = f"the mean of {len(self.h.draws)} draws is known to {self.spread:.1e}"
+        return Finding(Cause.UNDECIDED, f"{known}, its error is {self.error:.1e}, tol is {self.tol:g}")
 
 
 def _noise_of_f(probe: Probe, y: Tensor, generator: torch.Generator, lower_error: float) -> float:
@@ -123,19 +190,13 @@ def _is_flat(probe: Probe, y: Tensor, scale: float, blur: float) -> bool:
 
 
 def _blame(
-    probe: Probe,
-    y: Tensor,
-    asked: Asked,
-    report: HypergradientCheck,
-    h: Tensor,
-    drawn: list[Tensor],
-    allowed: float,
-    generator: torch.Generator,
+    probe: Probe, y: Tensor, asked: Asked, report: HypergradientCheck, found: _Compared, generator: torch.Generator
 ) -> Finding:
     """The parts are right, F is smooth as far as one can see, and h is not its gradient."""
     lin = probe.linearize(probe.x, y)
     truth = SPACE.ravel(LinearSolve().estimate(lin, Noise()).gradient)
-    miss = max(abs(float(truth @ d) - s.central) for s, d in zip(report.slopes, drawn, strict=True))
+    allowed = (found.tol + found.blur) * found.scale
+    miss = max(abs(float(truth @ d) - s.central) for s, d in zip(found.slopes, found.drawn, strict=True))
     if not miss <= allowed:
         return _kink_or_unexplained(probe, y, report, miss, generator)
     if asked.y is not None:
@@ -143,12 +204,13 @@ def _blame(
         if unsolved is not None:
             return unsolved
     if asked.dtype != probe.dtype and asked.gradient is None:
-        wide, spread = asked.averaged(lin, probe)
-        if float((wide - truth).norm()) <= allowed + 5 * spread:
+        wide = asked.averaged(lin, probe, DRAWS[0])
+        off = max(abs(float((wide.mean - truth) @ d)) for d in found.drawn)
+        if off <= allowed + wide.doubt(found.drawn):
             return Finding(
                 Cause.PRECISION, f"relative error {report.error:.1e} in {asked.dtype}, none in {probe.dtype}"
             )
-    return blame_method(asked.method, lin, h, truth, allowed, asked.seeds)
+    return blame_method(asked.method, lin, found.h.mean, truth, found.h.noise, asked.seeds)
 
 
 def _kink_or_unexplained(
@@ -162,7 +224,7 @@ def _kink_or_unexplained(
     return found or Finding(Cause.UNEXPLAINED, f"the linear solve is off by {miss:.2e} as well")
 
 
-def _notes(probe: Probe, report: HypergradientCheck, flat: bool, spread: float) -> tuple[str, ...]:
+def _notes(probe: Probe, report: HypergradientCheck, flat: bool, found: _Compared) -> tuple[str, ...]:
     notes = []
     if not probe.widened:
         notes.append(f"f or g cannot take float64: the differences themselves are in {probe.dtype}")
@@ -172,8 +234,9 @@ def _notes(probe: Probe, report: HypergradientCheck, flat: bool, spread: float) 
         notes.append("g is flat in some direction of the whole space, though not on the face")
     if flat:
         notes.append("F is flat here: every slope is zero up to rounding (errata, item 9)")
-    if spread > 0:
-        notes.append(f"the method is random: the mean of {DRAWS} draws is known to {spread:.1e} only")
+    if found.h.random:
+        draws = len(found.h.draws)
+        notes.append(f"the method is random: the mean of {draws} draws is known to {found.spread:.1e} only")
     return tuple(notes)
 
 

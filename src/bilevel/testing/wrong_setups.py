@@ -356,6 +356,43 @@ def series_beyond_its_range(p: Parts) -> Setup:
     return p.setup(p.problem(constraint=sets.Box(-9.0, 9.0)), method=Neumann(terms=30, eta=1.5, truncation="full"))
 
 
+@dataclass(frozen=True)
+class NoisyMethod:
+    """factor * h + normal draws of a standard deviation."""
+
+    factor: float
+    deviation: float
+    eta: float | str = "auto"
+
+    def estimate(self, lin: Any, noise: Any, *, curvature: Any = None, start: Any = None) -> Hypergradient:
+        exact = LinearSolve().estimate(lin, noise)
+        drawn = torch.randn(lin.x.shape, generator=noise.generator("smoothing"), dtype=torch.float64)
+        return replace(exact, gradient=self.factor * exact.gradient + self.deviation * drawn)  # type: ignore[operator]
+
+
+@wrong(Cause.UNDECIDED)
+def wrong_sign_under_much_noise(p: Parts) -> Setup:
+    return p.setup(p.problem(constraint=sets.Box(-9.0, 9.0)), method=NoisyMethod(-1.0, 1e3))
+
+
+@wrong(Cause.WRONG_SIGN)
+def wrong_sign_under_some_noise(p: Parts) -> Setup:
+    return p.setup(p.problem(constraint=sets.Box(-9.0, 9.0)), method=NoisyMethod(-1.0, 0.3))
+
+
+@wrong(Cause.WRONG_METHOD)
+def zero_under_some_noise(p: Parts) -> Setup:
+    return p.setup(p.problem(constraint=sets.Box(-9.0, 9.0)), method=NoisyMethod(0.0, 0.3))
+
+
+@wrong(Cause.WRONG_METHOD)
+def three_terms_of_the_series_drawn_at_random(p: Parts) -> Setup:
+    """In many dimensions the spread of the draws is as long as the gradient."""
+    large = Parts(p.seed, n=60, m=60)
+    problem = large.problem(constraint=sets.Box(-99.0, 99.0))
+    return Setup(problem, large.x, {"method": Neumann(terms=3, eta=0.1, truncation="random")})
+
+
 @wrong(Cause.WRONG_METHOD)
 def gradient_without_its_implicit_part(p: Parts) -> Setup:
     problem = p.problem(constraint=sets.Box(-9.0, 9.0))
@@ -477,6 +514,16 @@ def lower_level_only_once_differentiable(p: Parts) -> Problem:
 @wrong(Cause.PRECISION)
 def upper_level_computed_in_float32(p: Parts) -> Problem:
     return p.problem(upper=lambda x, y: (1e6 + p.upper(x, y).float()).double() + 0 * y.sum())
+
+
+@wrong(Cause.PRECISION)
+def small_error_within_the_rounding_of_float32(p: Parts) -> Setup:
+    problem = p.problem(
+        upper=lambda x, y: (1e4 + p.upper(x, y).float()).double() + 0 * y.sum(), constraint=sets.Box(-9.0, 9.0)
+    )
+    y = p.A @ p.x + p.b
+    truth: Any = LinearSolve().estimate(p.problem(constraint=sets.Box(-9.0, 9.0)).linearize(p.x, y), Noise()).gradient
+    return p.setup(problem, gradient=1.001 * truth)
 
 
 @wrong(Cause.PRECISION)
