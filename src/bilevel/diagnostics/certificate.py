@@ -14,10 +14,11 @@ from ..errors import Incompatible, InvalidInput
 from ..problem import Problem
 from ..randomness import Seeds
 from ..spaces import Vector, tree_map
+from .causes import Cause
 from .goldstein import Goldstein, goldstein_measure
 from .jacobian_hull import JacobianHull
-from .lower_level import FaceFacts, curvature, face_facts
-from .probe import SPACE, Probe
+from .lower_level import FaceFacts, solved_lower
+from .probe import Probe
 from .sampled_faces import BATCHES, distinct_faces, draws
 
 CONFIDENCE = 0.95
@@ -41,14 +42,18 @@ class Certificate:
         |h| with the Jacobian at z itself: what a plain stopping rule looks at.
     samples, faces
         How many Jacobians were drawn, and how many of them differ.
-    lower_residual
-        |y - P_Y(y - grad_y g)| of the lower level behind it.
+    lower_residual, lower_error
+        |y - P_Y(y - grad_y g)| of the lower level behind it, and the bound (1 + L)/mu times that on |y - y*(x)|.
     face
         The face of y*(x) and its strict-complementarity margin.
     contraction
         The largest |eigenvalue| of (I - eta G_yy) H at z: below 1 the fixed-point map of the lower level contracts.
     goldstein
         The Goldstein measure of F itself, when it was asked for.
+    flaw
+        Why this certifies nothing, or None: g is not strongly convex in y (`Cause.NOT_STRONGLY_CONVEX`) or flat on the
+        face (`Cause.SINGULAR_HESSIAN`), where eps is NaN; or y may be farther than delta from y*(x)
+        (`Cause.UNSOLVED`).
     """
 
     delta: float
@@ -61,15 +66,28 @@ class Certificate:
     lower_residual: float
     face: FaceFacts
     contraction: float
+    lower_error: float = 0.0
     goldstein: Goldstein | None = None
+    flaw: Cause | None = None
+
+    @property
+    def valid(self) -> bool:
+        """Whether eps is a bound: the lower level is strongly convex and solved."""
+        return self.flaw is None
 
     def __str__(self) -> str:
         low, high = self.interval
-        lines = [
+        head = (
             f"({self.delta:g}, {self.eps:.3g})-stationary: the smallest |h| within delta lies in "
-            f"[{low:.3g}, {high:.3g}] (95 %); at the point itself |h| = {self.gradient_norm:.3g}",
+            f"[{low:.3g}, {high:.3g}] (95 %); at the point itself |h| = {self.gradient_norm:.3g}"
+        )
+        if self.flaw is not None:
+            head = f"no certificate: {self.flaw.text}; remedy: {self.flaw.remedy}"
+        lines = [
+            head,
             f"{self.faces} different Jacobians in {self.samples} samples; {self.face}",
-            f"lower level solved to {self.lower_residual:.1e}; contraction factor {self.contraction:.3g}",
+            f"lower level solved to {self.lower_residual:.1e}, so y* is within {self.lower_error:.1e}; "
+            f"contraction factor {self.contraction:.3g}",
         ]
         return "\n".join(lines if self.goldstein is None else [*lines, str(self.goldstein)])
 
@@ -130,26 +148,30 @@ def certificate(
     _check_settings(problem, delta, samples, eta)
     x = tree_map(Tensor.detach, check_vector("x", x))
     probe = Probe(problem, x, check_lower_start(problem, problem.constraint_at(x), y))
-    solved = probe.solve(probe.x, probe.y)
-    point = SPACE.ravel(solved.y)
-    lin = probe.linearize(probe.x, point)
-    facts, _, z = face_facts(probe, probe.x, point, 1.0 / eta if eta else curvature(lin).largest)
-    drawn = draws(probe, z, delta, samples, Seeds.of(seed))
-    hull, batches = distinct_faces(probe, lin, drawn, facts.eta)
-    minima = sorted(hull.restricted(members).smallest()[0] for members in batches)
-    eps = min(hull.smallest()[0], minima[0])
+    lower = solved_lower(probe, probe.x, probe.y, eta)
+    flaw = lower.flaw or (Cause.UNSOLVED if lower.error > delta else None)
+    facts = lower.facts
+    drawn = draws(probe, lower.z, delta, samples, Seeds.of(seed))
+    hull, batches = distinct_faces(probe, probe.linearize(probe.x, lower.y), drawn, facts.eta)
+    eps = low = norm = math.nan
+    if lower.flaw is None:
+        minima = sorted(hull.restricted(members).smallest()[0] for members in batches)
+        eps = min(hull.smallest()[0], minima[0])
+        low, norm = endpoint_below(eps, minima), hull.norm(torch.eye(len(hull.faces), dtype=probe.dtype)[0])
     return Certificate(
         delta=delta,
         eta=facts.eta,
         eps=eps,
-        interval=(endpoint_below(eps, minima), eps),
-        gradient_norm=hull.norm(torch.eye(len(hull.faces), dtype=probe.dtype)[0]),
+        interval=(low, eps),
+        gradient_norm=norm,
         samples=samples,
         faces=len(hull.faces),
-        lower_residual=solved.residual,
+        lower_residual=lower.residual,
+        lower_error=lower.error,
         face=facts,
         contraction=_contraction(hull),
         goldstein=None if goldstein_radius is None else goldstein_measure(problem, x, goldstein_radius, y, seed=seed),
+        flaw=flaw,
     )
 
 

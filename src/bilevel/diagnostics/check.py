@@ -19,7 +19,7 @@ from .against_f import Asked, compare_with_f
 from .causes import Cause
 from .function_parts import check_functions, steep_gradient
 from .judge import Finding
-from .lower_level import curvature, face_facts
+from .lower_level import STEPS, curvature, face_facts
 from .probe import SPACE, Probe
 from .report import HypergradientCheck
 from .set_parts import check_motion, check_set, wrong_jacobian_at
@@ -27,8 +27,6 @@ from .suspects import check_point, check_solver
 
 SOLVED = 1e-6
 """A lower level with a residual below this, relative to max(1, |y|), counts as solved."""
-FIRST_STEPS = 500
-"""After so many steps without a solution the gradient of g is looked at for jumps."""
 
 
 def check_hypergradient(
@@ -141,7 +139,7 @@ def _wrong_part(probe: Probe, generator: torch.Generator) -> Finding | None:
 
 def _solved(probe: Probe, generator: torch.Generator) -> tuple[Tensor, float]:
     """y*(x) and its residual; the solve is not carried on where the gradient of g is seen to jump."""
-    first = probe.solve(probe.x, probe.y, max_steps=FIRST_STEPS)
+    first = probe.solve(probe.x, probe.y, max_steps=STEPS[0])
     y = SPACE.ravel(first.y)
     if not _is_solved(y, first.residual):
         largest = curvature(probe.linearize(probe.x, y)).largest

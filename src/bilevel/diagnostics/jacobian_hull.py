@@ -55,7 +55,9 @@ class JacobianHull:
         eye = torch.eye(len(self.upper_y), dtype=self.upper_y.dtype)
         step = eye - self.eta * self.hessian
         H = torch.einsum("i,ijk->jk", weights, self.faces)
-        system = torch.linalg.lu_factor(eye - H @ step)
+        *system, info = torch.linalg.lu_factor_ex(eye - H @ step)
+        if int(info) > 0:  # g is flat on this face: no hypergradient
+            return torch.full_like(self.upper_x, torch.inf), torch.zeros(len(self.upper_x), len(weights)).to(weights)
         q = torch.linalg.lu_solve(*system, (H @ self.upper_y)[:, None])[:, 0]
         s = self.upper_y + step @ q
         turned = torch.linalg.lu_solve(*system, (self.faces @ s).T)  # dq/dl, (d, k)
