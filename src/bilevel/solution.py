@@ -31,7 +31,7 @@ class Status(Enum):
     STEPS = "all steps were taken"
     STATIONARY = "the hypergradient and the lower-level residual are both within tol"
     CERTIFIED = (
-        "a certificate of (delta, eps)-stationarity with eps within tol was found, the lower level being solved to tol; "
+        "a certificate of (delta, eps)-stationarity with eps within tol was found, with the lower level solved to tol; "
         "where several kinks meet, F itself may still descend (erratum 11): goldstein_measure asks F"
     )
     STOPPED = "a callback asked to stop"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 import torch
@@ -19,10 +20,28 @@ from .goldstein import Goldstein, goldstein_measure
 from .jacobian_hull import JacobianHull
 from .lower_level import FaceFacts, solved_lower
 from .probe import Probe
-from .sampled_faces import BATCHES, distinct_faces, draws
+from .sampled_faces import BATCHES, Faces, all_known, batches, draws
 
 CONFIDENCE = 0.95
 """Of the interval."""
+
+
+CALIBRATED = 4
+"""Up to this dimension of y the interval from samples was compared with known answers."""
+
+
+class Ground(Enum):
+    """What the lower end of a certificate's interval rests on.
+
+    Examples
+    --------
+    >>> print(Ground.SAMPLES.value)
+    95 %, from samples
+    """
+
+    ALL_FACES = "all faces within delta are known"
+    SAMPLES = "95 %, from samples"
+    UPPER_BOUND = "an upper bound only"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,8 +55,9 @@ class Certificate:
     eps
         The smallest |h(H)| found over convex combinations H of Jacobians within delta of z: an upper bound on the
         smallest norm in the set, whatever the sampling missed.
-    interval
-        A 95 % confidence interval of the smallest norm; its upper end is eps.
+    interval, ground
+        Where the smallest norm lies, eps being the upper end, and what the lower end rests on: `Ground.ALL_FACES`,
+        `Ground.SAMPLES` (confidence 95 %), or `Ground.UPPER_BOUND`, when it is 0 and nothing is claimed.
     gradient_norm
         |h| with the Jacobian at z itself: what a plain stopping rule looks at.
     samples, faces
@@ -60,6 +80,7 @@ class Certificate:
     eta: float
     eps: float
     interval: tuple[float, float]
+    ground: Ground
     gradient_norm: float
     samples: int
     faces: int
@@ -79,7 +100,7 @@ class Certificate:
         low, high = self.interval
         head = (
             f"({self.delta:g}, {self.eps:.3g})-stationary: the smallest |h| within delta lies in "
-            f"[{low:.3g}, {high:.3g}] (95 %); at the point itself |h| = {self.gradient_norm:.3g}"
+            f"[{low:.3g}, {high:.3g}] ({self.ground.value}); at the point itself |h| = {self.gradient_norm:.3g}"
         )
         if self.flaw is not None:
             head = f"no certificate: {self.flaw.text}; remedy: {self.flaw.remedy}"
@@ -105,13 +126,16 @@ def certificate(
 ) -> Certificate:
     """min |h(H)| over H in the hull of { Jacobians of P_Y at z' : |z' - z| <= delta },  z = y*(x) - eta grad_y g.
 
-    h(H) = f_x - eta G_xy H [I - (I - eta G_yy) H]^{-1} f_y. Jacobians are sampled at z, in the ball and on its sphere,
-    and |h(sum_i l_i H_i)| is minimised over the weights l; with a set X of x the measure is |x - P_X(x - h)|.
+    h(H) = f_x - eta G_xy H [I - (I - eta G_yy) H]^{-1} f_y. Jacobians are taken at z, at random points of the ball and
+    its sphere, and beyond the kinks that are met along the axes, the normal and f_y, singly and jointly; |h(sum_i l_i
+    H_i)| is minimised over the weights l. With a set X of x the measure is |x - P_X(x - h)|.
 
-    The interval follows Robson & Whitlock (1964): ten batches of samples give ten minima, each at least the true one;
-    with the two smallest e_1 <= e_2, the true minimum lies in [e_1 - 19 (e_2 - e_1), e_1] with confidence 95 %, if
-    near-minimal combinations are not rare. All samples together give eps <= e_1; since the hull goes on growing, the
-    lower end is at least 2 (e_1 - eps) below eps. The interval cannot know of a face that no sample met.
+    eps is a bound from above whatever was missed. The lower end of the interval is eps itself where all faces within
+    delta are known (a polyhedral set with a margin of delta or more, a box with at most 7 bounds in reach). Elsewhere
+    it is a matter of samples, up to 4 dimensions of y: ten batches of random points give ten minima, each at least the
+    true one, and with the two smallest e_1 <= e_2 the true one lies in [e_1 - 19 (e_2 - e_1), e_1] with confidence 95 %
+    if near-minimal combinations are not rare (Robson & Whitlock 1964); all points together give eps <= e_1, and the
+    lower end is at least 2 (e_1 - eps) below eps. In more dimensions random points miss faces, and the lower end is 0.
 
     Parameters
     ----------
@@ -151,28 +175,46 @@ def certificate(
     lower = solved_lower(probe, probe.x, probe.y, eta)
     flaw = lower.flaw or (Cause.UNSOLVED if lower.error > delta else None)
     facts = lower.facts
-    drawn = draws(probe, lower.z, delta, samples, Seeds.of(seed))
-    hull, batches = distinct_faces(probe, probe.linearize(probe.x, lower.y), drawn, facts.eta)
-    eps = low = norm = math.nan
+    faces = Faces(probe, probe.linearize(probe.x, lower.y), lower.z)
+    eps, low, norm, ground = math.nan, math.nan, math.nan, Ground.UPPER_BOUND
     if lower.flaw is None:
-        minima = sorted(hull.restricted(members).smallest()[0] for members in batches)
-        eps = min(hull.smallest()[0], minima[0])
-        low, norm = endpoint_below(eps, minima), hull.norm(torch.eye(len(hull.faces), dtype=probe.dtype)[0])
+        faces.visit_directed(lower.z, delta, facts.eta)
+        met = batches(faces, draws(probe, lower.z, delta, samples, Seeds.of(seed)))
+        ground = _ground(all_known(faces, facts, lower.z, delta), probe.y.numel())
+        eps, low, norm = _bounds(faces.hull(facts.eta), met, ground)
     return Certificate(
         delta=delta,
         eta=facts.eta,
         eps=eps,
         interval=(low, eps),
         gradient_norm=norm,
+        ground=ground,
         samples=samples,
-        faces=len(hull.faces),
+        faces=len(faces.known),
         lower_residual=lower.residual,
         lower_error=lower.error,
         face=facts,
-        contraction=_contraction(hull),
+        contraction=_contraction(faces.hull(facts.eta)),
         goldstein=None if goldstein_radius is None else goldstein_measure(problem, x, goldstein_radius, y, seed=seed),
         flaw=flaw,
     )
+
+
+def _ground(complete: bool, dimension: int) -> Ground:
+    if complete:
+        return Ground.ALL_FACES
+    return Ground.SAMPLES if dimension <= CALIBRATED else Ground.UPPER_BOUND
+
+
+def _bounds(hull: JacobianHull, met: list[list[int]], ground: Ground) -> tuple[float, float, float]:
+    """eps, the lower end of its interval, and the norm at z itself."""
+    eps, norm = hull.smallest()[0], hull.norm(torch.eye(len(hull.faces), dtype=hull.faces.dtype)[0])
+    if ground is not Ground.SAMPLES:
+        return eps, (1 - 1e-6) * eps if ground is Ground.ALL_FACES else 0.0, norm
+    by_faces = {tuple(members): hull.restricted(members).smallest()[0] for members in map(list, set(map(tuple, met)))}
+    minima = sorted(by_faces[tuple(members)] for members in met)
+    eps = min(eps, minima[0])
+    return eps, endpoint_below(eps, minima), norm
 
 
 def endpoint_below(eps: float, minima: list[float]) -> float:

@@ -164,7 +164,7 @@ def face_facts(probe: Probe, x: Tensor, y: Tensor, largest: float) -> tuple[Face
     constraint = probe.set_at(x)
     face = constraint.jacobian(probe.as_y(z))
     margin: Any = constraint.margin(probe.as_y(z))
-    facts = FaceFacts(eta, _total(face.dimension), y.numel(), _smallest(margin))
+    facts = FaceFacts(eta, _total(face.dimension), y.numel(), smallest_margin(margin))
     return facts, face, z
 
 
@@ -177,6 +177,7 @@ def _total(dimension: Any) -> float:
     return float(sum(float(torch.as_tensor(part).sum()) for part in parts))
 
 
-def _smallest(margin: Any) -> float:
+def smallest_margin(margin: Any) -> float:
+    """Over batch elements and entries of a dictionary; NaN without a formula."""
     parts = list(margin.values()) if isinstance(margin, dict) else [margin]
     return math.nan if any(part is None for part in parts) else min(float(part.min()) for part in parts)
