@@ -9,12 +9,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..errors import EmptySet, NotFinite
 from ..hypergradients import Estimator, LinearSolve
 from ..problem import Linearization
 from ..randomness import Noise, Seeds
 from ..spaces import leaves, tree_map
 from .causes import Cause
-from .function_parts import kinked_function
+from .function_parts import kinked_function, wrong_product_at
 from .judge import Finding
 from .lower_level import curvature
 from .probe import SPACE, Probe, Slope, noise_of, slope, unit
@@ -23,6 +24,8 @@ from .suspects import blame_method, check_point
 
 DRAWS = (200, 1000)
 """How many draws of a random estimator are averaged; the second number when the first does not decide."""
+STEPS = 5
+"""How many steps of differences are tried, each a tenth of the one before."""
 SURE = 5.0
 """So many standard errors are what noise leaves open."""
 
@@ -106,7 +109,8 @@ def compare_with_f(
     noise = _noise_of_f(probe, y, generator, report.lower_residual / mu)
     step = max(1.0, float(probe.x.norm())) * max(1e-4, min(0.1, (noise / (1.0 + float(h.mean.norm()))) ** (1 / 3)))
     drawn = [unit(probe.x, generator) for _ in range(directions)]
-    found = _Compared(path, drawn, step, noise, h, tol)
+    found = _with_the_best_step(path, drawn, step, noise, h, tol)
+    step = found.step
     if found.worth_more_draws:
         found = _Compared(path, drawn, step, noise, asked.hypergradient(probe, y, DRAWS[1]), tol)
     worst = drawn[max(range(directions), key=lambda k: found.slopes[k].jump)]
@@ -123,9 +127,11 @@ def compare_with_f(
     )
     if flat:
         return report
-    if found.blur >= 0.1:
+    if not math.isfinite(found.error):
+        finding = Finding(Cause.NOT_FINITE, f"F is not finite at a distance of {step:.1e} from x")
+    elif found.blur >= 0.1:
         finding = Finding(Cause.PRECISION, f"the noise of F is {noise:.1e}, its slope {found.scale:.1e}")
-    elif any(s.kinked and s.jump > 1e-3 * found.scale for s in found.slopes):
+    elif found.kinked:
         finding = kinked_function(probe, probe.x, y, generator) or Finding(Cause.KINK, _jump(found.slopes))
     elif found.correct:
         return report
@@ -136,15 +142,31 @@ def compare_with_f(
     return replace(report, cause=finding.cause, detail=finding.detail)
 
 
+def _with_the_best_step(
+    path: _Path, drawn: list[Tensor], step: float, noise: float, h: Averaged, tol: float
+) -> _Compared:
+    """The first step that agrees; F may bend on a shorter scale than that of x, or end nearby. Else the first finite."""
+    tried = [_Compared(path, drawn, step, noise, h, tol)]
+    while not (tried[-1].correct or tried[-1].kinked or tried[-1].undecided) and len(tried) < STEPS:
+        shorter = _Compared(path, drawn, tried[-1].step / 10, noise, h, tol)
+        if shorter.blur > tol:
+            break
+        tried.append(shorter)
+    return next((t for t in reversed(tried) if t.correct), None) or next(
+        (t for t in tried if math.isfinite(t.error)), tried[0]
+    )
+
+
 class _Compared:
     """<h, d> beside the slopes of F along each d; all errors are relative to `scale`, the largest of these numbers."""
 
     def __init__(self, path: _Path, drawn: list[Tensor], step: float, noise: float, h: Averaged, tol: float) -> None:
-        self.drawn, self.h, self.tol = drawn, h, tol
+        self.drawn, self.step, self.h, self.tol = drawn, step, h, tol
         self.slopes = tuple(slope(lambda t, d=d: path.value(d, t), float(h.mean @ d), step, noise) for d in drawn)
-        self.scale = max(max(map(abs, (s.predicted, s.central, s.forward, s.backward))) for s in self.slopes)
+        numbers = torch.tensor([(s.predicted, s.central, s.forward, s.backward) for s in self.slopes]).double()
+        self.scale = float(numbers.abs().max())  # NaN if one of them is
         size = self.scale if self.scale > 0 else 1.0
-        self.error = max(s.error for s in self.slopes) / size
+        self.error = max(s.error for s in self.slopes) / size if math.isfinite(self.scale) else math.nan
         self.blur = 10 * noise / step / size  # of the differences
         self.spread = h.doubt(drawn) / size  # of the draws
 
@@ -156,6 +178,11 @@ class _Compared:
     @property
     def correct(self) -> bool:
         return self.error <= self.tol and self.doubt <= self.tol
+
+    @property
+    def kinked(self) -> bool:
+        """F has different slopes on the two sides."""
+        return any(s.kinked and s.jump > 1e-3 * self.scale for s in self.slopes)
 
     @property
     def undecided(self) -> bool:
@@ -217,6 +244,9 @@ def _kink_or_unexplained(
     probe: Probe, y: Tensor, report: HypergradientCheck, miss: float, generator: torch.Generator
 ) -> Finding:
     """Several kinks may cancel in F, and still make h one element of a set (erratum 11)."""
+    wrong = wrong_product_at(probe, y, generator)
+    if wrong is not None:
+        return wrong
     margin = report.face.margin if report.face is not None else math.nan
     if margin <= 1e-3 * max(1.0, float(y.norm())):
         return Finding(Cause.KINK, _jump(report.slopes))
@@ -251,11 +281,17 @@ class _Path:
             return self.y
         key = (id(d), t)
         if key not in self._solved:
-            self._solved[key] = SPACE.ravel(self.probe.solve(self.probe.x + t * d, self.y).y)
+            self._solved[key] = self._solve(self.probe.x + t * d)
         return self._solved[key]
 
+    def _solve(self, x: Tensor) -> Tensor:
+        try:
+            return SPACE.ravel(self.probe.solve(x, self.y).y)
+        except (NotFinite, EmptySet):  # beyond the domain of g or of the set
+            return torch.full_like(self.y, math.nan)
+
     def value(self, d: Tensor, t: float) -> float:
-        """F(x + t d)."""
+        """F(x + t d), NaN where it is not defined."""
         return self.probe.upper(self.probe.x + t * d, self.solution(d, t))
 
     def distance(self, margin: float, drawn: list[Tensor], step: float) -> float:

@@ -60,8 +60,8 @@ class Cause(Enum):
         "correct Linearization._upper_gradients: (grad_x f, grad_y f)",
     )
     WRONG_LOWER_GRADIENT = (
-        "the linearisation's gradient of g in y is wrong",
-        "correct Linearization._lower_gradient_y (or Problem.lower_grad)",
+        "the linearisation's gradient of g, in y or in x, is wrong",
+        "correct Linearization._lower_gradient_y (or Problem.lower_grad), or _lower_gradient_x",
     )
     WRONG_HESSIAN = (
         "the linearisation's product with the second derivative of g in y is wrong",

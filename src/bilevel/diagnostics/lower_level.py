@@ -16,8 +16,10 @@ from ..spaces import leaves
 from .causes import Cause
 from .probe import SPACE, Probe
 
-DENSE = 400
+DENSE = 1000
 """Up to this dimension of y curvatures come from a matrix, beyond it from Lanczos steps."""
+LANCZOS = 300
+"""So many of them: the smallest curvature of an ill-conditioned g shows late."""
 STEPS = (500, 20_000)
 """Steps of a lower-level solve: after the first number without a solution it is asked why."""
 NO_CURVATURE = 1e-9
@@ -55,9 +57,9 @@ def curvature(lin: Linearization, face: Face | None = None) -> Curvature:
     if SPACE.size(lin.y) <= DENSE:
         return _dense(lin, face)
     apply = (lambda v: v) if face is None else face.apply
-    L = largest_eigenvalue(lambda v: apply(lin.lower_hvp(v)), lin.y, SPACE, start=apply, steps=60)
+    L = largest_eigenvalue(lambda v: apply(lin.lower_hvp(v)), lin.y, SPACE, start=apply, steps=LANCZOS)
     turned = lambda v: SPACE.add(SPACE.scaled(v, L), apply(lin.lower_hvp(v)), -1.0)  # noqa: E731
-    return Curvature(L - largest_eigenvalue(turned, lin.y, SPACE, start=apply, steps=60), L)
+    return Curvature(L - largest_eigenvalue(turned, lin.y, SPACE, start=apply, steps=LANCZOS), L)
 
 
 def _dense(lin: Linearization, face: Face | None) -> Curvature:

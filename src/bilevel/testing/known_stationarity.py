@@ -83,14 +83,14 @@ def disc(seed: int) -> KnownStationarity:
 
 
 def octahedron(seed: int) -> KnownStationarity:
-    """The l1 ball of R^3, somewhere near its surface: finitely many faces, found by 20,000 points of the ball."""
+    """The l1 ball of R^3, somewhere near its surface: finitely many faces, found by many points in and on the ball."""
     draw = _normal(seed)
     a, c, x = draw(3), draw(3), draw(3)
     x = 1.3 * x / x.abs().sum()
-    points = torch.randn(20_000, 3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    lengths = torch.linspace(0, 1, 20_000).double() ** (1 / 3)
+    points = torch.randn(400_000, 3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    lengths = torch.linspace(0, 2, len(points)).double().clamp_max(1) ** (1 / 3)
     points = x + 0.3 * lengths[:, None] * points / points.norm(dim=1, keepdim=True)
-    turned = sets.L1Ball(1.0).jacobian(points).apply(a.expand(20_000, 3))
+    turned = sets.L1Ball(1.0).jacobian(points).apply(a.expand(points.shape))
     values = c + torch.unique((turned * 1e9).round() / 1e9, dim=0)
     weights = nearest_combination(values.T, torch.zeros(3).double())
     smallest = float((values.T @ weights).norm())
