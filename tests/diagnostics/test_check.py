@@ -192,7 +192,7 @@ def test_bad_arguments_are_refused():
 
 @pytest.mark.parametrize(("size", "smallest"), [(500, 0.0), (500, -1e-5), (1200, 0.0)])
 def test_one_flat_direction_among_many_is_seen(size, smallest):
-    """g = sum w_i y_i^2 / 2 - x.y with one w_i = 0 (or below), by a matrix up to 1000 dimensions and by Lanczos beyond."""
+    """g = sum w_i y_i^2 / 2 - x.y with one w_i = 0 or below: by a matrix up to 1000 dimensions, then by Lanczos."""
     weights = torch.linspace(0.01, 1.0, size).double()
     weights[7] = smallest
     problem = bilevel.Problem(

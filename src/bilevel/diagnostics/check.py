@@ -15,7 +15,8 @@ from ..hypergradients import Estimator
 from ..problem import Problem
 from ..randomness import Seeds
 from ..spaces import Vector, tree_map
-from .against_f import Asked, compare_with_f
+from .against_f import compare_with_f
+from .asked import Asked
 from .causes import Cause
 from .function_parts import check_functions, steep_gradient
 from .judge import Finding
