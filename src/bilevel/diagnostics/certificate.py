@@ -176,12 +176,14 @@ def certificate(
     flaw = lower.flaw or (Cause.UNSOLVED if lower.error > delta else None)
     facts = lower.facts
     faces = Faces(probe, probe.linearize(probe.x, lower.y), lower.z)
-    eps, low, norm, ground = math.nan, math.nan, math.nan, Ground.UPPER_BOUND
     if lower.flaw is None:
         faces.visit_directed(lower.z, delta, facts.eta)
         met = batches(faces, draws(probe, lower.z, delta, samples, Seeds.of(seed)))
-        ground = _ground(all_known(faces, facts, lower.z, delta), probe.y.numel())
-        eps, low, norm = _bounds(faces.hull(facts.eta), met, ground)
+        ground, hull = _ground(all_known(faces, facts, lower.z, delta), probe.y.numel()), faces.hull(facts.eta)
+        eps, low, norm = _bounds(hull, met, ground)
+    else:
+        ground, hull = Ground.UPPER_BOUND, faces.hull(facts.eta)
+        eps = low = norm = math.nan
     return Certificate(
         delta=delta,
         eta=facts.eta,
@@ -194,7 +196,7 @@ def certificate(
         lower_residual=lower.residual,
         lower_error=lower.error,
         face=facts,
-        contraction=_contraction(faces.hull(facts.eta)),
+        contraction=_contraction(hull),
         goldstein=None if goldstein_radius is None else goldstein_measure(problem, x, goldstein_radius, y, seed=seed),
         flaw=flaw,
     )
@@ -211,8 +213,9 @@ def _bounds(hull: JacobianHull, met: list[list[int]], ground: Ground) -> tuple[f
     eps, norm = hull.smallest()[0], hull.norm(torch.eye(len(hull.faces), dtype=hull.faces.dtype)[0])
     if ground is not Ground.SAMPLES:
         return eps, (1 - 1e-6) * eps if ground is Ground.ALL_FACES else 0.0, norm
-    by_faces = {tuple(members): hull.restricted(members).smallest()[0] for members in map(list, set(map(tuple, met)))}
-    minima = sorted(by_faces[tuple(members)] for members in met)
+    different = {tuple(members): members for members in met}
+    smallest = {key: hull.restricted(members).smallest()[0] for key, members in different.items()}
+    minima = sorted(smallest[tuple(members)] for members in met)
     eps = min(eps, minima[0])
     return eps, endpoint_below(eps, minima), norm
 

@@ -61,7 +61,7 @@ def check_hypergradient(
         A solver to judge as well: whether the set suits it, whether y stays in Y, whether x moves against h. Ten
         steps are taken from the solved lower level.
     directions
-        How many random directions; each takes four lower-level solves.
+        How many random directions; each takes four lower-level solves, and four for every shorter step that is tried.
     tol
         The relative error up to which h counts as correct; default 1e-4, and 5e-3 where f and g can take float32
         only. What noise leaves open must be within it too: random methods ask for a larger one.

@@ -30,11 +30,11 @@ def ways_to_kinks(z: Tensor, delta: float, directions: list[Tensor], same_face: 
 
 
 def _first_change(z: Tensor, whole: Tensor, same_face: SameFace) -> Tensor | None:
-    """t * whole with the smallest t found, 0 < t <= 1, at which the face is another; two faces may lie on the way."""
+    """t * whole with the smallest t found, 0 < t <= 1, at which the face is another."""
     last = next((t for t in (0.25, 0.5, 0.75, 1.0) if not same_face(z + t * whole)), None)
     if last is None:
         return None
-    first, last = last - 0.25, last
+    first = last - 0.25
     for _ in range(HALVINGS):
         middle = (first + last) / 2
         first, last = (middle, last) if same_face(z + middle * whole) else (first, middle)

@@ -10,6 +10,7 @@ from torch import Tensor
 from ..errors import InvalidInput
 from ..problem import Linearization
 from ..randomness import Noise, Seeds
+from ..sets.base import Face
 from ..sets.box import Box
 from ..sets.free_space import FreeSpace
 from ..spaces import tree_map
@@ -49,10 +50,9 @@ class Faces:
 
     def visit(self, point: Tensor) -> int:
         """The number of the Jacobian at this point."""
-        face = self.lin.constraint.jacobian(self.probe.as_y(point))
-        signature = torch.cat([SPACE.ravel(face.apply(mark)) for mark in self._marks])
+        face, signature = self._look(point)
         for number, other in enumerate(self._signatures):
-            if float((other - signature).norm()) <= 1e-9 * (1 + float(other.norm())):
+            if _same(other, signature):
                 return number
         self.known.append((face, point))
         self._signatures.append(signature)
@@ -60,9 +60,12 @@ class Faces:
 
     def is_that_of_z(self, point: Tensor) -> bool:
         """Whether the Jacobian is that of z; nothing is remembered."""
+        return _same(self._signatures[0], self._look(point)[1])
+
+    def _look(self, point: Tensor) -> tuple[Face, Tensor]:
+        """The Jacobian at a point, and its products with two marks, by which it is known."""
         face = self.lin.constraint.jacobian(self.probe.as_y(point))
-        signature = torch.cat([SPACE.ravel(face.apply(mark)) for mark in self._marks])
-        return float((self._signatures[0] - signature).norm()) <= 1e-9 * (1 + float(signature.norm()))
+        return face, torch.cat([SPACE.ravel(face.apply(mark)) for mark in self._marks])
 
     def visit_directed(self, z: Tensor, delta: float, eta: float) -> None:
         """Go beyond the kinks around z: singly, jointly, and jointly beyond those that make |h| smaller."""
@@ -92,6 +95,10 @@ class Faces:
     def hull(self, eta: float) -> JacobianHull:
         """The formula of the hypergradient over their convex combinations."""
         return _hull(self.probe, self.lin, self.known, eta)
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    return float((a - b).norm()) <= 1e-9 * (1 + float(a.norm()))
 
 
 def batches(faces: Faces, points: list[Tensor]) -> list[list[int]]:
