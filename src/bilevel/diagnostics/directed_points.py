@@ -76,7 +76,8 @@ def points_beyond(z: Tensor, delta: float, moves: list[Tensor]) -> Iterator[Tens
     yield from (z + delta / float(move.norm()) * move for move in moves)
     if len(moves) <= JOINTLY:
         chosen = (c for size in range(2, len(moves) + 1) for c in itertools.combinations(moves, size))
-        yield from (z + total for total in map(sum, chosen) if float(total.norm()) <= delta)
+        totals = (torch.stack(several).sum(0) for several in chosen)
+        yield from (z + total for total in totals if float(total.norm()) <= delta)
     else:
         yield from prefixes(z, delta, moves)
 
