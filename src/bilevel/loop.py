@@ -114,8 +114,8 @@ def minimize(
     tol
         Stop at the first evaluation where stationarity and lower residual are both within tol.
     delta
-        With tol: stop at the first evaluation with a `certificate(delta)` whose eps is within tol, instead. At a
-        stationary kink the hypergradient itself never becomes small.
+        With tol: stop at the first evaluation with a valid `certificate(delta)` whose eps is within tol, and so is the
+        lower level, instead. At a stationary kink the hypergradient itself never becomes small.
     output
         "last" (the default); "best": lowest f after 50 lower-level steps among the evaluations; "sampled": an iterate
         drawn uniformly from all steps, as in the theory.
@@ -373,12 +373,16 @@ class _Run:
         if any(answer is not None and bool(answer) for answer in asked):
             return Status.STOPPED
         if self.tol is not None and self.delta is not None:
-            found = certificate(self.problem, self.state.x, self.delta, self.state.y, samples=CERTIFICATE_SAMPLES)
-            return Status.CERTIFIED if found.eps <= self.tol else None
+            return Status.CERTIFIED if record.lower_residual <= self.tol and self._certified() else None
         solved = record.linear_residual <= SOLVED
         if self.tol is not None and solved and max(record.stationarity, record.lower_residual) <= self.tol:
             return Status.STATIONARY
         return None
+
+    def _certified(self) -> bool:
+        """eps and the error of the lower level behind it are within tol."""
+        found = certificate(self.problem, self.state.x, self.delta, self.state.y, samples=CERTIFICATE_SAMPLES)  # type: ignore[arg-type]
+        return found.valid and max(found.eps, found.lower_error) <= self.tol  # type: ignore[operator]
 
     def _record(self) -> Record:
         problem, state = uncounted(self.problem), self.state

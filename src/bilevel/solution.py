@@ -30,7 +30,10 @@ class Status(Enum):
     RUNNING = "the run goes on, or was killed after this was written; resume continues it"
     STEPS = "all steps were taken"
     STATIONARY = "the hypergradient and the lower-level residual are both within tol"
-    CERTIFIED = "a certificate of (delta, eps)-stationarity with eps within tol was found"
+    CERTIFIED = (
+        "a certificate of (delta, eps)-stationarity with eps within tol was found, with the lower level solved to tol; "
+        "where several kinks meet, F itself may still descend (erratum 11): goldstein_measure asks F"
+    )
     STOPPED = "a callback asked to stop"
     INTERRUPTED = "interrupted from the keyboard; the last complete step is returned, resume=solution continues it"
     SERIES_DIVERGES = (

@@ -26,3 +26,11 @@ def lower_residual(dtype: torch.dtype) -> float:
 def linear_residual(dtype: torch.dtype) -> float:
     """Default relative residual of the linear system in a hypergradient, same rule as `lower_residual`."""
     return lower_residual(dtype)
+
+
+def hypergradient(dtype: torch.dtype) -> float:
+    """Up to which relative error a checked hypergradient counts as correct: 1e-4 in float64, 5e-3 in float32.
+
+    eps^(1/3) is what central differences can tell.
+    """
+    return max(1e-4, torch.finfo(dtype).eps ** (1 / 3))

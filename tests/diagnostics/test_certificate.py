@@ -10,6 +10,7 @@ from scipy.optimize import minimize as scipy_minimize
 
 import bilevel
 from bilevel import Status, certificate, goldstein_measure, sets
+from bilevel.diagnostics.certificate import Ground
 from bilevel.diagnostics.jacobian_hull import least_norm_weights
 from bilevel.testing.known_problems import known_problems
 from bilevel.testing.known_stationarity import COUPLED, KNOWN_STATIONARITY, coupled
@@ -33,6 +34,35 @@ def test_the_smallest_norm_is_in_the_interval(make):
     low, high = found.interval
     assert low - 1e-6 <= known.smallest <= high + 1e-6
     assert found.eps == high <= found.gradient_norm
+
+
+def test_a_kink_in_one_of_twenty_dimensions_is_met():
+    """F = |x_1| at x_1 = delta/2: random points of the ball in R^20 hardly ever move y_1 that far."""
+    problem = bilevel.Problem(
+        lambda x, y: 2 * y[0] - x[0], lambda x, y: (y - x).square().sum() / 2, sets.NonNegative(),
+        y0=torch.ones(20).double(),
+    )  # fmt: skip
+    x = torch.ones(20).double()
+    x[0] = 0.05
+    found = certificate(problem, x, 0.1, samples=20)
+    assert found.eps < 1e-7
+    assert found.ground is Ground.ALL_FACES
+    far = certificate(problem, x, 0.04, samples=20)
+    assert far.interval == (pytest.approx(1.0, rel=1e-5), pytest.approx(1.0))
+
+
+def test_the_lower_end_is_zero_where_nothing_is_known_of_it():
+    """Twenty bounds in reach at once, and an l1 ball in R^10: eps is an upper bound, and more is not claimed."""
+    for d, constraint in ((20, sets.NonNegative()), (10, sets.L1Ball(1.0))):
+        a = torch.randn(d, generator=torch.Generator().manual_seed(d)).double()
+        problem = bilevel.Problem(
+            lambda x, y, a=a: a @ y + x.sum(), lambda x, y: (y - x).square().sum() / 2, constraint,
+            y0=torch.zeros(d).double(),
+        )  # fmt: skip
+        found = certificate(problem, a / 20, 0.2, samples=20)
+        assert found.ground is Ground.UPPER_BOUND
+        assert found.interval[0] == 0.0
+        assert "an upper bound only" in str(found)
 
 
 def h_of(p, q):

@@ -3,7 +3,7 @@
 import pytest
 
 from bilevel import check_hypergradient
-from bilevel.testing.wrong_setups import WRONG_SETUPS, right_setup
+from bilevel.testing.wrong_setups import HARD_SETUPS, WRONG_SETUPS, right_setup
 
 pytestmark = pytest.mark.reliability
 SEEDS = 20
@@ -29,3 +29,11 @@ def test_correct_problems_are_reported_as_correct():
         check = check_hypergradient(setup.problem, setup.x, seed=seed)
         assert check.ok, f"seed {seed}: {check}"
         assert check.error < 1e-5
+
+
+@pytest.mark.parametrize("make", HARD_SETUPS, ids=lambda make: make.__name__)
+def test_correct_problems_that_need_short_steps_are_reported_as_correct(make):
+    for seed in range(SEEDS):
+        setup = make(seed)
+        check = check_hypergradient(setup.problem, setup.x, seed=seed)
+        assert check.ok, f"seed {seed}: {check}"

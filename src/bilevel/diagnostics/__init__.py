@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .causes import Cause
-from .certificate import Certificate, certificate
+from .certificate import Certificate, Ground, certificate
 from .check import check_hypergradient
 from .constants import Constants, estimate_constants
 from .goldstein import Goldstein, goldstein_measure
@@ -15,6 +15,7 @@ __all__ = [
     "Certificate",
     "Constants",
     "Goldstein",
+    "Ground",
     "HypergradientCheck",
     "Theory",
     "certificate",

@@ -3,64 +3,21 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from ..hypergradients import Estimator, LinearSolve
-from ..problem import Linearization
-from ..randomness import Noise, Seeds
-from ..spaces import leaves, tree_map
+from ..hypergradients import LinearSolve
+from ..randomness import Noise
+from .asked import DRAWS, Asked
 from .causes import Cause
-from .function_parts import kinked_function
+from .compared import Compared, Path, with_the_best_step
+from .function_parts import kinked_function, wrong_product_at
 from .judge import Finding
-from .lower_level import curvature
-from .probe import SPACE, Probe, Slope, noise_of, slope, unit
+from .probe import SPACE, Probe, Slope, noise_of, unit
 from .report import HypergradientCheck
 from .suspects import blame_method, check_point
-
-DRAWS = 200
-"""How many draws of a random estimator are averaged."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Asked:
-    """What is to be judged: a gradient of the user's own, or that of a method at the user's x and y, in their dtype."""
-
-    x: Any
-    y: Any
-    method: Estimator | None
-    gradient: Tensor | None
-    seeds: Seeds
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype that the user works in."""
-        return leaves(self.x)[0].dtype
-
-    def flat_y(self, probe: Probe) -> Tensor:
-        """The user's y, flat."""
-        return SPACE.ravel(self.y).to(probe.dtype)
-
-    def hypergradient(self, probe: Probe, y: Tensor) -> tuple[Tensor, float]:
-        """The hypergradient to be judged, flat, and the standard error of its mean when it is random."""
-        if self.gradient is not None:
-            return self.gradient, 0.0
-        point = probe.as_y(y) if self.y is None else self.y
-        lin = probe.problem.linearize(self.x, tree_map(lambda u: u.to(self.dtype), point))
-        return self.averaged(lin, probe)
-
-    def averaged(self, lin: Linearization, probe: Probe) -> tuple[Tensor, float]:
-        """The mean of the method's draws and its standard error; one draw when they are all the same."""
-        method = LinearSolve() if self.method is None else self.method
-        draw = lambda k: SPACE.ravel(method.estimate(lin, Noise(self.seeds, k)).gradient).to(probe.dtype)  # noqa: E731
-        draws = [draw(k) for k in range(4)]
-        if all(torch.equal(draws[0], other) for other in draws[1:]):
-            return draws[0], 0.0
-        stack = torch.stack([*draws, *(draw(k) for k in range(4, DRAWS))])
-        return stack.mean(0), float(stack.var(0).sum().sqrt()) / math.sqrt(DRAWS)
 
 
 def compare_with_f(
@@ -75,37 +32,41 @@ def compare_with_f(
     tol: float,
 ) -> HypergradientCheck:
     """The report with its verdict: <h, d> against the slopes of F along random directions d."""
-    path = _Path(probe, y)
-    h, spread = asked.hypergradient(probe, y)
+    path = Path(probe, y)
+    h = asked.hypergradient(probe, y, DRAWS[0])
     noise = _noise_of_f(probe, y, generator, report.lower_residual / mu)
-    step = max(1.0, float(probe.x.norm())) * max(1e-4, min(0.1, (noise / (1.0 + float(h.norm()))) ** (1 / 3)))
+    step = max(1.0, float(probe.x.norm())) * max(1e-4, min(0.1, (noise / (1.0 + float(h.mean.norm()))) ** (1 / 3)))
     drawn = [unit(probe.x, generator) for _ in range(directions)]
-    slopes = tuple(slope(lambda t, d=d: path.value(d, t), float(h @ d), step, noise) for d in drawn)
-    scale = max(max(map(abs, (s.predicted, s.central, s.forward, s.backward))) for s in slopes)
-    flat = _is_flat(probe, y, scale, 20 * noise / step)
-    worst = drawn[max(range(directions), key=lambda k: slopes[k].jump)]
+    found = with_the_best_step(path, drawn, step, noise, h, tol)
+    step = found.step
+    if found.worth_more_draws:
+        found = Compared(path, drawn, step, noise, asked.hypergradient(probe, y, DRAWS[1]), tol)
+    worst = drawn[max(range(directions), key=lambda k: found.slopes[k].jump)]
     distance = path.distance(report.face.margin if report.face else math.nan, drawn, step)
+    flat = _is_flat(probe, y, found.scale, 20 * noise / step)
     report = replace(
         report,
-        error=max(s.error for s in slopes) / scale if scale > 0 else 0.0,
-        slopes=slopes,
+        error=found.error,
+        slopes=found.slopes,
         kink_distance=distance,
-        notes=_notes(probe, report, flat, spread / scale if scale > 0 else 0.0),
+        notes=_notes(probe, report, flat, found),
         line=lambda t: path.value(worst, t),
         reach=max(10 * step, 2 * distance) if distance <= 1.0 else 10 * step,
     )
     if flat:
         return report
-    blur = 10 * noise / step / scale
-    allowed = max(tol, blur) + 5 * spread / scale
-    if blur >= 0.1:
-        finding = Finding(Cause.PRECISION, f"the noise of F is {noise:.1e}, its slope {scale:.1e}")
-    elif any(s.kinked and s.jump > 1e-3 * scale for s in slopes):
-        finding = kinked_function(probe, probe.x, y, generator) or Finding(Cause.KINK, _jump(slopes))
-    elif report.error <= allowed:
+    if not math.isfinite(found.error):
+        finding = Finding(Cause.NOT_FINITE, f"F is not finite at a distance of {step:.1e} from x")
+    elif found.blur >= 0.1:
+        finding = Finding(Cause.PRECISION, f"the noise of F is {noise:.1e}, its slope {found.scale:.1e}")
+    elif found.kinked:
+        finding = kinked_function(probe, probe.x, y, generator) or Finding(Cause.KINK, _jump(found.slopes))
+    elif found.correct:
         return report
+    elif found.undecided:
+        finding = found.why_undecided()
     else:
-        finding = _blame(probe, y, asked, report, h, drawn, allowed * scale, generator)
+        finding = _blame(probe, y, asked, report, found, generator)
     return replace(report, cause=finding.cause, detail=finding.detail)
 
 
@@ -123,19 +84,13 @@ def _is_flat(probe: Probe, y: Tensor, scale: float, blur: float) -> bool:
 
 
 def _blame(
-    probe: Probe,
-    y: Tensor,
-    asked: Asked,
-    report: HypergradientCheck,
-    h: Tensor,
-    drawn: list[Tensor],
-    allowed: float,
-    generator: torch.Generator,
+    probe: Probe, y: Tensor, asked: Asked, report: HypergradientCheck, found: Compared, generator: torch.Generator
 ) -> Finding:
     """The parts are right, F is smooth as far as one can see, and h is not its gradient."""
     lin = probe.linearize(probe.x, y)
     truth = SPACE.ravel(LinearSolve().estimate(lin, Noise()).gradient)
-    miss = max(abs(float(truth @ d) - s.central) for s, d in zip(report.slopes, drawn, strict=True))
+    allowed = (found.tol + found.blur) * found.scale
+    miss = max(abs(float(truth @ d) - s.central) for s, d in zip(found.slopes, found.drawn, strict=True))
     if not miss <= allowed:
         return _kink_or_unexplained(probe, y, report, miss, generator)
     if asked.y is not None:
@@ -143,18 +98,22 @@ def _blame(
         if unsolved is not None:
             return unsolved
     if asked.dtype != probe.dtype and asked.gradient is None:
-        wide, spread = asked.averaged(lin, probe)
-        if float((wide - truth).norm()) <= allowed + 5 * spread:
+        wide = asked.averaged(lin, probe, DRAWS[0])
+        off = max(abs(float((wide.mean - truth) @ d)) for d in found.drawn)
+        if off <= allowed + wide.doubt(found.drawn):
             return Finding(
                 Cause.PRECISION, f"relative error {report.error:.1e} in {asked.dtype}, none in {probe.dtype}"
             )
-    return blame_method(asked.method, lin, h, truth, allowed, asked.seeds)
+    return blame_method(asked.method, lin, found.h.mean, truth, found.h.noise, asked.seeds)
 
 
 def _kink_or_unexplained(
     probe: Probe, y: Tensor, report: HypergradientCheck, miss: float, generator: torch.Generator
 ) -> Finding:
     """Several kinks may cancel in F, and still make h one element of a set (erratum 11)."""
+    wrong = wrong_product_at(probe, y, generator)
+    if wrong is not None:
+        return wrong
     margin = report.face.margin if report.face is not None else math.nan
     if margin <= 1e-3 * max(1.0, float(y.norm())):
         return Finding(Cause.KINK, _jump(report.slopes))
@@ -162,7 +121,7 @@ def _kink_or_unexplained(
     return found or Finding(Cause.UNEXPLAINED, f"the linear solve is off by {miss:.2e} as well")
 
 
-def _notes(probe: Probe, report: HypergradientCheck, flat: bool, spread: float) -> tuple[str, ...]:
+def _notes(probe: Probe, report: HypergradientCheck, flat: bool, found: Compared) -> tuple[str, ...]:
     notes = []
     if not probe.widened:
         notes.append(f"f or g cannot take float64: the differences themselves are in {probe.dtype}")
@@ -172,43 +131,10 @@ def _notes(probe: Probe, report: HypergradientCheck, flat: bool, spread: float) 
         notes.append("g is flat in some direction of the whole space, though not on the face")
     if flat:
         notes.append("F is flat here: every slope is zero up to rounding (errata, item 9)")
-    if spread > 0:
-        notes.append(f"the method is random: the mean of {DRAWS} draws is known to {spread:.1e} only")
+    if found.h.random:
+        draws = len(found.h.draws)
+        notes.append(f"the method is random: the mean of {draws} draws is known to {found.spread:.1e} only")
     return tuple(notes)
-
-
-class _Path:
-    """F and z along lines through x, each lower level started from y*(x)."""
-
-    def __init__(self, probe: Probe, y: Tensor) -> None:
-        self.probe, self.y, self._solved = probe, y, {}
-
-    def solution(self, d: Tensor, t: float) -> Tensor:
-        if t == 0.0:
-            return self.y
-        key = (id(d), t)
-        if key not in self._solved:
-            self._solved[key] = SPACE.ravel(self.probe.solve(self.probe.x + t * d, self.y).y)
-        return self._solved[key]
-
-    def value(self, d: Tensor, t: float) -> float:
-        """F(x + t d)."""
-        return self.probe.upper(self.probe.x + t * d, self.solution(d, t))
-
-    def distance(self, margin: float, drawn: list[Tensor], step: float) -> float:
-        """margin / (the speed of z): how far x can move before z meets a kink, to first order."""
-        if math.isnan(margin) or math.isinf(margin):
-            return margin
-        eta = 1.0 / max(curvature(self.probe.linearize(self.probe.x, self.y)).largest, 1e-300)
-        speeds = [self._speed(d, step, eta) for d in drawn]
-        return margin / max(speeds) if max(speeds) > 0 else math.inf
-
-    def _speed(self, d: Tensor, step: float, eta: float) -> float:
-        ends = []
-        for t in (step, -step):
-            x, y = self.probe.x + t * d, self.solution(d, t)
-            ends.append(y - eta * self.probe.lower_grad(x, y))
-        return float((ends[0] - ends[1]).norm()) / (2 * step)
 
 
 def _jump(slopes: tuple[Slope, ...]) -> str:

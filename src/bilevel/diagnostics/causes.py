@@ -60,8 +60,8 @@ class Cause(Enum):
         "correct Linearization._upper_gradients: (grad_x f, grad_y f)",
     )
     WRONG_LOWER_GRADIENT = (
-        "the linearisation's gradient of g in y is wrong",
-        "correct Linearization._lower_gradient_y (or Problem.lower_grad)",
+        "the linearisation's gradient of g, in y or in x, is wrong",
+        "correct Linearization._lower_gradient_y (or Problem.lower_grad), or _lower_gradient_x",
     )
     WRONG_HESSIAN = (
         "the linearisation's product with the second derivative of g in y is wrong",
@@ -104,8 +104,12 @@ class Cause(Enum):
         "solve the lower level further: more steps, a smaller tol, or a better conditioned g",
     )
     PRECISION = (
-        "rounding is larger than the derivative: the numbers are too coarse",
-        "compute in float64 (x, y and the data), and subtract large constants from f and g",
+        "rounding hides the derivative: the numbers are too coarse to judge it to tol",
+        "compute in float64 (x, y and the data), subtract large constants from f and g, or ask for a larger tol",
+    )
+    UNDECIDED = (
+        "the method is so random that its mean may or may not be the gradient of F",
+        "ask for a larger tol=..., or judge a form with less noise (truncation='full', Perturbed instead of TwoPoint)",
     )
     NOT_DETERMINISTIC = (
         "f or g gives two values at one point",

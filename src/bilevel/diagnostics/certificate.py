@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 import torch
@@ -14,14 +15,33 @@ from ..errors import Incompatible, InvalidInput
 from ..problem import Problem
 from ..randomness import Seeds
 from ..spaces import Vector, tree_map
+from .causes import Cause
 from .goldstein import Goldstein, goldstein_measure
 from .jacobian_hull import JacobianHull
-from .lower_level import FaceFacts, curvature, face_facts
-from .probe import SPACE, Probe
-from .sampled_faces import BATCHES, distinct_faces, draws
+from .lower_level import FaceFacts, solved_lower
+from .probe import Probe
+from .sampled_faces import BATCHES, Faces, all_known, batches, draws
 
 CONFIDENCE = 0.95
 """Of the interval."""
+
+
+CALIBRATED = 4
+"""Up to this dimension of y the interval from samples was compared with known answers."""
+
+
+class Ground(Enum):
+    """What the lower end of a certificate's interval rests on.
+
+    Examples
+    --------
+    >>> print(Ground.SAMPLES.value)
+    95 %, from samples
+    """
+
+    ALL_FACES = "all faces within delta are known"
+    SAMPLES = "95 %, from samples"
+    UPPER_BOUND = "an upper bound only"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,41 +55,60 @@ class Certificate:
     eps
         The smallest |h(H)| found over convex combinations H of Jacobians within delta of z: an upper bound on the
         smallest norm in the set, whatever the sampling missed.
-    interval
-        A 95 % confidence interval of the smallest norm; its upper end is eps.
+    interval, ground
+        Where the smallest norm lies, eps being the upper end, and what the lower end rests on: `Ground.ALL_FACES`,
+        `Ground.SAMPLES` (confidence 95 %), or `Ground.UPPER_BOUND`, when it is 0 and nothing is claimed.
     gradient_norm
         |h| with the Jacobian at z itself: what a plain stopping rule looks at.
     samples, faces
         How many Jacobians were drawn, and how many of them differ.
-    lower_residual
-        |y - P_Y(y - grad_y g)| of the lower level behind it.
+    lower_residual, lower_error
+        |y - P_Y(y - grad_y g)| of the lower level behind it, and the bound (1 + L)/mu times that on |y - y*(x)|.
     face
         The face of y*(x) and its strict-complementarity margin.
     contraction
         The largest |eigenvalue| of (I - eta G_yy) H at z: below 1 the fixed-point map of the lower level contracts.
     goldstein
         The Goldstein measure of F itself, when it was asked for.
+    flaw
+        Why this certifies nothing, or None: g is not strongly convex in y (`Cause.NOT_STRONGLY_CONVEX`) or flat on the
+        face (`Cause.SINGULAR_HESSIAN`), where eps is NaN; or y may be farther than delta from y*(x)
+        (`Cause.UNSOLVED`).
     """
 
     delta: float
     eta: float
     eps: float
     interval: tuple[float, float]
+    ground: Ground
     gradient_norm: float
     samples: int
     faces: int
     lower_residual: float
     face: FaceFacts
     contraction: float
+    lower_error: float = 0.0
     goldstein: Goldstein | None = None
+    flaw: Cause | None = None
+
+    @property
+    def valid(self) -> bool:
+        """Whether eps is a bound: the lower level is strongly convex and solved."""
+        return self.flaw is None
 
     def __str__(self) -> str:
         low, high = self.interval
-        lines = [
+        head = (
             f"({self.delta:g}, {self.eps:.3g})-stationary: the smallest |h| within delta lies in "
-            f"[{low:.3g}, {high:.3g}] (95 %); at the point itself |h| = {self.gradient_norm:.3g}",
+            f"[{low:.3g}, {high:.3g}] ({self.ground.value}); at the point itself |h| = {self.gradient_norm:.3g}"
+        )
+        if self.flaw is not None:
+            head = f"no certificate: {self.flaw.text}; remedy: {self.flaw.remedy}"
+        lines = [
+            head,
             f"{self.faces} different Jacobians in {self.samples} samples; {self.face}",
-            f"lower level solved to {self.lower_residual:.1e}; contraction factor {self.contraction:.3g}",
+            f"lower level solved to {self.lower_residual:.1e}, so y* is within {self.lower_error:.1e}; "
+            f"contraction factor {self.contraction:.3g}",
         ]
         return "\n".join(lines if self.goldstein is None else [*lines, str(self.goldstein)])
 
@@ -87,13 +126,16 @@ def certificate(
 ) -> Certificate:
     """min |h(H)| over H in the hull of { Jacobians of P_Y at z' : |z' - z| <= delta },  z = y*(x) - eta grad_y g.
 
-    h(H) = f_x - eta G_xy H [I - (I - eta G_yy) H]^{-1} f_y. Jacobians are sampled at z, in the ball and on its sphere,
-    and |h(sum_i l_i H_i)| is minimised over the weights l; with a set X of x the measure is |x - P_X(x - h)|.
+    h(H) = f_x - eta G_xy H [I - (I - eta G_yy) H]^{-1} f_y. Jacobians are taken at z, at random points of the ball and
+    its sphere, and beyond the kinks that are met along the axes, the normal and f_y, singly and jointly; |h(sum_i l_i
+    H_i)| is minimised over the weights l. With a set X of x the measure is |x - P_X(x - h)|.
 
-    The interval follows Robson & Whitlock (1964): ten batches of samples give ten minima, each at least the true one;
-    with the two smallest e_1 <= e_2, the true minimum lies in [e_1 - 19 (e_2 - e_1), e_1] with confidence 95 %, if
-    near-minimal combinations are not rare. All samples together give eps <= e_1; since the hull goes on growing, the
-    lower end is at least 2 (e_1 - eps) below eps. The interval cannot know of a face that no sample met.
+    eps is a bound from above whatever was missed. The lower end of the interval is eps itself where all faces within
+    delta are known (a polyhedral set with a margin of delta or more, a box with at most 7 bounds in reach). Elsewhere
+    it is a matter of samples, up to 4 dimensions of y: ten batches of random points give ten minima, each at least the
+    true one, and with the two smallest e_1 <= e_2 the true one lies in [e_1 - 19 (e_2 - e_1), e_1] with confidence 95 %
+    if near-minimal combinations are not rare (Robson & Whitlock 1964); all points together give eps <= e_1, and the
+    lower end is at least 2 (e_1 - eps) below eps. In more dimensions random points miss faces, and the lower end is 0.
 
     Parameters
     ----------
@@ -130,27 +172,52 @@ def certificate(
     _check_settings(problem, delta, samples, eta)
     x = tree_map(Tensor.detach, check_vector("x", x))
     probe = Probe(problem, x, check_lower_start(problem, problem.constraint_at(x), y))
-    solved = probe.solve(probe.x, probe.y)
-    point = SPACE.ravel(solved.y)
-    lin = probe.linearize(probe.x, point)
-    facts, _, z = face_facts(probe, probe.x, point, 1.0 / eta if eta else curvature(lin).largest)
-    drawn = draws(probe, z, delta, samples, Seeds.of(seed))
-    hull, batches = distinct_faces(probe, lin, drawn, facts.eta)
-    minima = sorted(hull.restricted(members).smallest()[0] for members in batches)
-    eps = min(hull.smallest()[0], minima[0])
+    lower = solved_lower(probe, probe.x, probe.y, eta)
+    flaw = lower.flaw or (Cause.UNSOLVED if lower.error > delta else None)
+    facts = lower.facts
+    faces = Faces(probe, probe.linearize(probe.x, lower.y), lower.z)
+    if lower.flaw is None:
+        faces.visit_directed(lower.z, delta, facts.eta)
+        met = batches(faces, draws(probe, lower.z, delta, samples, Seeds.of(seed)))
+        ground, hull = _ground(all_known(faces, facts, lower.z, delta), probe.y.numel()), faces.hull(facts.eta)
+        eps, low, norm = _bounds(hull, met, ground)
+    else:
+        ground, hull = Ground.UPPER_BOUND, faces.hull(facts.eta)
+        eps = low = norm = math.nan
     return Certificate(
         delta=delta,
         eta=facts.eta,
         eps=eps,
-        interval=(endpoint_below(eps, minima), eps),
-        gradient_norm=hull.norm(torch.eye(len(hull.faces), dtype=probe.dtype)[0]),
+        interval=(low, eps),
+        gradient_norm=norm,
+        ground=ground,
         samples=samples,
-        faces=len(hull.faces),
-        lower_residual=solved.residual,
+        faces=len(faces.known),
+        lower_residual=lower.residual,
+        lower_error=lower.error,
         face=facts,
         contraction=_contraction(hull),
         goldstein=None if goldstein_radius is None else goldstein_measure(problem, x, goldstein_radius, y, seed=seed),
+        flaw=flaw,
     )
+
+
+def _ground(complete: bool, dimension: int) -> Ground:
+    if complete:
+        return Ground.ALL_FACES
+    return Ground.SAMPLES if dimension <= CALIBRATED else Ground.UPPER_BOUND
+
+
+def _bounds(hull: JacobianHull, met: list[list[int]], ground: Ground) -> tuple[float, float, float]:
+    """eps, the lower end of its interval, and the norm at z itself."""
+    eps, norm = hull.smallest()[0], hull.norm(torch.eye(len(hull.faces), dtype=hull.faces.dtype)[0])
+    if ground is not Ground.SAMPLES:
+        return eps, (1 - 1e-6) * eps if ground is Ground.ALL_FACES else 0.0, norm
+    different = {tuple(members): members for members in met}
+    smallest = {key: hull.restricted(members).smallest()[0] for key, members in different.items()}
+    minima = sorted(smallest[tuple(members)] for members in met)
+    eps = min(eps, minima[0])
+    return eps, endpoint_below(eps, minima), norm
 
 
 def endpoint_below(eps: float, minima: list[float]) -> float:

@@ -8,17 +8,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .. import tolerances
 from ..checks import check_lower_start, check_vector
 from ..errors import Incompatible, InvalidInput
 from ..hypergradients import Estimator
 from ..problem import Problem
 from ..randomness import Seeds
 from ..spaces import Vector, tree_map
-from .against_f import Asked, compare_with_f
+from .against_f import compare_with_f
+from .asked import Asked
 from .causes import Cause
 from .function_parts import check_functions, steep_gradient
 from .judge import Finding
-from .lower_level import curvature, face_facts
+from .lower_level import STEPS, curvature, face_facts
 from .probe import SPACE, Probe
 from .report import HypergradientCheck
 from .set_parts import check_motion, check_set, wrong_jacobian_at
@@ -26,8 +28,6 @@ from .suspects import check_point, check_solver
 
 SOLVED = 1e-6
 """A lower level with a residual below this, relative to max(1, |y|), counts as solved."""
-FIRST_STEPS = 500
-"""After so many steps without a solution the gradient of g is looked at for jumps."""
 
 
 def check_hypergradient(
@@ -39,7 +39,7 @@ def check_hypergradient(
     gradient: Vector | None = None,
     solver: Any = None,
     directions: int = 4,
-    tol: float = 1e-4,
+    tol: float | None = None,
     seed: int = 0,
 ) -> HypergradientCheck:
     """Compare h with (F(x + t d) - F(x - t d)) / 2t along random directions d, and say why they differ.
@@ -54,16 +54,17 @@ def check_hypergradient(
     y
         The lower variable your method uses at x; by default the lower level is solved from `problem.y0`.
     method
-        The estimator to judge; default `LinearSolve()`. Random ones are averaged over 200 draws.
+        The estimator to judge; default `LinearSolve()`. Random ones are averaged over 200 draws, or 1000.
     gradient
         A hypergradient of your own at x, instead of a method.
     solver
         A solver to judge as well: whether the set suits it, whether y stays in Y, whether x moves against h. Ten
         steps are taken from the solved lower level.
     directions
-        How many random directions; each takes four lower-level solves.
+        How many random directions; each takes four lower-level solves, and four for every shorter step that is tried.
     tol
-        The relative error up to which h counts as correct.
+        The relative error up to which h counts as correct; default 1e-4, and 5e-3 where f and g can take float32
+        only. What noise leaves open must be within it too: random methods ask for a larger one.
     seed
         Of the directions.
 
@@ -86,7 +87,7 @@ def check_hypergradient(
         )
     if isinstance(directions, bool) or not isinstance(directions, int) or directions < 1:
         raise InvalidInput(f"directions must be an integer of at least 1, got {directions!r}")
-    if not 0 < tol < 1:
+    if tol is not None and not 0 < tol < 1:
         raise InvalidInput(f"tol must lie between 0 and 1, got {tol!r}")
     x = tree_map(Tensor.detach, check_vector("x", x))
     constraint, seeds = problem.constraint_at(x), Seeds.of(seed)
@@ -113,6 +114,7 @@ def check_hypergradient(
         finding = check_point(probe, asked.flat_y(probe), feasible_only=True)
     if finding is not None:
         return replace(report, cause=finding.cause, detail=finding.detail)
+    tol = tolerances.hypergradient(probe.dtype) if tol is None else tol
     return compare_with_f(probe, point, asked, report, generator, mu=on_face.mu, directions=directions, tol=tol)
 
 
@@ -138,7 +140,7 @@ def _wrong_part(probe: Probe, generator: torch.Generator) -> Finding | None:
 
 def _solved(probe: Probe, generator: torch.Generator) -> tuple[Tensor, float]:
     """y*(x) and its residual; the solve is not carried on where the gradient of g is seen to jump."""
-    first = probe.solve(probe.x, probe.y, max_steps=FIRST_STEPS)
+    first = probe.solve(probe.x, probe.y, max_steps=STEPS[0])
     y = SPACE.ravel(first.y)
     if not _is_solved(y, first.residual):
         largest = curvature(probe.linearize(probe.x, y)).largest

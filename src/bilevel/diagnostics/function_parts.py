@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from ..problem import AutogradLinearization
+from ..problem import AutogradLinearization, Linearization, Problem
 from .causes import Cause
 from .judge import Finding, Judged, judge
 from .probe import SPACE, Probe, Slope, unit
@@ -53,7 +53,7 @@ def values_wrong(probe: Probe, x: Tensor, y: Tensor) -> Finding | None:
 
 def _upper_wrong(probe: Probe, y: Tensor, generator: torch.Generator) -> Finding | None:
     lin = probe.linearize(probe.x, y)
-    cut = Cause.DETACHED_UPPER if isinstance(lin, AutogradLinearization) else Cause.WRONG_UPPER_GRADIENT
+    cut = Cause.DETACHED_UPPER if _by_autograd(lin, "_upper_gradients") else Cause.WRONG_UPPER_GRADIENT
     f_x, f_y = probe.upper_grads(probe.x, y)
     matters = False
     for _ in range(2):
@@ -70,7 +70,8 @@ def _upper_wrong(probe: Probe, y: Tensor, generator: torch.Generator) -> Finding
 
 def _lower_wrong(probe: Probe, y: Tensor, generator: torch.Generator) -> Finding | None:
     lin = probe.linearize(probe.x, y)
-    cut = Cause.DETACHED_LOWER if isinstance(lin, AutogradLinearization) else Cause.WRONG_LOWER_GRADIENT
+    auto = _by_autograd(lin, "_lower_gradient_y") and type(probe.problem).lower_grad is Problem.lower_grad
+    cut = Cause.DETACHED_LOWER if auto else Cause.WRONG_LOWER_GRADIENT
     g_y = probe.lower_grad(probe.x, y)
     for _ in range(2):
         e = unit(y, generator)
@@ -78,12 +79,27 @@ def _lower_wrong(probe: Probe, y: Tensor, generator: torch.Generator) -> Finding
         if judged.wrong:
             cause = Cause.LOWER_NOT_DIFFERENTIABLE if judged.slope.kinked else cut
             return Finding(cause, judged.numbers("g along a direction of y"))
-    return None
+    # No hypergradient needs grad_x g, but some solvers do; by autograd it is right where the mixed derivative is.
+    return None if _by_autograd(lin, "_lower_gradient_x") else _lower_wrong_in_x(probe, lin, y, generator)
+
+
+def _lower_wrong_in_x(probe: Probe, lin: Linearization, y: Tensor, generator: torch.Generator) -> Finding | None:
+    g_x, d = SPACE.ravel(lin.lower_grad_x), unit(probe.x, generator)
+    judged = judge(lambda t: probe.lower(probe.x + t * d, y), float(g_x @ d), _typical(g_x), probe)
+    if not judged.wrong or judged.slope.kinked:
+        return None
+    return Finding(Cause.WRONG_LOWER_GRADIENT, judged.numbers("g along a direction of x"))
+
+
+def _by_autograd(lin: Linearization, method: str) -> bool:
+    """Whether this product comes from the graph and not from a method written by hand."""
+    return isinstance(lin, AutogradLinearization) and getattr(type(lin), method) is getattr(
+        AutogradLinearization, method
+    )
 
 
 def _second_wrong(probe: Probe, y: Tensor, generator: torch.Generator) -> Finding | None:
     lin = probe.linearize(probe.x, y)
-    auto = isinstance(lin, AutogradLinearization)
     matters = probe.problem.moving
     for _ in range(2):
         r, d, e = unit(y, generator), unit(probe.x, generator), unit(y, generator)
@@ -91,12 +107,12 @@ def _second_wrong(probe: Probe, y: Tensor, generator: torch.Generator) -> Findin
         product = SPACE.ravel(lin.lower_hvp(probe.as_y(e)))
         in_y = judge(lambda t: along(probe.x, y + t * e), float(r @ product), _typical(product), probe)  # noqa: B023
         if in_y.wrong and not in_y.slope.kinked:
-            cause = Cause.DETACHED_LOWER if auto else Cause.WRONG_HESSIAN
+            cause = Cause.DETACHED_LOWER if _by_autograd(lin, "_lower_hvp") else Cause.WRONG_HESSIAN
             return Finding(cause, in_y.numbers("grad_y g along a direction of y"))
         cross = SPACE.ravel(lin.lower_cross(probe.as_y(r)))
         in_x = judge(lambda t: along(probe.x + t * d, y), float(cross @ d), _typical(cross), probe)  # noqa: B023
         if in_x.wrong and not in_x.slope.kinked:
-            cause = Cause.DETACHED_LOWER if auto else Cause.WRONG_CROSS
+            cause = Cause.DETACHED_LOWER if _by_autograd(lin, "_lower_cross") else Cause.WRONG_CROSS
             return Finding(cause, in_x.numbers("grad_y g along a direction of x"))
         matters = matters or in_x.slope.central != 0.0 or in_x.slope.predicted != 0.0
     return (
@@ -109,25 +125,44 @@ def _typical(vector: Tensor) -> float:
     return float(vector.norm()) / math.sqrt(vector.numel())
 
 
+WRONG_PRODUCTS = {
+    Cause.WRONG_UPPER_GRADIENT, Cause.WRONG_LOWER_GRADIENT, Cause.WRONG_HESSIAN, Cause.WRONG_CROSS,
+    Cause.DETACHED_UPPER, Cause.DETACHED_LOWER,
+}  # fmt: skip
+"""What can be told at a point where f or g may have a kink."""
+
+
+def wrong_product_at(probe: Probe, y: Tensor, generator: torch.Generator) -> Finding | None:
+    """A derivative that is wrong near this y, though it was right at generic points.
+
+    At a solution itself gradients may vanish, and leave rounding to be compared with rounding.
+    """
+    beside = y + 1e-4 * max(1.0, float(y.norm())) * unit(y, generator)
+    finding = _first_wrong(probe, beside, generator)
+    return finding if finding is not None and finding.cause in WRONG_PRODUCTS else None
+
+
 def kinked_function(probe: Probe, x: Tensor, y: Tensor, generator: torch.Generator) -> Finding | None:
     """Whether f, or the gradient of g in y, has a kink at (x, y) itself."""
-    f_x, f_y = probe.upper_grads(x, y)
+    (f_x, f_y), lin = probe.upper_grads(x, y), probe.linearize(x, y)
     for _ in range(4):
         d, e, r = unit(x, generator), unit(y, generator), unit(y, generator)
         predicted = float(f_x @ d + f_y @ e)
         judged = judge(lambda t, d=d, e=e: probe.upper(x + t * d, y + t * e), predicted, 0.0, probe)
-        if _is_kink(judged):
+        if _is_kink(judged, float(f_x.norm() + f_y.norm())):
             return Finding(Cause.UPPER_NOT_DIFFERENTIABLE, _two_sides("f", judged.slope))
         function = lambda t, d=d, e=e, r=r: float(r @ probe.lower_grad(x + t * d, y + t * e))  # noqa: E731
         judged = judge(function, 0.0, 0.0, probe)
-        if _is_kink(judged):
+        turned = [SPACE.ravel(product(probe.as_y(r))) for product in (lin.lower_hvp, lin.lower_cross)]
+        if _is_kink(judged, sum(float(v.norm()) for v in turned)):
             return Finding(Cause.LOWER_NOT_DIFFERENTIABLE, _two_sides("grad_y g", judged.slope))
     return None
 
 
-def _is_kink(judged: Judged) -> bool:
+def _is_kink(judged: Judged, typical: float) -> bool:
+    """The two slopes differ, beyond what rounding leaves where terms of a typical size cancel."""
     sides = max(abs(judged.slope.forward), abs(judged.slope.backward))
-    return judged.slope.kinked and judged.slope.jump > 1e-3 * sides
+    return judged.slope.kinked and judged.slope.jump > max(1e-3 * sides, 1e-6 * typical)
 
 
 def _two_sides(name: str, found: Slope) -> str:

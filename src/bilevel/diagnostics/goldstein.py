@@ -3,32 +3,64 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..checks import check_lower_start, check_vector
-from ..errors import Incompatible, InvalidInput
+from ..errors import Incompatible, InvalidInput, NotFinite
 from ..hypergradients import LinearSolve
 from ..problem import Problem
 from ..randomness import Noise, Seeds
 from ..spaces import Vector, tree_map
-from .jacobian_hull import nearest_combination
+from .causes import Cause
+from .jacobian_hull import descend, nearest_combination
+from .lower_level import solved_lower
 from .probe import SPACE, Probe
+from .sampled_faces import measure_of
+
+SOLVED = 1e-6
+"""Residuals above this, relative for linear systems and to max(1, |y|) for lower levels, are worth a word."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Goldstein:
-    """What `goldstein_measure` returns: `value` is an upper bound on min { |v| : v in the hull of gradients of F }."""
+    """What `goldstein_measure` returns.
+
+    Parameters
+    ----------
+    radius, samples
+        How far around x gradients were taken, and how many.
+    value
+        An upper bound on min { |v| : v in the hull of gradients of F }; with a set X of x, of |x - P_X(x - v)|.
+    gradient_norm
+        The same measure of the gradient at x alone.
+    lower_residual, linear_residual
+        The worst lower level, and the worst linear system, behind the gradients.
+    flaw
+        Why this says nothing, or None: `Cause.NOT_STRONGLY_CONVEX` or `Cause.SINGULAR_HESSIAN` at x, where the value is
+        NaN, or `Cause.UNSOLVED` when a lower level or a linear system was not solved.
+    """
 
     radius: float
     value: float
     gradient_norm: float
     samples: int
+    lower_residual: float = 0.0
+    linear_residual: float = 0.0
+    flaw: Cause | None = None
+
+    @property
+    def valid(self) -> bool:
+        """Whether the gradients are those of F."""
+        return self.flaw is None
 
     def __str__(self) -> str:
+        if self.flaw is not None:
+            return f"no Goldstein measure: {self.flaw.text}; remedy: {self.flaw.remedy}"
         return (
             f"Goldstein measure of F: at most {self.value:.3g} within {self.radius:g} of x "
             f"({self.samples} gradients; at x itself {self.gradient_norm:.3g})"
@@ -41,7 +73,8 @@ def goldstein_measure(
     """min |v| over v in the hull of { grad F(x') : |x' - x| <= radius }, the lower level solved at each x'.
 
     Unlike the certificate it speaks of F itself, at points x' where F is almost surely differentiable, and the hull of
-    gradients is what the definition asks for; it costs one lower-level solve per sample.
+    gradients is what the definition asks for; it costs one lower-level solve per sample. With a set X of x the points
+    x' are taken in X, and the measure is |x - P_X(x - v)|.
 
     Parameters
     ----------
@@ -76,19 +109,62 @@ def goldstein_measure(
         raise InvalidInput(f"samples must be an integer of at least 1, got {samples!r}")
     x = tree_map(Tensor.detach, check_vector("x", x))
     probe = Probe(problem, x, check_lower_start(problem, problem.constraint_at(x), y))
-    start = SPACE.ravel(probe.solve(probe.x, probe.y).y)
-    noise = Noise(Seeds.of(seed))
-    gradients = []  # not that at x, which may be a kink: there h need not lie in Clarke's gradient (erratum 11)
+    lower = solved_lower(probe, probe.x, probe.y)
+    if lower.flaw is not None:
+        nothing = {"value": math.nan, "gradient_norm": math.nan, "lower_residual": lower.residual}
+        return Goldstein(radius=radius, samples=samples, flaw=lower.flaw, **nothing)
+    # That at x is not among them: x may be a kink, where h need not lie in Clarke's gradient (erratum 11).
+    around = [_gradient(probe, point, lower.y) for point in _around(probe, radius, samples, Noise(Seeds.of(seed)))]
+    here = _gradient(probe, probe.x, lower.y)
+    residuals = [max(column) for column in zip(*(g[1:] for g in (here, *around)), strict=True)]
+    unsolved = residuals[0] > SOLVED * max(1.0, float(lower.y.norm())) or residuals[1] > SOLVED
+    return Goldstein(
+        radius=radius,
+        value=_smallest(torch.stack([g.value for g in around], -1), measure_of(probe)),
+        gradient_norm=float(measure_of(probe)(here.value)[0].norm()),
+        samples=samples,
+        lower_residual=residuals[0],
+        linear_residual=residuals[1],
+        flaw=Cause.UNSOLVED if unsolved else None,
+    )
+
+
+def _around(probe: Probe, radius: float, samples: int, noise: Noise) -> Iterator[Tensor]:
+    """Points of X within the radius: P_X does not lead farther away from a point of X."""
     for k in range(samples):
         draw: Any = SPACE.ball(probe.as_x(probe.x), noise.generator("smoothing", k))
-        gradients.append(_gradient(probe, probe.x + radius * SPACE.ravel(draw), start))
-    J = torch.stack(gradients, -1)
-    weights = nearest_combination(J, torch.zeros(len(J), dtype=J.dtype))
-    value = min(float((J @ weights).norm()), float(J.norm(dim=0).min()))
-    here = float(_gradient(probe, probe.x, start).norm())
-    return Goldstein(radius=radius, value=value, gradient_norm=here, samples=samples)
+        point = probe.as_x(probe.x + radius * SPACE.ravel(draw))
+        yield SPACE.ravel(tree_map(Tensor.detach, probe.problem.upper_constraint.project(point)))
 
 
-def _gradient(probe: Probe, x: Tensor, start: Tensor) -> Tensor:
-    y = SPACE.ravel(probe.solve(x, start).y)
-    return SPACE.ravel(LinearSolve().estimate(probe.linearize(x, y), Noise()).gradient)
+def _smallest(J: Tensor, measure: Any) -> float:
+    """min over l in the simplex of |measure(J l)|."""
+
+    def at(weights: Tensor) -> tuple[Tensor, Tensor]:
+        value, derivative = measure(J @ weights)
+        return value, derivative(J)
+
+    corners = torch.eye(J.shape[1], dtype=J.dtype)
+    norms = [float(at(corner)[0].norm()) for corner in corners]
+    starts = [corners[norms.index(min(norms))], nearest_combination(J, torch.zeros(len(J), dtype=J.dtype))]
+    return min([*norms, *(float(at(start)[0].norm()) for start in starts), *(descend(at, s)[0] for s in starts)])
+
+
+class _Gradient(NamedTuple):
+    value: Tensor
+    lower_residual: float
+    linear_residual: float
+
+
+def _gradient(probe: Probe, x: Tensor, start: Tensor) -> _Gradient:
+    """grad F(x), with the lower level and the linear system as tight as the numbers allow."""
+    solved = probe.solve(x, start)
+    found = LinearSolve().estimate(probe.linearize(x, SPACE.ravel(solved.y)), Noise())
+    value = SPACE.ravel(found.gradient)
+    if not bool(torch.isfinite(value).all()):
+        apart = float((x - probe.x).norm())
+        raise NotFinite(
+            f"the gradient of F is not finite {apart:.3g} from x: take a smaller radius, or give "
+            "Problem(..., upper_constraint=...) the domain of f and g"
+        )
+    return _Gradient(value, solved.residual, found.stats["residual"])

@@ -55,7 +55,9 @@ class JacobianHull:
         eye = torch.eye(len(self.upper_y), dtype=self.upper_y.dtype)
         step = eye - self.eta * self.hessian
         H = torch.einsum("i,ijk->jk", weights, self.faces)
-        system = torch.linalg.lu_factor(eye - H @ step)
+        *system, info = torch.linalg.lu_factor_ex(eye - H @ step)
+        if int(info) > 0:  # g is flat on this face: no hypergradient
+            return torch.full_like(self.upper_x, torch.inf), torch.zeros(len(self.upper_x), len(weights)).to(weights)
         q = torch.linalg.lu_solve(*system, (H @ self.upper_y)[:, None])[:, 0]
         s = self.upper_y + step @ q
         turned = torch.linalg.lu_solve(*system, (self.faces @ s).T)  # dq/dl, (d, k)
@@ -88,29 +90,40 @@ class JacobianHull:
             return best
         starts = [corners[i] for i in order[:2]] + [torch.full_like(corners[0], 1.0 / count)]
         for start in starts:
-            found = self._descend(start)
+            found = descend(self.at, start)
             best = min(best, found, key=lambda pair: pair[0])
             if best[0] <= 1e-12 * max(norms):
                 break
         return best
 
-    def _descend(self, weights: Tensor) -> tuple[float, Tensor]:
-        """Levenberg-Marquardt on the simplex: each step minimises |r + J (l' - l)|^2 + damping |l' - l|^2."""
+    def helpful(self, numbers: list[int]) -> list[int]:
+        """Those of the faces towards which the smallest norm found would fall further."""
+        _, weights = self.smallest()
         r, J = self.at(weights)
-        damping = 1e-3 * float(J.square().sum()) + 1e-300
-        for _ in range(TURNS):
-            new = nearest_combination(J, r - J @ weights, weights, damping)
-            r_new, J_new = self.at(new)
-            if float(r_new.norm()) < float(r.norm()) * (1 - 1e-12):
-                done = float(r.norm()) - float(r_new.norm()) <= 1e-10 * float(r.norm())
-                weights, r, J, damping = new, r_new, J_new, damping / 5
-                if done:
-                    break
-            else:
-                damping *= 10
-                if damping > 1e12 * float(J.square().sum()):
-                    break
-        return float(r.norm()), weights
+        slopes = r @ J
+        return [number for number in numbers if float(slopes[number]) < float(slopes @ weights)]
+
+
+def descend(at: Callable[[Tensor], tuple[Tensor, Tensor]], weights: Tensor) -> tuple[float, Tensor]:
+    """Levenberg-Marquardt on the simplex: each step minimises |r + J (l' - l)|^2 + damping |l' - l|^2.
+
+    `at` gives a residual r and its derivative J in the weights.
+    """
+    r, J = at(weights)
+    damping = 1e-3 * float(J.square().sum()) + 1e-300
+    for _ in range(TURNS):
+        new = nearest_combination(J, r - J @ weights, weights, damping)
+        r_new, J_new = at(new)
+        if float(r_new.norm()) < float(r.norm()) * (1 - 1e-12):
+            done = float(r.norm()) - float(r_new.norm()) <= 1e-10 * float(r.norm())
+            weights, r, J, damping = new, r_new, J_new, damping / 5
+            if done:
+                break
+        else:
+            damping *= 10
+            if damping > 1e12 * float(J.square().sum()):
+                break
+    return float(r.norm()), weights
 
 
 def nearest_combination(J: Tensor, offset: Tensor, start: Tensor | None = None, damping: float = 0.0) -> Tensor:

@@ -13,10 +13,15 @@ from ..curvature import largest_eigenvalue
 from ..problem import Linearization
 from ..sets.base import Face
 from ..spaces import leaves
+from .causes import Cause
 from .probe import SPACE, Probe
 
-DENSE = 400
+DENSE = 1000
 """Up to this dimension of y curvatures come from a matrix, beyond it from Lanczos steps."""
+LANCZOS = 300
+"""So many of them: the smallest curvature of an ill-conditioned g shows late."""
+STEPS = (500, 20_000)
+"""Steps of a lower-level solve: after the first number without a solution it is asked why."""
 NO_CURVATURE = 1e-9
 """A curvature below this part of the largest one counts as none."""
 
@@ -52,9 +57,9 @@ def curvature(lin: Linearization, face: Face | None = None) -> Curvature:
     if SPACE.size(lin.y) <= DENSE:
         return _dense(lin, face)
     apply = (lambda v: v) if face is None else face.apply
-    L = largest_eigenvalue(lambda v: apply(lin.lower_hvp(v)), lin.y, SPACE, start=apply, steps=60)
+    L = largest_eigenvalue(lambda v: apply(lin.lower_hvp(v)), lin.y, SPACE, start=apply, steps=LANCZOS)
     turned = lambda v: SPACE.add(SPACE.scaled(v, L), apply(lin.lower_hvp(v)), -1.0)  # noqa: E731
-    return Curvature(L - largest_eigenvalue(turned, lin.y, SPACE, start=apply, steps=60), L)
+    return Curvature(L - largest_eigenvalue(turned, lin.y, SPACE, start=apply, steps=LANCZOS), L)
 
 
 def _dense(lin: Linearization, face: Face | None) -> Curvature:
@@ -102,6 +107,58 @@ class FaceFacts:
         return f"y* lies on {face}; strict-complementarity margin {margin}"
 
 
+@dataclass(frozen=True)
+class SolvedLower:
+    """The lower level behind a certificate.
+
+    Parameters
+    ----------
+    y, residual
+        The point, flat, and its residual |y - P_Y(y - grad_y g)|.
+    whole, on_face
+        mu and L of g in y on the whole space, and on the face of y.
+    facts, z
+        Where z = y - eta grad_y g lies, and z itself.
+    """
+
+    y: Tensor
+    residual: float
+    whole: Curvature
+    on_face: Curvature
+    facts: FaceFacts
+    z: Tensor
+
+    @property
+    def error(self) -> float:
+        """(1 + L)/mu times the residual, a bound on |y - y*(x)|; where g is flat off the face, mu is that of the face.
+
+        From <grad g(y) - grad g(y*), y - y*> >= mu |y - y*|^2 and the optimality of P(y - grad_y g) and y*.
+        """
+        mu = self.on_face.mu if self.whole.singular else self.whole.mu
+        return (1 + self.whole.largest) / mu * self.residual if mu > 0 else math.inf
+
+    @property
+    def flaw(self) -> Cause | None:
+        """Why no hypergradient is to be had here."""
+        if self.whole.negative:
+            return Cause.NOT_STRONGLY_CONVEX
+        return Cause.SINGULAR_HESSIAN if self.on_face.singular else None
+
+
+def solved_lower(probe: Probe, x: Tensor, start: Tensor, eta: float | None = None) -> SolvedLower:
+    """The lower level at x; the solve is not carried on where g is seen to be flat or to bend down."""
+    for steps in STEPS:
+        solved = probe.solve(x, start, max_steps=steps)
+        start = SPACE.ravel(solved.y)
+        lin = probe.linearize(x, start)
+        whole = curvature(lin)
+        facts, face, z = face_facts(probe, x, start, 1.0 / eta if eta else whole.largest)
+        found = SolvedLower(start, solved.residual, whole, curvature(lin, face), facts, z)
+        if solved.converged or found.flaw is not None:
+            break
+    return found
+
+
 def face_facts(probe: Probe, x: Tensor, y: Tensor, largest: float) -> tuple[FaceFacts, Face, Tensor]:
     """The facts, the face and z at a solved lower level."""
     eta = 1.0 / largest if largest > 0 else 1.0
@@ -109,7 +166,7 @@ def face_facts(probe: Probe, x: Tensor, y: Tensor, largest: float) -> tuple[Face
     constraint = probe.set_at(x)
     face = constraint.jacobian(probe.as_y(z))
     margin: Any = constraint.margin(probe.as_y(z))
-    facts = FaceFacts(eta, _total(face.dimension), y.numel(), _smallest(margin))
+    facts = FaceFacts(eta, _total(face.dimension), y.numel(), smallest_margin(margin))
     return facts, face, z
 
 
@@ -122,6 +179,7 @@ def _total(dimension: Any) -> float:
     return float(sum(float(torch.as_tensor(part).sum()) for part in parts))
 
 
-def _smallest(margin: Any) -> float:
+def smallest_margin(margin: Any) -> float:
+    """Over batch elements and entries of a dictionary; NaN without a formula."""
     parts = list(margin.values()) if isinstance(margin, dict) else [margin]
     return math.nan if any(part is None for part in parts) else min(float(part.min()) for part in parts)

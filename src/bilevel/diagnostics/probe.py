@@ -139,19 +139,19 @@ def _sides(function: Callable[[float], float], middle: float, h: float) -> tuple
     return (function(h) - middle) / h, (middle - function(-h)) / h
 
 
-def noise_of(function: Callable[[float], float], step: float = 1e-6, count: int = 12) -> float:
+def noise_of(function: Callable[[float], float], count: int = 12) -> float:
     """The rounding noise of a function near 0, from third differences of closely spaced values (Hamming's table).
 
     A smooth part of size step^3 drops out; independent errors of variance s^2 leave 20 s^2. Values that are all
-    exact in a coarser dtype were computed in it.
+    exact in a coarser dtype were computed in it. The spacing is shortened where the function ends nearby.
     """
-    values = torch.tensor([function(step * k / count) for k in range(count)], dtype=torch.float64)
-    third = values.diff(n=3).abs()
-    if not bool(torch.isfinite(third).all()):
-        return float("nan")
-    size = float(values.abs().max())
-    coarse = [torch.finfo(dtype).eps * size for dtype in COARSE if torch.equal(values.to(dtype).double(), values)]
-    return max([float(third.median() / (0.6745 * 20**0.5)), *coarse])
+    for step in (1e-6, 1e-9, 1e-12):
+        values = torch.tensor([function(step * k / count) for k in range(count)], dtype=torch.float64)
+        if bool(torch.isfinite(values).all()):
+            size = float(values.abs().max())
+            coarse = [torch.finfo(kind).eps * size for kind in COARSE if torch.equal(values.to(kind).double(), values)]
+            return max([float(values.diff(n=3).abs().median() / (0.6745 * 20**0.5)), *coarse])
+    return float("nan")
 
 
 def unit(like: Tensor, generator: torch.Generator) -> Tensor:

@@ -16,6 +16,8 @@ STEPS = 10
 """How many steps of a solver are watched."""
 ASCENT = 0.5
 """A solver whose x moves along h with a cosine above this goes the wrong way."""
+OPPOSITE = -0.9
+"""A gradient of the wrong sign has a cosine below this to the true one, noise included."""
 
 
 def check_point(probe: Probe, y: Tensor, *, feasible_only: bool) -> Finding | None:
@@ -57,19 +59,27 @@ def _ascends(solver: Any, probe: Probe, y: Tensor, moved: Tensor) -> Finding | N
     return Finding(Cause.WRONG_SIGN, f"{type(solver).__name__} moves x along the gradient of F (cosine {cosine:.2f})")
 
 
-def blame_method(method: Any, lin: Any, h: Tensor, truth: Tensor, allowed: float, seeds: Seeds) -> Finding:
-    """Why h is not the gradient `truth`, when the problem is right."""
-    direct = SPACE.ravel(lin.upper_grad_x)
-    slack = 10 * allowed * truth.numel() ** 0.5
-    if float((h + truth).norm()) <= slack:
-        return Finding(Cause.WRONG_SIGN, "it is the gradient of -F")
-    if float((h + truth - 2 * direct).norm()) <= slack:
-        return Finding(Cause.WRONG_SIGN, "its implicit part grad_x f - h is the opposite of what it should be")
+def blame_method(method: Any, lin: Any, h: Tensor, truth: Tensor, noise: float, seeds: Seeds) -> Finding:
+    """Why h, known up to `noise`, is not the gradient `truth`, when the problem is right."""
     contraction = getattr(method, "contraction", None)
     factor = 0.0 if contraction is None else float(contraction(lin, Noise(seeds)))
     if factor >= 1.0:
         return Finding(Cause.SERIES_DIVERGES, f"its terms grow by a factor {factor:.3g}")
+    direct = SPACE.ravel(lin.upper_grad_x)
+    if _opposite(h, truth, noise):
+        return Finding(Cause.WRONG_SIGN, "it is the gradient of -F")
+    if _opposite(h - direct, truth - direct, noise):
+        return Finding(Cause.WRONG_SIGN, "its implicit part grad_x f - h is the opposite of what it should be")
     name = "the gradient given" if method is None else type(method).__name__
-    cosine = float(h @ truth) / max(float(h.norm() * truth.norm()), 1e-300)
     miss = float((h - truth).norm() / truth.norm())
-    return Finding(Cause.WRONG_METHOD, f"{name} has relative error {miss:.2g} and cosine {cosine:.3f} to the gradient")
+    text = f"{name} has relative error {miss:.2g} and cosine {_cosine(h, truth):.3f} to the gradient"
+    return Finding(Cause.WRONG_METHOD, text)
+
+
+def _cosine(a: Tensor, b: Tensor) -> float:
+    return float(a @ b) / max(float(a.norm() * b.norm()), 1e-300)
+
+
+def _opposite(a: Tensor, b: Tensor, noise: float) -> bool:
+    """a = -b up to a tenth and to noise, and noise alone does not make it so."""
+    return _cosine(a, b) <= OPPOSITE and float((a + b).norm()) <= 0.1 * float(b.norm()) + noise

@@ -70,10 +70,14 @@ class Box(ConvexSet):
         return *bounds_excess(y, *self._bounds(y)), "an entry leaves its bounds"
 
     def margin(self, z: Tensor) -> Tensor:
+        return self.gaps(z).amin(-1)
+
+    def gaps(self, z: Tensor) -> Tensor:
+        """Distance from each entry of z to the nearest of its two bounds, where its diagonal entry of H changes."""
         z = self.checked(z).detach()
         lower, upper = (side.detach() for side in self._bounds(z))
         gap = torch.minimum((z - lower).abs(), (z - upper).abs())
-        return torch.where(lower < upper, gap, torch.inf).amin(-1)
+        return torch.where(lower < upper, gap, torch.inf)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(lower={show(self.lower)}, upper={show(self.upper)})"

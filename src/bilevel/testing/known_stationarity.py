@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from .. import sets
+from ..diagnostics.jacobian_hull import nearest_combination
 from ..problem import Problem
 from ..sets.base import ConvexSet
 
@@ -81,6 +82,21 @@ def disc(seed: int) -> KnownStationarity:
     return KnownStationarity(known.name, known.problem, x, known.delta, distance_to_hull_in_the_plane(values))
 
 
+def octahedron(seed: int) -> KnownStationarity:
+    """The l1 ball of R^3, somewhere near its surface: finitely many faces, found by many points in and on the ball."""
+    draw = _normal(seed)
+    a, c, x = draw(3), draw(3), draw(3)
+    x = 1.3 * x / x.abs().sum()
+    points = torch.randn(400_000, 3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    lengths = torch.linspace(0, 2, len(points)).double().clamp_max(1) ** (1 / 3)
+    points = x + 0.3 * lengths[:, None] * points / points.norm(dim=1, keepdim=True)
+    turned = sets.L1Ball(1.0).jacobian(points).apply(a.expand(points.shape))
+    values = c + torch.unique((turned * 1e9).round() / 1e9, dim=0)
+    weights = nearest_combination(values.T, torch.zeros(3).double())
+    smallest = float((values.T @ weights).norm())
+    return KnownStationarity("octahedron", _problem(a, c, sets.L1Ball(1.0), x), x, 0.3, smallest)
+
+
 def coupled(seed: int) -> KnownStationarity:
     """Erratum 11: y >= 0 with a coupled Hessian; the set of h is not convex, and its smallest norm is 0.078."""
     G = torch.tensor([[1.0, 0.8], [0.8, 1.0]]).double()
@@ -95,10 +111,50 @@ def coupled(seed: int) -> KnownStationarity:
     return KnownStationarity("coupled", problem, x, 0.05, COUPLED, eta=0.5)
 
 
+def corner_in_many_dimensions(seed: int) -> KnownStationarity:
+    """y >= 0 in R^10 to R^50, 1 to 7 bounds in reach together: H = diag(l), l in [0, 1] there and 1 elsewhere."""
+    draw, d, k = _normal(seed), _many(seed), 1 + seed % 7
+    a, c, x, near = draw(d), 0.5 * draw(d), 1.0 + draw(d).abs(), draw(k)
+    x[:k] = 0.2 * (0.3 + 0.65 * (seed % 4) / 3) * near / near.norm()
+    low, high = torch.minimum(c, c + a), torch.maximum(c, c + a)
+    best = torch.cat([torch.zeros(k).double().clamp(low[:k], high[:k]), (a + c)[k:]])
+    return KnownStationarity(
+        "corner in many dimensions", _problem(a, c, sets.NonNegative(), x), x, 0.2, float(best.norm())
+    )
+
+
+def one_kink_in_many_dimensions(seed: int) -> KnownStationarity:
+    """n'y <= 1 in R^10 to R^50, |n| = 1, at 0.2 to 0.95 delta from the kink: h = c + a - t n n'a with t in [0, 1]."""
+    draw, d = _normal(seed), _many(seed)
+    a, c, n, x = draw(d), draw(d), draw(d), 0.3 * draw(d)
+    n = n / n.norm()
+    apart = 0.1 * (0.2 + 0.75 * (seed % 7) / 6) * (1 if seed % 2 else -1)
+    x = x + (1.0 - apart - n @ x) * n
+    turn, slope = c + a, n * (n @ a)
+    t = float((turn @ slope) / (slope @ slope))
+    smallest = float((turn - min(max(t, 0.0), 1.0) * slope).norm())
+    return KnownStationarity("one kink in many dimensions", _problem(a, c, sets.HalfSpace(n, 1.0), x), x, 0.1, smallest)
+
+
+def no_kink_in_many_dimensions(seed: int) -> KnownStationarity:
+    """The l1 ball in R^10 to R^50 from far away: y* is a vertex, H = 0 and h = c."""
+    draw, d = _normal(seed), _many(seed)
+    a, c, x = draw(d), draw(d), 0.1 * draw(d)
+    x[seed % d] = 3.0
+    return KnownStationarity("no kink in many dimensions", _problem(a, c, sets.L1Ball(1.0), x), x, 0.1, float(c.norm()))
+
+
+def _many(seed: int) -> int:
+    return (10, 20, 30, 50)[seed % 4]
+
+
 COUPLED = 0.07808688746
 """min over H = diag(p, q) in [0, 1]^2 of |c - eta H' [I - (I - eta G) H']^-1 a| (a test recomputes it)."""
 
-KNOWN_STATIONARITY: tuple[Callable[[int], KnownStationarity], ...] = (corner, one_kink, no_kink, disc, coupled)
+KNOWN_STATIONARITY: tuple[Callable[[int], KnownStationarity], ...] = (
+    corner, one_kink, no_kink, disc, octahedron, coupled,
+    corner_in_many_dimensions, one_kink_in_many_dimensions, no_kink_in_many_dimensions,
+)  # fmt: skip
 
 
 def distance_to_hull_in_the_plane(values: Tensor) -> float:

@@ -16,7 +16,7 @@ from torch import Tensor
 from .. import sets
 from ..diagnostics import Cause
 from ..hypergradients import Hypergradient, LinearSolve, Neumann
-from ..problem import Linearization, Problem
+from ..problem import AutogradLinearization, Linearization, Problem
 from ..randomness import Noise
 from ..sets.base import ConvexSet, Face
 from ..solvers import AiPOD
@@ -107,6 +107,29 @@ def right_setup(seed: int) -> Setup:
     return parts.setup(parts.problem(lower=lower, constraint=constraint, y0=at.project(parts.y0)))
 
 
+def large_entry_beside_a_small_one(seed: int) -> Setup:
+    """A correct problem at x = (1e4, ...) whose f and g bend on the scale of 1."""
+    parts = Parts(seed)
+    parts.x[0] = 1e4
+    upper = lambda x, y: (y - parts.t).square().sum() / 2 + x[0].sin() * y[0]  # noqa: E731
+    lower = lambda x, y: parts.lower(torch.cat([x[:1].cos(), x[1:]]), y)  # noqa: E731
+    return parts.setup(parts.problem(upper, lower, sets.Box(-9.0, 9.0)))
+
+
+def near_the_end_of_the_domain(seed: int) -> Setup:
+    """A correct problem with f = sum of x log x and more at x_1 = 1e-5, X = [1e-6, 1]^m."""
+    parts = Parts(seed)
+    x = parts.x.sigmoid()
+    x[0] = 1e-5
+    upper = lambda x, y: (y - parts.t).square().sum() / 2 + (x * x.log()).sum()  # noqa: E731
+    domain = sets.Box(1e-6, 1.0)
+    return Setup(Problem(upper, parts.lower, sets.Box(-9.0, 9.0), upper_constraint=domain, y0=parts.y0), x)
+
+
+HARD_SETUPS = (large_entry_beside_a_small_one, near_the_end_of_the_domain)
+"""Correct problems whose differences need care: seed -> Setup."""
+
+
 # The graph is cut.
 
 
@@ -171,14 +194,16 @@ class HandWritten(Linearization):
         return x / 10 + first_x, (-f_y if self.flaw == "upper gradient" else f_y)
 
     def _lower_gradient_x(self) -> Tensor:
-        return -self.parts.A.T @ (self.parts.G @ self._miss())
+        gradient = -self.parts.A.T @ (self.parts.G @ self._miss())
+        return -gradient if self.flaw == "lower gradient in x" else gradient
 
     def _lower_gradient_y(self) -> Tensor:
         gradient = self.parts.G @ self._miss()
         return gradient - self.parts.b if self.flaw == "lower gradient" else gradient
 
     def _lower_hvp(self, v: Any) -> Tensor:
-        return self.parts.G @ v - (0.1 * v if self.flaw == "hessian" else 0.0)
+        near = torch.exp(-1e4 * self._miss().square().sum()) if self.flaw == "hessian at the solution" else 0.0
+        return self.parts.G @ v + 0.5 * near * v - (0.1 * v if self.flaw == "hessian" else 0.0)
 
     def _lower_cross(self, v: Any) -> Tensor:
         if self.flaw == "cross transposed":
@@ -190,8 +215,8 @@ class HandWritten(Linearization):
 class HandProblem(Problem):
     """The base problem with a linearisation of its own."""
 
-    def __init__(self, parts: Parts, flaw: str) -> None:
-        super().__init__(parts.upper, parts.lower, sets.L1Ball(1.0), x0=parts.x, y0=parts.y0)
+    def __init__(self, parts: Parts, flaw: str, constraint: ConvexSet | None = None) -> None:
+        super().__init__(parts.upper, parts.lower, constraint or sets.L1Ball(1.0), x0=parts.x, y0=parts.y0)
         self.parts, self.flaw = parts, flaw
 
     def linearize(self, x: Any, y: Any, batch: Any = None) -> Linearization:
@@ -211,6 +236,40 @@ def term_missing_in_the_lower_gradient(p: Parts) -> Problem:
 @wrong(Cause.WRONG_HESSIAN)
 def ridge_missing_in_the_hessian_product(p: Parts) -> Problem:
     return HandProblem(p, "hessian")
+
+
+@wrong(Cause.WRONG_LOWER_GRADIENT)
+def sign_of_the_lower_gradient_in_x(p: Parts) -> Problem:
+    return HandProblem(p, "lower gradient in x")
+
+
+@wrong(Cause.WRONG_HESSIAN)
+def hessian_product_wrong_at_the_solution_only(p: Parts) -> Problem:
+    return HandProblem(p, "hessian at the solution", sets.Box(-99.0, 99.0))
+
+
+class HalfWritten(AutogradLinearization):
+    """Autograd but for one product, which has the wrong sign."""
+
+    def _lower_cross(self, v: Any) -> Any:
+        return -super()._lower_cross(v)  # type: ignore[operator]
+
+
+class HalfWrittenProblem(Problem):
+    """The base problem with one product written by hand."""
+
+    def linearize(self, x: Any, y: Any, batch: Any = None) -> Linearization:
+        return HalfWritten(self, x, y, batch)
+
+
+@wrong(Cause.WRONG_CROSS)
+def sign_of_one_product_beside_autograd(p: Parts) -> Problem:
+    return HalfWrittenProblem(p.upper, p.lower, sets.L1Ball(1.0), y0=p.y0)
+
+
+@wrong(Cause.DETACHED_UPPER)
+def upper_detached_beside_a_product_written_by_hand(p: Parts) -> Problem:
+    return HalfWrittenProblem(lambda x, y: p.upper(x, y.detach()) + 0 * y.sum(), p.lower, sets.L1Ball(1.0), y0=p.y0)
 
 
 @wrong(Cause.WRONG_CROSS)
@@ -356,6 +415,43 @@ def series_beyond_its_range(p: Parts) -> Setup:
     return p.setup(p.problem(constraint=sets.Box(-9.0, 9.0)), method=Neumann(terms=30, eta=1.5, truncation="full"))
 
 
+@dataclass(frozen=True)
+class NoisyMethod:
+    """factor * h + normal draws of a standard deviation."""
+
+    factor: float
+    deviation: float
+    eta: float | str = "auto"
+
+    def estimate(self, lin: Any, noise: Any, *, curvature: Any = None, start: Any = None) -> Hypergradient:
+        exact = LinearSolve().estimate(lin, noise)
+        drawn = torch.randn(lin.x.shape, generator=noise.generator("smoothing"), dtype=torch.float64)
+        return replace(exact, gradient=self.factor * exact.gradient + self.deviation * drawn)  # type: ignore[operator]
+
+
+@wrong(Cause.UNDECIDED)
+def wrong_sign_under_much_noise(p: Parts) -> Setup:
+    return p.setup(p.problem(constraint=sets.Box(-9.0, 9.0)), method=NoisyMethod(-1.0, 1e3))
+
+
+@wrong(Cause.WRONG_SIGN)
+def wrong_sign_under_some_noise(p: Parts) -> Setup:
+    return p.setup(p.problem(constraint=sets.Box(-9.0, 9.0)), method=NoisyMethod(-1.0, 0.3))
+
+
+@wrong(Cause.WRONG_METHOD)
+def zero_under_some_noise(p: Parts) -> Setup:
+    return p.setup(p.problem(constraint=sets.Box(-9.0, 9.0)), method=NoisyMethod(0.0, 0.3))
+
+
+@wrong(Cause.WRONG_METHOD)
+def three_terms_of_the_series_drawn_at_random(p: Parts) -> Setup:
+    """In many dimensions the spread of the draws is as long as the gradient."""
+    large = Parts(p.seed, n=60, m=60)
+    problem = large.problem(constraint=sets.Box(-99.0, 99.0))
+    return Setup(problem, large.x, {"method": Neumann(terms=3, eta=0.1, truncation="random")})
+
+
 @wrong(Cause.WRONG_METHOD)
 def gradient_without_its_implicit_part(p: Parts) -> Setup:
     problem = p.problem(constraint=sets.Box(-9.0, 9.0))
@@ -440,6 +536,15 @@ def corner_of_a_box_too_near_to_see(p: Parts) -> Setup:
     return _kinked(p, 1e-9)
 
 
+@wrong(Cause.KINK)
+def absolute_value_just_left_of_its_minimum(p: Parts) -> Setup:
+    """F(x) = |x| in one dimension, 1e-7 to 1e-9 from the kink: y* = 0, and every term of grad_y g is about zero."""
+    problem = Problem(
+        lambda x, y: (2 * y - x).sum(), lambda x, y: (y - x).square().sum() / 2, sets.NonNegative(), y0=p.y0[:1]
+    )
+    return Setup(problem, -torch.tensor([10.0 ** (-7 - p.seed % 3)]).double())
+
+
 def _kinked(p: Parts, offset: float) -> Setup:
     center = p.A @ p.x + p.b
     scaled = lambda x, y: (y - p.A @ x - p.b).square().sum() / 2  # noqa: E731
@@ -477,6 +582,16 @@ def lower_level_only_once_differentiable(p: Parts) -> Problem:
 @wrong(Cause.PRECISION)
 def upper_level_computed_in_float32(p: Parts) -> Problem:
     return p.problem(upper=lambda x, y: (1e6 + p.upper(x, y).float()).double() + 0 * y.sum())
+
+
+@wrong(Cause.PRECISION)
+def small_error_within_the_rounding_of_float32(p: Parts) -> Setup:
+    problem = p.problem(
+        upper=lambda x, y: (1e4 + p.upper(x, y).float()).double() + 0 * y.sum(), constraint=sets.Box(-9.0, 9.0)
+    )
+    y = p.A @ p.x + p.b
+    truth: Any = LinearSolve().estimate(p.problem(constraint=sets.Box(-9.0, 9.0)).linearize(p.x, y), Noise()).gradient
+    return p.setup(problem, gradient=1.001 * truth)
 
 
 @wrong(Cause.PRECISION)
