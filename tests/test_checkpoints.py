@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import resource
@@ -121,6 +122,88 @@ def test_sets_with_an_iteration_inside_resume_with_the_same_bits(path, make):
     resumed = bilevel.minimize(problem(constraint=make()), resume=path)
     assert torch.equal(resumed.state.y, whole.state.y)
     assert torch.equal(resumed.state.x, whole.state.x)
+
+
+# --- runs that have ended ---------------------------------------------------------------------------------------------
+
+ENDS = {
+    "STATIONARY": {"steps": 3000, "evaluate_every": 50, "tol": 1e-3},
+    "CERTIFIED": {"steps": 300, "evaluate_every": 20, "tol": 0.2, "delta": 1e-3},
+    "STOPPED": {"steps": 300, "evaluate_every": 10, "callbacks": [lambda record, state: record.step == 30]},
+    "SERIES_DIVERGES": {"steps": 40, "evaluate_every": 10, "tol": 10.0,
+                        "solver": bilevel.DMLCBO(hypergradient=bilevel.Neumann(terms=2, eta=1.5))},
+}  # fmt: skip
+
+
+def restarted(run):
+    """What the script of the docs passes on: no steps, no stopping rule."""
+    return {name: run[name] for name in ("solver", "callbacks") if name in run}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_a_run_that_has_ended_is_returned_as_it_is(path, end):
+    """Its stopping rule decided, and the script that is started again after every crash does not overrule it."""
+    run = ENDS[end]
+    ended = bilevel.minimize(problem(), START, checkpoint=path, **run)
+    assert ended.status.name == end
+    assert ended.state.step < run["steps"]
+    again = bilevel.minimize(problem(), resume=path, checkpoint=path, **restarted(run))
+    for found in (again, bilevel.Solution.load(path)):
+        assert (found.status, found.stats, found.plan) == (ended.status, ended.stats, ended.plan)
+        assert torch.equal(found.x, ended.x)
+        assert found.rows() == ended.rows()
+
+
+def test_a_run_that_has_ended_goes_on_when_asked(path):
+    run = ENDS["STATIONARY"]
+    ended = bilevel.minimize(problem(), START, checkpoint=path, **run)
+    assert bilevel.minimize(problem(), resume=path, steps=7).state.step == ended.state.step + 7
+    tighter = bilevel.minimize(problem(), resume=path, tol=1e-5)
+    assert tighter.status is bilevel.Status.STATIONARY
+    assert torch.equal(tighter.x, bilevel.minimize(problem(), START, **{**run, "tol": 1e-5}).x)
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("output", ["last", "best"])
+def test_ctrl_c_at_the_evaluation_that_ends_a_run(path, end, output):
+    """In a callback, after the record was made: it is judged when the run is resumed."""
+    run = {**ENDS[end], "output": output}
+    whole = bilevel.minimize(problem(), START, **run)
+    callbacks = [at_step(whole.state.step, interrupt), *run.get("callbacks", ())]
+    stopped = bilevel.minimize(problem(), START, checkpoint=path, **{**run, "callbacks": callbacks})
+    assert (stopped.status, stopped.state.step) == (bilevel.Status.INTERRUPTED, whole.state.step)
+    resumed = bilevel.minimize(problem(), resume=path, checkpoint=path, **restarted(run))
+    assert (resumed.status, resumed.state.step) == (whole.status, whole.state.step)
+    assert torch.equal(resumed.x, whole.x)
+    assert {**resumed.stats, "seconds": 0} == {**whole.stats, "seconds": 0}
+
+
+@pytest.mark.parametrize("output", ["last", "sampled"])
+def test_the_counts_after_ctrl_c_within_a_step(path, output):
+    """Half a step leaves nothing behind: neither x and y nor the counts know of it."""
+    calls, stop_at = [], [0]
+
+    def upper(x, y):
+        calls.append(1)
+        if len(calls) == stop_at[0]:
+            raise KeyboardInterrupt
+        return (y - 1).square().sum()
+
+    run = {"steps": 12, "evaluate_every": 6, "output": output}
+    whole = bilevel.minimize(problem(upper=upper), START, **run)
+    total, interrupted = len(calls), 0
+    for stop_at[0] in range(4, total):
+        calls.clear()
+        with contextlib.suppress(KeyboardInterrupt):  # before the first step
+            stopped = bilevel.minimize(problem(upper=upper), START, checkpoint=path, **run)
+            interrupted += stopped.state.step not in (0, 6, 12)
+            calls[:] = [1] * total
+            resumed = bilevel.minimize(problem(upper=upper), resume=path)
+            assert {**resumed.stats, "seconds": 0} == {**whole.stats, "seconds": 0}
+            assert torch.equal(resumed.x, whole.x)
+        for file in (path, previous_of(path)):
+            file.unlink(missing_ok=True)
+    assert interrupted > 5
 
 
 # --- files in the way -------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import copy
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal
@@ -104,7 +104,7 @@ def minimize(
         Default `DMLCBO()`.
     steps
         How many steps to take, 10,000 by default. When resuming: how many more, by default those that are left; a run
-        that has taken them all is returned as it is.
+        that has ended (`Status.finished`) is returned as it is, unless steps, tol or delta ask for more.
     seed
         A number, or `Seeds(...)` to vary one source of randomness alone. The same seed gives the same bits on one
         thread of the same machine and torch build.
@@ -182,8 +182,12 @@ def minimize(
         run.start(x0, y0, Seeds.of(seed))
     else:
         run.resume(earlier)
+    asked = steps is not None or tol != plan.get("tol") or delta != plan.get("delta")
+    if isinstance(earlier, Solution) and earlier.status.finished and not asked:
+        run.ended = earlier.status
     first = run.state.step
-    last = max(plan["steps"], first) if steps is None and "steps" in plan else first + (steps or STEPS)
+    known = plan.get("steps", first if run.ended else first + STEPS)
+    last = max(known, first) if steps is None else first + steps
     run.plan = {**plan, "steps": last, "evaluate_every": evaluate_every, "tol": tol, "delta": delta}
     run.keep(files)
     with _progress_bar(progress, last - first, first) as show:
@@ -216,6 +220,7 @@ class _Run:
         self.best: tuple[float, Vector, Vector] | None = None
         self.sampled: tuple[Vector, Vector] | None = None
         self.state: Any = None
+        self.ended: Status | None = None  # what an evaluation decided, in this call or before
         self.message = ""
 
     def start(self, x0: Any, y0: Any, seeds: Seeds) -> None:
@@ -236,8 +241,7 @@ class _Run:
             self.history = list(earlier.history)
             self.seconds = float(earlier.stats.get("seconds", 0.0))
             self.series_diverged = int(earlier.stats.get("series_diverged", 0))
-            for name in self.problem.costs.as_dict():
-                setattr(self.problem.costs, name, int(earlier.stats.get(name, 0)))
+            self._set_counts(earlier.stats)
             self._carry_over(earlier)
             earlier = earlier.state
         elif self.output == "sampled":
@@ -293,17 +297,18 @@ class _Run:
             _tell(callbacks, "begin", self.history)
             if self.files is not None and self.files.step is None:
                 self.files.write(self._snapshot(Status.RUNNING))  # what no file can hold is known before the first step
-            stop = self._evaluate(callbacks) if self._evaluation_was_cut_short() else None
-            while self.state.step < last and stop is None:
+            if self._evaluation_was_cut_short():
+                self._evaluate(callbacks)
+            while self.state.step < last and self.ended is None:
                 if not self._advance():
                     status = Status.DIVERGED
                     break
                 if self._due(self.plan["evaluate_every"]):
-                    stop = self._evaluate(callbacks)
-                going_on = stop is None and self.state.step < last
+                    self._evaluate(callbacks)
+                going_on = self.ended is None and self.state.step < last
                 if self.files is not None and going_on and self._due(self.files.settings.every):
                     self.files.write(self._snapshot(Status.RUNNING))
-            status = stop or status
+            status = self.ended or status
         except NotFinite:  # a set was handed such a point within a step or an evaluation
             status = Status.DIVERGED
         except (NotConverged, EmptySet) as error:  # a projection, or a set that x moved until nothing was left of it
@@ -311,7 +316,7 @@ class _Run:
                 raise  # nothing is lost
             status, self.message = Status.FAILED, str(error)
         except KeyboardInterrupt:
-            status = Status.INTERRUPTED
+            status = self.ended or Status.INTERRUPTED
         except BaseException as error:  # f, g or a callback failed, or memory ran out: not ours to judge
             self._rescue(error)
             raise
@@ -345,30 +350,41 @@ class _Run:
             error.add_note(str(self.files))
 
     def _advance(self) -> bool:
-        """Take one step; keep the old state when the new one is not finite."""
-        began = time.perf_counter()
-        new = self.solver.step(self.problem, self.state)
-        self.seconds += time.perf_counter() - began
-        if not _finite(self.problem, new):
-            return False
-        if self.output == "sampled":
-            self._reservoir(new)
-        self.state = new
-        return True
+        """Take one step; the old state and its counts are kept when the new one is not finite or does not come."""
+        began, counts, complete = time.perf_counter(), self.problem.costs.as_dict(), False
+        try:
+            new = self.solver.step(self.problem, self.state)
+            self.seconds += time.perf_counter() - began
+            if _finite(self.problem, new):
+                sampled = self._reservoir(new) if self.output == "sampled" else None
+                self.state, self.sampled, complete = new, sampled, True
+        finally:
+            if not complete:
+                self._set_counts(counts)
+        return complete
 
-    def _reservoir(self, new: State) -> None:
+    def _set_counts(self, counts: Mapping[str, float]) -> None:
+        for name in self.problem.costs.as_dict():
+            setattr(self.problem.costs, name, int(counts.get(name, 0)))
+
+    def _reservoir(self, new: State) -> tuple[Vector, Vector]:
         """Keep iterate k with probability 1/k: after K steps each of them is kept with probability 1/K."""
         draw = torch.rand((), generator=new.noise().generator("output"), dtype=torch.float64)
-        if self.sampled is None or float(draw) * new.step < 1.0:
-            self.sampled = (new.x, new.y)
+        return (new.x, new.y) if self.sampled is None or float(draw) * new.step < 1.0 else self.sampled
 
-    def _evaluate(self, callbacks: list[Callback]) -> Status | None:
+    def _evaluate(self, callbacks: list[Callback]) -> None:
+        """Make a record, judge it, then keep both: an evaluation that is cut short is made again on resuming."""
         record = self._record()
         if self.output == "best":
             self._keep_best()
+        stop = self._judged(record, callbacks)
         if record.contraction is not None and record.contraction >= 1.0 - 1e-9:
             self.series_diverged += 1
-        self.history.append(record)  # last: an evaluation that is cut short is made again when the run is resumed
+        self.history.append(record)
+        self.ended = stop
+
+    def _judged(self, record: Record, callbacks: list[Callback]) -> Status | None:
+        """Whether the run ends here: a callback says so, or the stopping rule."""
         asked = [callback(record, self.state) for callback in callbacks]
         if any(answer is not None and bool(answer) for answer in asked):
             return Status.STOPPED
