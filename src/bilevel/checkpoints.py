@@ -67,6 +67,8 @@ class Checkpoint:
     @classmethod
     def of(cls, checkpoint: str | Path | Checkpoint) -> Checkpoint:
         """A path, or the given settings."""
+        if not isinstance(checkpoint, str | Path | Checkpoint):
+            raise InvalidInput(f"checkpoint must be a path or bilevel.Checkpoint(...), got {checkpoint!r}")
         return checkpoint if isinstance(checkpoint, Checkpoint) else cls(checkpoint)
 
     @property
@@ -74,9 +76,16 @@ class Checkpoint:
         """The file that keeps the state before the newest."""
         return previous_of(Path(self.path))
 
+    @property
+    def files(self) -> tuple[Path, Path]:
+        """The newest, and the one before it."""
+        return Path(self.path), self.previous
+
 
 def previous_of(path: Path) -> Path:
     """The file that keeps the checkpoint before the one in `path`."""
+    if not path.name:
+        raise InvalidInput(f"{path} is a folder: name a file in it, for example {path / 'run.safetensors'}")
     path = path.resolve() if path.is_symlink() else path
     return path.with_name(f"{path.stem}.previous{path.suffix}")
 
@@ -120,13 +129,14 @@ class CheckpointFiles:
         self.remedy = f"minimize(..., resume={str(self.path)!r}) or bilevel resume {shlex.quote(str(self.path))}"
         check_writable(self.path, overwrite=True)
         self.resumed = same = resumed is not None and resumed.resolve() == self.path.resolve()
-        for old in (self.path, settings.previous):
-            remove_temporaries(old)
+        for old in settings.files:
             if old.exists() and not same:
                 raise FileExists(
                     f"{old} exists and was left as it is: resume={str(self.path)!r} goes on from it; to start anew, "
                     "choose another name or delete it"
                 )
+        for old in settings.files:  # only now: they may be those of a running program, which this call leaves alone
+            remove_temporaries(old)
         self._newest_is_good = same and is_intact(self.path)
 
     def write(self, solution: Solution) -> bool:
@@ -161,6 +171,4 @@ def start_checkpoints(checkpoint: str | Path | Checkpoint | None, resume: object
     """The files of a run that is about to begin, or None when it keeps none."""
     if checkpoint is None:
         return None
-    if not isinstance(checkpoint, str | Path | Checkpoint):
-        raise InvalidInput(f"checkpoint must be a path or bilevel.Checkpoint(...), got {checkpoint!r}")
     return CheckpointFiles(Checkpoint.of(checkpoint), Path(resume) if isinstance(resume, str | Path) else None)

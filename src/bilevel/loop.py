@@ -20,6 +20,7 @@ from .errors import BilevelError, EmptySet, Incompatible, InvalidInput, InvalidT
 from .fixed_form import FixedForm, fixed_form
 from .hypergradients import LinearSolve
 from .lower import lower_residual, solve_lower, uncounted
+from .observers import check_logs, named_logs
 from .problem import Problem
 from .randomness import Seeds
 from .solution import OUTPUTS, Record, Solution, Status
@@ -153,7 +154,7 @@ def minimize(
     rule = (earlier.output if isinstance(earlier, Solution) else "last") if output is None else output
     _check_settings(problem, solver, STEPS if steps is None else steps, evaluate_every, tol, rule)
     _check_delta(problem, delta, tol)
-    callbacks = _checked_callbacks(callbacks)
+    callbacks = observers = _checked_callbacks(callbacks)
     if not isinstance(earlier, Solution | State | None):
         raise InvalidType(
             f"resume must be a Solution, a solver's State or the path of a file, got {type(earlier).__name__}"
@@ -176,6 +177,8 @@ def minimize(
             callbacks = [_in_terms_of_y(callback, form) for callback in callbacks]
             if earlier is None:
                 x0, y0 = x, form.into(x, y)
+    places = () if checkpoint is None else Checkpoint.of(checkpoint).files
+    check_logs(observers, earlier.history if isinstance(earlier, Solution) else (), places)
     files = start_checkpoints(checkpoint, resume)
     run = _Run(problem, solver, tol, delta, rule, form)
     if earlier is None:
@@ -189,7 +192,8 @@ def minimize(
     known = plan.get("steps", first if run.ended else first + STEPS)
     last = max(known, first) if steps is None else first + steps
     run.plan = {**plan, "steps": last, "evaluate_every": evaluate_every, "tol": tol, "delta": delta}
-    run.keep(files)
+    logs = {**plan.get("logs", {}), **named_logs(observers)}
+    run.keep(files, logs)
     with _progress_bar(progress, last - first, first) as show:
         try:
             return run.loop([*callbacks, show])
@@ -220,6 +224,7 @@ class _Run:
         self.best: tuple[float, Vector, Vector] | None = None
         self.sampled: tuple[Vector, Vector] | None = None
         self.state: Any = None
+        self.first = 0  # the step of the state that this call was given
         self.ended: Status | None = None  # what an evaluation decided, in this call or before
         self.message = ""
 
@@ -251,9 +256,10 @@ class _Run:
         self.state = earlier
         self._check_same_problem()
 
-    def keep(self, files: CheckpointFiles | None) -> None:
-        """Write checkpoints to these files."""
+    def keep(self, files: CheckpointFiles | None, logs: dict[str, str]) -> None:
+        """Write checkpoints to these files, and the names of the logs into them."""
         if files is not None:
+            self.plan = {**self.plan, "logs": logs} if logs else self.plan
             about = {**self.plan.get("about", {}), **files.settings.about}
             self.files, self.plan = files, {**self.plan, "checkpoint_every": files.settings.every, "about": about}
             files.step = self.state.step if files.resumed else None
@@ -289,10 +295,10 @@ class _Run:
             self.best = (float(uncounted(self.problem).linearize(x, y).upper_value), x, y)
 
     def loop(self, callbacks: list[Callback]) -> Solution:
-        first, last = self.state.step, self.plan["steps"]
+        self.first, last = self.state.step, self.plan["steps"]
         status = Status.STEPS
         try:
-            if first == 0 and not self.history:
+            if self.first == 0 and not self.history:
                 self.history.append(self._record())
             _tell(callbacks, "begin", self.history)
             if self.files is not None and self.files.step is None:
@@ -312,7 +318,7 @@ class _Run:
         except NotFinite:  # a set was handed such a point within a step or an evaluation
             status = Status.DIVERGED
         except (NotConverged, EmptySet) as error:  # a projection, or a set that x moved until nothing was left of it
-            if self.state.step == first:
+            if self.state.step == self.first:
                 raise  # nothing is lost
             status, self.message = Status.FAILED, str(error)
         except KeyboardInterrupt:
@@ -345,9 +351,11 @@ class _Run:
 
     def _rescue(self, error: BaseException) -> None:
         """Write the last complete step before an error of others ends the run, and say where it is."""
-        if self.files is not None:
+        if self.files is None or (self.files.step is None and self.state.step == self.first):
+            return  # nothing was written, and nothing is lost
+        if self.files.step != self.state.step:
             self.files.write(self._snapshot(Status.FAILED))
-            error.add_note(str(self.files))
+        error.add_note(str(self.files))
 
     def _advance(self) -> bool:
         """Take one step; the old state and its counts are kept when the new one is not finite or does not come."""

@@ -14,7 +14,7 @@ import json
 import math
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -53,12 +53,15 @@ class _Lines(ABC):
         self._file: Any = None
         check_writable(self.path, overwrite=True)
 
+    def check(self, history: Sequence[Record]) -> None:
+        """Refuse a file that is there and not the log of this run."""
+        if self.path.exists() and not self.is_log_of(history):
+            raise FileExists(f"{self.path} exists and was left as it is: choose another name or delete it")
+
     def begin(self, history: Sequence[Record]) -> None:
         """Write the records so far; a file that is not the log of this run is left alone."""
-        start = "".join(self._head(record) + self._line(record) for record in history[:1])
-        if self.path.exists() and not (start and self._begins_with(start)):
-            raise FileExists(f"{self.path} exists and was left as it is: choose another name or delete it")
-        text = start + "".join(map(self._line, history[1:]))
+        self.check(history)
+        text = self._start(history) + "".join(map(self._line, history[1:]))
         write_atomically(
             self.path, lambda temporary: temporary.write_text(text, encoding="utf-8", newline=""), overwrite=True
         )
@@ -87,10 +90,16 @@ class _Lines(ABC):
             self._file.close()
             self._file = None
 
-    def _begins_with(self, start: str) -> bool:
+    def is_log_of(self, history: Sequence[Record]) -> bool:
         """Whether the file is the log of this run: the seconds of the first record tell runs apart."""
+        start = self._start(history)
+        if not start or not self.path.is_file():
+            return False
         with self.path.open(encoding="utf-8", errors="replace", newline="") as file:
             return file.read(len(start)) == start
+
+    def _start(self, history: Sequence[Record]) -> str:
+        return "".join(self._head(record) + self._line(record) for record in history[:1])
 
     def _head(self, record: Record) -> str:
         return ""
@@ -140,6 +149,10 @@ class JSONLines(_Lines):
         return json.dumps(values, allow_nan=False) + "\n"
 
 
+LOGS: dict[str, type[CSVFile | JSONLines]] = {"CSVFile": CSVFile, "JSONLines": JSONLines}
+"""The logs that `bilevel resume` can continue."""
+
+
 class TensorBoard:
     """Every record of a run as scalars for TensorBoard, which is an extra: pip install 'bilevel[tensorboard]'.
 
@@ -177,6 +190,36 @@ class TensorBoard:
         if self._writer is not None:
             self._writer.close()
             self._writer = None
+
+
+def check_logs(callbacks: Iterable[Any], history: Sequence[Record], others: Iterable[Path] = ()) -> None:
+    """Refuse, before anything is written, logs in files of other runs, in one another's and in `others`."""
+    taken = [path.resolve() for path in others]
+    for log in callbacks:
+        if isinstance(log, _Lines):
+            if log.path.resolve() in taken:
+                raise InvalidInput(f"{log.path} is named twice: each log and checkpoint needs a file of its own")
+            log.check(history)
+            taken.append(log.path.resolve())
+
+
+def named_logs(callbacks: Iterable[Any]) -> dict[str, str]:
+    """The files of the logs among the observers, each with its kind: what a checkpoint keeps of them."""
+    return {str(log.path): type(log).__name__ for log in callbacks if type(log) in LOGS.values()}
+
+
+def logs_of(names: Mapping[str, str], history: Sequence[Record]) -> Iterator[tuple[str, CSVFile | JSONLines | None]]:
+    """The logs that a checkpoint names, to be continued; None for a file that is not the log of this run.
+
+    A checkpoint may come from a stranger and name any file: one that does not begin with this run's own first record
+    is neither made nor changed.
+    """
+    for path, kind in names.items():
+        if "\0" in path or kind not in LOGS or not Path(path).is_file():
+            yield path, None
+        else:
+            log = LOGS[kind](path)
+            yield path, log if log.is_log_of(history) else None
 
 
 def flat(record: Record) -> dict[str, Any]:
