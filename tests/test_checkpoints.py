@@ -347,6 +347,9 @@ def test_a_full_disk_after_resuming_names_the_old_file(path):
 def test_settings_of_checkpoints():
     with pytest.raises(bilevel.InvalidInput, match="is a folder"):
         load_checkpoint(Path())
+    for name in ("a\0b", 300 * "a", f"{250 * 'a'}.safetensors"):
+        with pytest.raises(bilevel.InvalidInput, match="cannot be the name of a file"):
+            bilevel.Checkpoint(name)
     with pytest.raises(bilevel.InvalidInput, match="every must be an integer of at least 1, got 0"):
         bilevel.Checkpoint("a", every=0)
     with pytest.raises(bilevel.InvalidType, match="about holds texts and numbers by name, got 'f': "):

@@ -9,6 +9,7 @@ from it with the same bits as a run that never stopped.
 
 from __future__ import annotations
 
+import os
 import shlex
 import warnings
 from collections.abc import Callable, Mapping
@@ -19,7 +20,16 @@ from typing import Any, TypeVar
 
 from .checks import check_count
 from .errors import InvalidInput, InvalidType
-from .files import Damaged, FileExists, FileMissing, NotWritten, check_writable, is_intact, remove_temporaries
+from .files import (
+    Damaged,
+    FileExists,
+    FileMissing,
+    NotWritten,
+    check_name,
+    check_writable,
+    is_intact,
+    remove_temporaries,
+)
 from .solution import Solution
 from .storage import load_solution, save_solution
 
@@ -57,6 +67,8 @@ class Checkpoint:
     def __post_init__(self) -> None:
         if not isinstance(self.path, str | Path) or not str(self.path):
             raise InvalidType(f"checkpoint must be a path such as 'run.safetensors', got {self.path!r}")
+        for path in self.files:
+            check_name(path)
         if self.every is not None:
             check_count("every", self.every)
         facts = self.about.items() if isinstance(self.about, Mapping) else [("about", self.about)]
@@ -86,7 +98,7 @@ def previous_of(path: Path) -> Path:
     """The file that keeps the checkpoint before the one in `path`."""
     if not path.name:
         raise InvalidInput(f"{path} is a folder: name a file in it, for example {path / 'run.safetensors'}")
-    path = path.resolve() if path.is_symlink() else path
+    path = path.resolve() if os.path.islink(path) else path  # unlike Path's own, without errors
     return path.with_name(f"{path.stem}.previous{path.suffix}")
 
 

@@ -296,8 +296,19 @@ def _give_second_name(target: Path, second: Path) -> None:
             os.fsync(file.fileno())
 
 
+def check_name(path: Path) -> None:
+    """Refuse what the system takes for no name: too long, a zero byte in it, below something that is no folder."""
+    try:
+        path.resolve().stat()
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError) as error:
+        raise InvalidInput(f"{str(path)!r} cannot be the name of a file ({error}): choose another") from None
+
+
 def check_writable(path: Path, *, overwrite: bool = False) -> None:
     """Refuse, before any work is done, a path that could not be written at its end."""
+    check_name(path)
     if path.is_dir():
         raise InvalidInput(f"{path} is a folder: name a file in it, for example {path / 'solution.safetensors'}")
     if not path.resolve().parent.is_dir():

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 
 from .checkpoints import Checkpoint, CheckpointFiles, load_checkpoint, start_checkpoints
-from .checks import check_fits, check_positive, check_start
+from .checks import check_fits, check_positive, check_problem, check_set_only, check_solver_object, check_start
 from .diagnostics import certificate
 from .errors import BilevelError, EmptySet, Incompatible, InvalidInput, InvalidType, NotConverged, NotFinite
 from .fixed_form import FixedForm, fixed_form
@@ -63,6 +63,8 @@ def iterate(
     >>> bool((state.x - 1).abs().max() < 0.05)
     True
     """
+    check_problem(problem)
+    check_solver_object(solver)
     solver = DMLCBO() if solver is None else solver
     x, y = check_start(problem, x0, y0)
     form = _fixed_form(problem, solver, x, y)
@@ -502,10 +504,8 @@ def stationarity_of(problem: Problem, x: Vector, h: Vector) -> float:
 
 
 def _check_settings(problem: Any, solver: Any, steps: Any, evaluate_every: Any, tol: Any, output: Any) -> None:
-    if not isinstance(problem, Problem):
-        raise InvalidType(f"problem must be a bilevel.Problem, got {type(problem).__name__}")
-    if isinstance(solver, type) or not (solver is None or (hasattr(solver, "init") and hasattr(solver, "step"))):
-        raise InvalidType(f"solver must be an object such as bilevel.DMLCBO(), got {solver!r}")
+    check_problem(problem)
+    check_solver_object(solver)
     for name, value in (("steps", steps), ("evaluate_every", evaluate_every)):
         if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
             raise InvalidInput(f"{name} must be an integer of at least 1, got {value!r}")
@@ -520,10 +520,8 @@ def _check_delta(problem: Problem, delta: Any, tol: Any) -> None:
         return
     if tol is None:
         raise InvalidInput(f"delta={delta!r} goes with tol: the run stops when the certificate's eps is within tol")
-    if isinstance(delta, bool) or not isinstance(delta, int | float) or not 0 < delta < math.inf:
-        raise InvalidInput(f"delta must be a positive number, got {delta!r}")
-    if problem.inequality is not None:
-        raise Incompatible("delta needs the Jacobian of a projection: not with function constraints (inequality=h)")
+    check_positive("delta", delta)
+    check_set_only("delta", problem)
 
 
 def _checked_callbacks(callbacks: Any) -> list[Callback]:

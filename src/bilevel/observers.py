@@ -19,8 +19,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from .errors import InvalidInput, MissingExtra
-from .files import FileExists, check_writable, write_atomically
+from .errors import InvalidInput, InvalidType, MissingExtra
+from .files import FileExists, NotWritten, check_name, check_writable, write_atomically
 from .solution import Record
 
 
@@ -49,7 +49,7 @@ class _Lines(ABC):
     """One line per record in a text file."""
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
+        self.path = _checked_path("path", path)
         self._file: Any = None
         check_writable(self.path, overwrite=True)
 
@@ -167,15 +167,19 @@ class TensorBoard:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
             raise MissingExtra("TensorBoard", "tensorboard") from None
-        self.folder, self._make = Path(folder), SummaryWriter
+        self.folder, self._make = _checked_path("folder", folder), SummaryWriter
         self._writer: Any = None
+        check_name(self.folder)
         if self.folder.exists() and not self.folder.is_dir():
             raise InvalidInput(f"{self.folder} is a file: TensorBoard writes to a folder")
 
     def begin(self, history: Sequence[Record]) -> None:
         """Open the event file."""
         resumed = len(history) > 1
-        self._writer = self._make(str(self.folder), purge_step=history[-1].step + 1 if resumed else None)
+        try:
+            self._writer = self._make(str(self.folder), purge_step=history[-1].step + 1 if resumed else None)
+        except OSError as error:
+            raise NotWritten(f"the folder {self.folder} could not be made ({error.strerror or error})") from error
         if history and not resumed:
             self(history[0], None)
 
@@ -227,6 +231,12 @@ def flat(record: Record) -> dict[str, Any]:
     values = asdict(record)
     values.update(values.pop("costs"))
     return values
+
+
+def _checked_path(name: str, value: Any) -> Path:
+    if not isinstance(value, str | Path) or not str(value):
+        raise InvalidType(f"{name} must be a path such as 'run.csv', got {value!r}")
+    return Path(value)
 
 
 def _csv_line(values: Any) -> str:

@@ -93,7 +93,7 @@ class Space:
     def unravel(self, flat: Tensor, template: Vector) -> Vector:
         """The inverse of `ravel`; leading dimensions of `flat` are kept in front of each entry."""
         parts = flat.split([u.numel() for u in leaves(template)], dim=-1)
-        shaped = [part.reshape(*flat.shape[:-1], *u.shape) for part, u in zip(parts, leaves(template), strict=True)]
+        shaped = [part.reshape((*flat.shape[:-1], *u.shape)) for part, u in zip(parts, leaves(template), strict=True)]
         return like(template, shaped)
 
     def random_like(self, a: Vector, generator: torch.Generator, count: int | None = None) -> Vector:

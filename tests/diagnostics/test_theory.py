@@ -250,7 +250,7 @@ def test_estimated_constants_are_those_of_the_matrices():
         (lambda: Theory(constants=UNIT, delta=0.0), "delta must be a positive number, got 0.0"),
         (lambda: Theory(constants=UNIT, delta=1.0, eta=1.5), "outside"),
         (lambda: Theory(constants=UNIT, delta=1.0, exponent=3.0), "exponent"),
-        (lambda: Theory(constants=UNIT, delta=1.0).steps_for(0.0, gap=1.0), "eps must be positive"),
+        (lambda: Theory(constants=UNIT, delta=1.0).steps_for(0.0, gap=1.0), "eps must be a positive"),
     ],
 )
 def test_bad_constants_are_refused(make, message):

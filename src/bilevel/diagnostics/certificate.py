@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..checks import check_lower_start, check_vector
-from ..errors import Incompatible, InvalidInput
+from ..checks import check_calls, check_count, check_lower_start, check_positive, check_set_only, check_vector
 from ..problem import Problem
 from ..randomness import Seeds
 from ..spaces import Vector, tree_map
@@ -127,14 +124,23 @@ def certificate(
     >>> found.gradient_norm, round(found.eps, 6)
     (1.0, 0.0)
     """
-    _check_settings(problem, delta, samples, eta)
+    check_set_only("certificate", problem)
+    check_positive("delta", delta)
+    check_count("samples", samples, least=2 * BATCHES)
+    if eta is not None:
+        check_positive("eta", eta, " or None for 1/L")
+    if goldstein_radius is not None:
+        check_positive("goldstein_radius", goldstein_radius, " or None")
+    seeds = Seeds.of(seed)
     x = tree_map(Tensor.detach, check_vector("x", x))
-    probe = Probe(problem, x, check_lower_start(problem, problem.constraint_at(x), y))
+    start = check_lower_start(problem, problem.constraint_at(x), y)
+    check_calls(problem, x, start)
+    probe = Probe(problem, x, start)
     solved = probe.solve(probe.x, probe.y)
     point = SPACE.ravel(solved.y)
     lin = probe.linearize(probe.x, point)
     facts, _, z = face_facts(probe, probe.x, point, 1.0 / eta if eta else curvature(lin).largest)
-    drawn = draws(probe, z, delta, samples, Seeds.of(seed))
+    drawn = draws(probe, z, delta, samples, seeds)
     hull, batches = distinct_faces(probe, lin, drawn, facts.eta)
     minima = sorted(hull.restricted(members).smallest()[0] for members in batches)
     eps = min(hull.smallest()[0], minima[0])
@@ -166,17 +172,3 @@ def _contraction(hull: JacobianHull) -> float:
         return 0.0
     step = torch.eye(len(hull.hessian), dtype=hull.hessian.dtype) - hull.eta * hull.hessian
     return float(torch.linalg.eigvals(step @ hull.faces[0]).abs().max())
-
-
-def _check_settings(problem: Problem, delta: Any, samples: Any, eta: Any) -> None:
-    if problem.inequality is not None:
-        raise Incompatible(
-            "certificate cannot use function constraints (inequality=h): it needs the Jacobian of a projection. "
-            "Write h as a set of bilevel.sets"
-        )
-    if isinstance(delta, bool) or not isinstance(delta, int | float) or not 0 < delta < math.inf:
-        raise InvalidInput(f"delta must be a positive number, got {delta!r}")
-    if isinstance(samples, bool) or not isinstance(samples, int) or samples < 2 * BATCHES:
-        raise InvalidInput(f"samples must be an integer of at least {2 * BATCHES}, got {samples!r}")
-    if eta is not None and (isinstance(eta, bool) or not isinstance(eta, int | float) or not 0 < eta < math.inf):
-        raise InvalidInput(f"eta must be a positive number or None for 1/L, got {eta!r}")

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..checks import check_lower_start, check_vector
-from ..errors import Incompatible, InvalidInput
+from ..checks import check_calls, check_count, check_lower_start, check_positive, check_set_only, check_vector
 from ..hypergradients import LinearSolve
 from ..problem import Problem
 from ..randomness import Noise, Seeds
@@ -68,16 +66,15 @@ def goldstein_measure(
     >>> round(goldstein_measure(problem, torch.zeros(1).double(), 1e-3).value, 6)
     0.0
     """
-    if problem.inequality is not None:
-        raise Incompatible("goldstein_measure cannot use function constraints (inequality=h): write h as a set")
-    if isinstance(radius, bool) or not isinstance(radius, int | float) or not 0 < radius < math.inf:
-        raise InvalidInput(f"radius must be a positive number, got {radius!r}")
-    if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
-        raise InvalidInput(f"samples must be an integer of at least 1, got {samples!r}")
-    x = tree_map(Tensor.detach, check_vector("x", x))
-    probe = Probe(problem, x, check_lower_start(problem, problem.constraint_at(x), y))
-    start = SPACE.ravel(probe.solve(probe.x, probe.y).y)
+    check_set_only("goldstein_measure", problem)
+    check_positive("radius", radius)
+    check_count("samples", samples)
     noise = Noise(Seeds.of(seed))
+    x = tree_map(Tensor.detach, check_vector("x", x))
+    first = check_lower_start(problem, problem.constraint_at(x), y)
+    check_calls(problem, x, first)
+    probe = Probe(problem, x, first)
+    start = SPACE.ravel(probe.solve(probe.x, probe.y).y)
     gradients = []  # not that at x, which may be a kink: there h need not lie in Clarke's gradient (erratum 11)
     for k in range(samples):
         draw: Any = SPACE.ball(probe.as_x(probe.x), noise.generator("smoothing", k))

@@ -191,6 +191,8 @@ class DMLCBO:
         >>> solver.hypergradient.terms, f"{steps:.0e}"
         (124, '7e+26')
         """
+        if not isinstance(theory, Theory):
+            raise InvalidType(f"theory must be bilevel.Theory(...), got {theory!r}")
         steps = theory.steps_for(eps, gap=gap, lower_error=lower_error)
         solver = cls(
             upper_step=theory.upper_step,
