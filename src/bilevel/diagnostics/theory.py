@@ -251,6 +251,7 @@ class Theory:
 
         G = (Phi_1 - Phi*)/gamma + 17/(4 K^2) sum eta_k + 6/(gamma c_1 K^2) sum 1/eta_k
         + c_1^2 t^2 sigma^2 ln((m + K)/m)/gamma. As in the paper, the smoothed hypergradient is taken for a gradient.
+        sigma^2 is the noise of smoothing and truncation alone: for problems with `sampler=None`.
 
         Parameters
         ----------

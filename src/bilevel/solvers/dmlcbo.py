@@ -172,7 +172,8 @@ class DMLCBO:
         """The settings of the theorem at its largest steps, and how many steps its bound needs for |h| <= eps.
 
         The factors are fixed (c_l = c_u = 1), and the series has perturbed draws; see `bilevel.Theory` for the
-        corrections. The bound is far from sharp: expect a number of steps that nobody can take.
+        corrections. The bound is far from sharp: expect a number of steps that nobody can take. It counts no noise of
+        batches: for problems with `sampler=None`.
 
         Parameters
         ----------
