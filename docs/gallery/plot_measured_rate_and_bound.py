@@ -12,8 +12,8 @@ happens? A problem in one dimension, with a kink at its minimum, where everythin
     \qquad f = 10\, y - \tfrac1{10} x + \tfrac12 x^2,
     \qquad y^*(x) = \operatorname*{argmin}_{y \ge 0} \tfrac12 (y - \tfrac{x}{50})^2 = \max(\tfrac{x}{50}, 0) .
 
-The lower level follows x slowly. That suits the theorem, whose upper step shrinks with the square of :math:`C_{gxy}/\mu`:
-with :math:`y^* = \max(x, 0)` it is so small that x would not move in a million steps.
+The lower level follows x slowly. That suits the theorem, whose upper step shrinks with the square of
+:math:`C_{gxy}/\mu`: with :math:`y^* = \max(x, 0)` x would hardly move.
 """
 
 import math
@@ -32,7 +32,7 @@ start, solved = torch.tensor([10.0]).double(), torch.tensor([0.2]).double()
 
 # %%
 # The constants of this problem can be read off; ``bilevel.estimate_constants(problem, x)`` looks for them otherwise.
-# On the way from 10 to 0 the gap is :math:`F(10) - F(0) = 51`. There is no sampler: the bound counts no noise of batches.
+# On the way from 10 to 0 the gap is :math:`F(10) - F(0) = 51`. There is no sampler, and no noise of batches.
 DELTA, GAP = 0.2, 51.0
 constants = bilevel.Constants(mu=1, smoothness=1, cross=0.02, upper_slope=10, upper_smoothness=1, dimension=1)
 theory = bilevel.Theory(constants=constants, delta=DELTA, exponent=0.0)
@@ -57,7 +57,7 @@ def running_mean(solver, count):
             return means
 
 
-COUNT = 6000
+COUNT = 3000
 cheaper = bilevel.Neumann(terms=theory.terms(COUNT), eta=theory.step, smoothing=bilevel.Perturbed(radius=DELTA))
 by_theory = bilevel.DMLCBO(
     upper_step=solver.upper_step, lower_step=solver.lower_step, hypergradient=cheaper, delay=solver.delay,

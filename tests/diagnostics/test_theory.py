@@ -240,8 +240,8 @@ def test_every_term_of_the_bound_by_hand():
 def test_the_bound_holds_in_a_run_and_is_near():
     """F = x^2/2 + x/500 from x = 10: with the theorem's own settings x moves, and the bound is within a factor of 5.2.
 
-    F loses gamma eta_k h^2 a step and at most the gap, so |h| is at most sqrt(gap sqrt(m + K)/(gamma K)) on average, and
-    not much less while x is on its way. The bound has 12 times that under the root.
+    F loses gamma eta_k h^2 a step and at most the gap, so |h| is at most sqrt(gap sqrt(m + K)/(gamma K)) on average,
+    and not much less while x is on its way. The bound has 12 times that under the root.
     """
     problem = Problem(lambda x, y: (x.square() / 2 + y / 10).sum(), lambda x, y: (y - x / 50).square().sum() / 2)
     constants = Constants(mu=1, smoothness=1, cross=0.02, upper_slope=0.1, upper_smoothness=1, dimension=1)
