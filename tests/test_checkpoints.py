@@ -387,6 +387,21 @@ def test_what_is_not_finite_leaves_the_last_finite_state(path, value):
     assert saved.stats["steps"] > 2
 
 
+def test_an_error_right_after_resuming_from_the_older_file_leaves_a_good_one_under_the_name(path):
+    bilevel.minimize(problem(), START, steps=20, evaluate_every=10, checkpoint=path)
+    path.write_bytes(path.read_bytes()[:-1])
+
+    class Unable(bilevel.DMLCBO):
+        def step(self, *arguments):
+            raise MemoryError
+
+    Unable.__name__ = "DMLCBO"
+    with pytest.warns(bilevel.CheckpointWarning), pytest.raises(MemoryError) as caught:
+        bilevel.minimize(problem(), resume=path, checkpoint=path, solver=Unable())
+    assert caught.value.__notes__[0].startswith("Step 10 is in run.safetensors")
+    assert bilevel.Solution.load(path).stats["steps"] == 10
+
+
 def test_an_error_of_the_users_function_keeps_the_run(path):
     calls = []
 

@@ -151,6 +151,10 @@ class CheckpointFiles:
             remove_temporaries(old)
         self._newest_is_good = same and is_intact(self.path)
 
+    def holds(self, step: int) -> bool:
+        """Whether the newest file is intact and of this step."""
+        return self._newest_is_good and self.step == step
+
     def write(self, solution: Solution) -> bool:
         """Make `solution` the newest checkpoint; see `write_by`."""
         return self.write_by(partial(save_solution, solution), solution.state.step)

@@ -338,7 +338,7 @@ class _Run:
 
     def _evaluation_was_cut_short(self) -> bool:
         """The run that is resumed was stopped between a step and the evaluation that follows it."""
-        due = self._due(self.plan["evaluate_every"])
+        due = self.ended is None and self._due(self.plan["evaluate_every"])
         return due and bool(self.history) and self.history[-1].step < self.state.step
 
     def _end(self, status: Status) -> Solution:
@@ -355,7 +355,7 @@ class _Run:
         """Write the last complete step before an error of others ends the run, and say where it is."""
         if self.files is None or (self.files.step is None and self.state.step == self.first):
             return  # nothing was written, and nothing is lost
-        if self.files.step != self.state.step:
+        if not self.files.holds(self.state.step):
             self.files.write(self._snapshot(Status.FAILED))
         error.add_note(str(self.files))
 

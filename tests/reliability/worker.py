@@ -1,6 +1,6 @@
 """Runs that are killed: reads lines SECONDS PATH, and for each starts a run that it kills then.
 
-Every run is a process of its own, forked from this one, which has imported everything but done nothing yet. 0 seconds
+Every run is a process of its own, forked from this one, which has imported everything that a run needs. 0 seconds
 mean that it may live. When the run has ended, one way or the other, the seconds it lasted are printed. All seconds are
 those of the processor: on a busy machine the clock says little about how far a run is.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -75,8 +76,15 @@ def lasted(child: int, delay: float) -> float:
     return usage.ru_utime + usage.ru_stime
 
 
+def import_everything() -> None:
+    """Much is imported when first used; in a run that is killed it would take most of the time."""
+    with tempfile.TemporaryDirectory() as folder:
+        run(str(Path(folder) / "run.safetensors"))
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    import_everything()
     for line in sys.stdin:
         delay, _, path = line.strip().partition(" ")
         child = os.fork()
