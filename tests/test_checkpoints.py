@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
+import re
 import resource
 import signal
 from pathlib import Path
@@ -123,6 +125,88 @@ def test_sets_with_an_iteration_inside_resume_with_the_same_bits(path, make):
     assert torch.equal(resumed.state.x, whole.state.x)
 
 
+# --- runs that have ended ---------------------------------------------------------------------------------------------
+
+ENDS = {
+    "STATIONARY": {"steps": 3000, "evaluate_every": 50, "tol": 1e-3},
+    "CERTIFIED": {"steps": 300, "evaluate_every": 20, "tol": 0.2, "delta": 1e-3},
+    "STOPPED": {"steps": 300, "evaluate_every": 10, "callbacks": [lambda record, state: record.step == 30]},
+    "SERIES_DIVERGES": {"steps": 40, "evaluate_every": 10, "tol": 10.0,
+                        "solver": bilevel.DMLCBO(hypergradient=bilevel.Neumann(terms=2, eta=1.5))},
+}  # fmt: skip
+
+
+def restarted(run):
+    """What the script of the docs passes on: no steps, no stopping rule."""
+    return {name: run[name] for name in ("solver", "callbacks") if name in run}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_a_run_that_has_ended_is_returned_as_it_is(path, end):
+    """Its stopping rule decided, and the script that is started again after every crash does not overrule it."""
+    run = ENDS[end]
+    ended = bilevel.minimize(problem(), START, checkpoint=path, **run)
+    assert ended.status.name == end
+    assert ended.state.step < run["steps"]
+    again = bilevel.minimize(problem(), resume=path, checkpoint=path, **restarted(run))
+    for found in (again, bilevel.Solution.load(path)):
+        assert (found.status, found.stats, found.plan) == (ended.status, ended.stats, ended.plan)
+        assert torch.equal(found.x, ended.x)
+        assert found.rows() == ended.rows()
+
+
+def test_a_run_that_has_ended_goes_on_when_asked(path):
+    run = ENDS["STATIONARY"]
+    ended = bilevel.minimize(problem(), START, checkpoint=path, **run)
+    assert bilevel.minimize(problem(), resume=path, steps=7).state.step == ended.state.step + 7
+    tighter = bilevel.minimize(problem(), resume=path, tol=1e-5)
+    assert tighter.status is bilevel.Status.STATIONARY
+    assert torch.equal(tighter.x, bilevel.minimize(problem(), START, **{**run, "tol": 1e-5}).x)
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("output", ["last", "best"])
+def test_ctrl_c_at_the_evaluation_that_ends_a_run(path, end, output):
+    """In a callback, after the record was made: it is judged when the run is resumed."""
+    run = {**ENDS[end], "output": output}
+    whole = bilevel.minimize(problem(), START, **run)
+    callbacks = [at_step(whole.state.step, interrupt), *run.get("callbacks", ())]
+    stopped = bilevel.minimize(problem(), START, checkpoint=path, **{**run, "callbacks": callbacks})
+    assert (stopped.status, stopped.state.step) == (bilevel.Status.INTERRUPTED, whole.state.step)
+    resumed = bilevel.minimize(problem(), resume=path, checkpoint=path, **restarted(run))
+    assert (resumed.status, resumed.state.step) == (whole.status, whole.state.step)
+    assert torch.equal(resumed.x, whole.x)
+    assert {**resumed.stats, "seconds": 0} == {**whole.stats, "seconds": 0}
+
+
+@pytest.mark.parametrize("output", ["last", "sampled"])
+def test_the_counts_after_ctrl_c_within_a_step(path, output):
+    """Half a step leaves nothing behind: neither x and y nor the counts know of it."""
+    calls, stop_at = [], [0]
+
+    def upper(x, y):
+        calls.append(1)
+        if len(calls) == stop_at[0]:
+            raise KeyboardInterrupt
+        return (y - 1).square().sum()
+
+    run = {"steps": 12, "evaluate_every": 6, "output": output}
+    whole = bilevel.minimize(problem(upper=upper), START, **run)
+    total, interrupted = len(calls), 0
+    for stop_at[0] in range(4, total):
+        calls.clear()
+        with contextlib.suppress(KeyboardInterrupt):  # before the first step
+            stopped = bilevel.minimize(problem(upper=upper), START, checkpoint=path, **run)
+            interrupted += stopped.state.step not in (0, 6, 12)
+            calls[:] = [1] * total
+            resumed = bilevel.minimize(problem(upper=upper), resume=path)
+            assert {**resumed.stats, "seconds": 0} == {**whole.stats, "seconds": 0}
+            assert torch.equal(resumed.x, whole.x)
+        for file in (path, previous_of(path)):
+            file.unlink(missing_ok=True)
+    assert interrupted > 5
+
+
 # --- files in the way -------------------------------------------------------------------------------------------------
 
 
@@ -137,6 +221,89 @@ def test_files_of_other_runs_are_left_alone(path):
     with pytest.raises(bilevel.InvalidInput, match=r"run.previous.safetensors exists"):
         bilevel.minimize(problem(), START, steps=5, checkpoint=path)
     assert previous_of(path).read_bytes() == content
+
+
+def test_a_run_that_is_refused_leaves_the_temporary_of_the_running_one(path):
+    bilevel.minimize(problem(), START, steps=5, checkpoint=path)
+    temporary = Path(".run.safetensors.0123456789abcdef.tmp")
+    temporary.write_text("half a checkpoint")
+    with pytest.raises(FileExistsError):
+        bilevel.minimize(problem(), START, steps=5, checkpoint=path)
+    assert temporary.read_text() == "half a checkpoint"
+    bilevel.minimize(problem(), resume=path, checkpoint=path)
+    assert not temporary.exists()
+
+
+def test_a_run_that_is_refused_leaves_nothing_behind(path):
+    """Neither a checkpoint nor another log stands in the way of the corrected call."""
+    Path("old.csv").write_text("precious")
+
+    def run(log, other="new.jsonl"):
+        callbacks = [bilevel.JSONLines(other), bilevel.CSVFile(log)]
+        return bilevel.minimize(problem(), START, steps=5, checkpoint=path, callbacks=callbacks)
+
+    with pytest.raises(FileExistsError, match=r"old.csv exists and was left as it is"):
+        run("old.csv")
+    for log, other in (("same", "same"), ("run.safetensors", "a.jsonl"), ("b.csv", "run.previous.safetensors")):
+        with pytest.raises(bilevel.InvalidInput, match="is named twice: each log and checkpoint needs"):
+            run(log, other)
+    assert os.listdir() == ["old.csv"]
+    run("new.csv")
+    assert sorted(os.listdir()) == [
+        "new.csv", "new.jsonl", "old.csv", "run.previous.safetensors", "run.safetensors"
+    ]  # fmt: skip
+
+
+def test_an_observer_that_fails_to_begin_leaves_no_checkpoint(path):
+    class Unable:
+        def begin(self, history):
+            raise OSError("no such device")
+
+        def __call__(self, record, state): ...
+
+    with pytest.raises(OSError, match="no such device") as caught:
+        bilevel.minimize(problem(), START, steps=5, checkpoint=path, callbacks=[Unable()])
+    assert not hasattr(caught.value, "__notes__")
+    assert os.listdir() == []
+
+
+@pytest.mark.parametrize("links", [True, False], ids=["links", "no links"])
+@pytest.mark.parametrize("act", [1, 2, 3])
+def test_the_two_checkpoints_never_share_their_bytes(path, act, links, monkeypatch):
+    """The program ends between any two acts of the rotation: a byte that flips later damages one file, not both."""
+    if not links:
+        monkeypatch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(PermissionError(1, "not permitted")))
+    bilevel.minimize(problem(), START, steps=30, evaluate_every=10, checkpoint=path)
+
+    class Killed(BaseException):
+        pass
+
+    done, originals = [], {name: getattr(os, name) for name in ("link", "replace")}
+
+    def watched(name):
+        def act_of(*arguments):
+            if len(done) == act:
+                raise Killed
+            done.append(name)
+            return originals[name](*arguments)
+
+        return act_of
+
+    with monkeypatch.context() as patch:
+        for name in originals:
+            patch.setattr(os, name, watched(name))
+        patch.setattr(Path, "unlink", lambda *_, **__: None)
+        with contextlib.suppress(Killed):
+            bilevel.minimize(problem(), resume=path, checkpoint=path, steps=10)
+    assert done
+    assert path.stat().st_ino != previous_of(path).stat().st_ino
+    with path.open("r+b") as file:
+        file.seek(900)
+        byte = file.read(1)
+        file.seek(900)
+        file.write(bytes([byte[0] ^ 1]))
+    with pytest.warns(bilevel.CheckpointWarning, match="damaged"):
+        assert load_checkpoint(path).stats["steps"] >= 20
 
 
 @pytest.mark.parametrize(
@@ -178,6 +345,11 @@ def test_a_full_disk_after_resuming_names_the_old_file(path):
 
 
 def test_settings_of_checkpoints():
+    with pytest.raises(bilevel.InvalidInput, match="is a folder"):
+        load_checkpoint(Path())
+    for name in ("a\0b", 300 * "a", f"{250 * 'a'}.safetensors"):
+        with pytest.raises(bilevel.InvalidInput, match="cannot be the name of a file"):
+            bilevel.Checkpoint(name)
     with pytest.raises(bilevel.InvalidInput, match="every must be an integer of at least 1, got 0"):
         bilevel.Checkpoint("a", every=0)
     with pytest.raises(bilevel.InvalidType, match="about holds texts and numbers by name, got 'f': "):
@@ -213,6 +385,21 @@ def test_what_is_not_finite_leaves_the_last_finite_state(path, value):
     assert torch.equal(saved.state.x, solution.state.x)
     assert bool(torch.isfinite(saved.x).all())
     assert saved.stats["steps"] > 2
+
+
+def test_an_error_right_after_resuming_from_the_older_file_leaves_a_good_one_under_the_name(path):
+    bilevel.minimize(problem(), START, steps=20, evaluate_every=10, checkpoint=path)
+    path.write_bytes(path.read_bytes()[:-1])
+
+    class Unable(bilevel.DMLCBO):
+        def step(self, *arguments):
+            raise MemoryError
+
+    Unable.__name__ = "DMLCBO"
+    with pytest.warns(bilevel.CheckpointWarning), pytest.raises(MemoryError) as caught:
+        bilevel.minimize(problem(), resume=path, checkpoint=path, solver=Unable())
+    assert caught.value.__notes__[0].startswith("Step 10 is in run.safetensors")
+    assert bilevel.Solution.load(path).stats["steps"] == 10
 
 
 def test_an_error_of_the_users_function_keeps_the_run(path):
@@ -360,8 +547,12 @@ def test_resume_a_run_of_your_own(study, path, capsys, name):
     assert "Solution(status=STEPS, steps=50" in shown.out
     assert "step 30/30" in shown.err
     assert torch.equal(bilevel.Solution.load(path).x, study.x)
-    assert cli.main(["resume", str(path), "--problem", f"study_of_a_user:{name}"]) == 2
-    assert "all 50 steps of this run are taken; --steps N takes more" in capsys.readouterr().err
+    for arguments in ([], ["--problem", f"study_of_a_user:{name}"]):  # nothing is left to do, and no problem is needed
+        content = path.read_bytes()
+        assert cli.main(["resume", str(path), *arguments]) == 0
+        shown = capsys.readouterr()
+        assert "run.safetensors: this run has ended at step 50, all steps were taken; --steps N takes more" in shown.out
+        assert (shown.err, path.read_bytes()) == ("", content)
     assert cli.main(["resume", str(path), "--problem", f"study_of_a_user:{name}", "--steps", "5"]) == 0
     assert bilevel.Solution.load(path).stats["steps"] == 55
 
@@ -380,6 +571,62 @@ def test_resume_a_run_of_your_own(study, path, capsys, name):
 def test_mistakes_in_resuming(study, arguments, message, capsys):
     assert cli.main(["resume", *arguments]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_resume_a_run_that_stopped_early_says_why(path, capsys):
+    bilevel.minimize(problem(), START, steps=900, checkpoint=path, callbacks=[lambda record, state: True])
+    assert cli.main(["resume", str(path)]) == 0
+    assert "ended at step 100, a callback asked to stop; --steps N" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kind", [bilevel.CSVFile, bilevel.JSONLines])
+def test_resume_continues_the_logs_of_the_run(study, path, kind, capsys):
+    """The file names its logs; the resumed log is that of an undisturbed run, but for the seconds."""
+    names: dict = {}
+    exec(STUDY, names)
+    run = {"solver": names["solver"], "steps": 50, "evaluate_every": 10}
+    bilevel.minimize(names["problem"], callbacks=[kind("whole.log")], **run)
+    callbacks = [kind("run.log"), at_step(30, interrupt)]
+    bilevel.minimize(names["problem"], checkpoint="logged.safetensors", callbacks=callbacks, **run)
+    assert cli.main(["resume", "logged.safetensors", "--problem", "study_of_a_user:problem"]) == 0
+    assert "run.log goes on" in capsys.readouterr().err
+
+    def lines(name):
+        return [re.sub(r"(^\d+,|\"seconds\": )[\d.e-]+", r"\1", line) for line in Path(name).read_text().splitlines()]
+
+    assert lines("run.log") == lines("whole.log")
+
+
+@pytest.mark.parametrize("there", ["gone", "another's", "a folder"])
+def test_resume_leaves_files_alone_that_are_not_its_logs(study, path, there, capsys):
+    """The checkpoint of a stranger may name any file."""
+    names: dict = {}
+    exec(STUDY, names)
+    callbacks = [bilevel.CSVFile("precious.txt"), at_step(30, interrupt)]
+    run = {"solver": names["solver"], "steps": 50, "evaluate_every": 10}
+    bilevel.minimize(names["problem"], checkpoint="logged.safetensors", callbacks=callbacks, **run)
+    Path("precious.txt").unlink()
+    if there == "another's":
+        Path("precious.txt").write_text("step,seconds,upper\n0,0.1,3\n")
+    if there == "a folder":
+        Path("precious.txt").mkdir()
+    assert cli.main(["resume", "logged.safetensors", "--problem", "study_of_a_user:problem"]) == 0
+    assert "precious.txt is not there, or not a log of this run: it is left as it is" in capsys.readouterr().err
+    if there == "gone":
+        assert not Path("precious.txt").exists()
+    if there == "another's":
+        assert Path("precious.txt").read_text() == "step,seconds,upper\n0,0.1,3\n"
+
+
+def test_logs_in_a_file_that_are_none(study, path):
+    solution = load_checkpoint(path)
+    for logs, code in (
+        ({"a": "open"}, 0), ({"": "CSVFile"}, 0), ({"a\0b": "CSVFile"}, 0), (3, 2), ({"a": 3}, 2), (["a"], 2)
+    ):  # fmt: skip
+        solution.plan["logs"] = logs
+        solution.save(path, overwrite=True)
+        assert cli.main(["resume", str(path), "--problem", "study_of_a_user:problem", "--steps", "1"]) == code
+    assert set(os.listdir()) <= {"study_of_a_user.py", path.name, previous_of(path).name, "__pycache__"}
 
 
 def test_resume_with_a_damaged_checkpoint_says_so(study, path, capsys):

@@ -9,6 +9,7 @@ from it with the same bits as a run that never stopped.
 
 from __future__ import annotations
 
+import os
 import shlex
 import warnings
 from collections.abc import Callable, Mapping
@@ -19,7 +20,16 @@ from typing import Any, TypeVar
 
 from .checks import check_count
 from .errors import InvalidInput, InvalidType
-from .files import Damaged, FileExists, FileMissing, NotWritten, check_writable, is_intact, remove_temporaries
+from .files import (
+    Damaged,
+    FileExists,
+    FileMissing,
+    NotWritten,
+    check_name,
+    check_writable,
+    is_intact,
+    remove_temporaries,
+)
 from .solution import Solution
 from .storage import load_solution, save_solution
 
@@ -57,6 +67,8 @@ class Checkpoint:
     def __post_init__(self) -> None:
         if not isinstance(self.path, str | Path) or not str(self.path):
             raise InvalidType(f"checkpoint must be a path such as 'run.safetensors', got {self.path!r}")
+        for path in self.files:
+            check_name(path)
         if self.every is not None:
             check_count("every", self.every)
         facts = self.about.items() if isinstance(self.about, Mapping) else [("about", self.about)]
@@ -67,6 +79,8 @@ class Checkpoint:
     @classmethod
     def of(cls, checkpoint: str | Path | Checkpoint) -> Checkpoint:
         """A path, or the given settings."""
+        if not isinstance(checkpoint, str | Path | Checkpoint):
+            raise InvalidInput(f"checkpoint must be a path or bilevel.Checkpoint(...), got {checkpoint!r}")
         return checkpoint if isinstance(checkpoint, Checkpoint) else cls(checkpoint)
 
     @property
@@ -74,10 +88,17 @@ class Checkpoint:
         """The file that keeps the state before the newest."""
         return previous_of(Path(self.path))
 
+    @property
+    def files(self) -> tuple[Path, Path]:
+        """The newest, and the one before it."""
+        return Path(self.path), self.previous
+
 
 def previous_of(path: Path) -> Path:
     """The file that keeps the checkpoint before the one in `path`."""
-    path = path.resolve() if path.is_symlink() else path
+    if not path.name:
+        raise InvalidInput(f"{path} is a folder: name a file in it, for example {path / 'run.safetensors'}")
+    path = path.resolve() if os.path.islink(path) else path  # unlike Path's own, without errors
     return path.with_name(f"{path.stem}.previous{path.suffix}")
 
 
@@ -120,14 +141,19 @@ class CheckpointFiles:
         self.remedy = f"minimize(..., resume={str(self.path)!r}) or bilevel resume {shlex.quote(str(self.path))}"
         check_writable(self.path, overwrite=True)
         self.resumed = same = resumed is not None and resumed.resolve() == self.path.resolve()
-        for old in (self.path, settings.previous):
-            remove_temporaries(old)
+        for old in settings.files:
             if old.exists() and not same:
                 raise FileExists(
                     f"{old} exists and was left as it is: resume={str(self.path)!r} goes on from it; to start anew, "
                     "choose another name or delete it"
                 )
+        for old in settings.files:  # only now: they may be those of a running program, which this call leaves alone
+            remove_temporaries(old)
         self._newest_is_good = same and is_intact(self.path)
+
+    def holds(self, step: int) -> bool:
+        """Whether the newest file is intact and of this step."""
+        return self._newest_is_good and self.step == step
 
     def write(self, solution: Solution) -> bool:
         """Make `solution` the newest checkpoint; see `write_by`."""
@@ -161,6 +187,4 @@ def start_checkpoints(checkpoint: str | Path | Checkpoint | None, resume: object
     """The files of a run that is about to begin, or None when it keeps none."""
     if checkpoint is None:
         return None
-    if not isinstance(checkpoint, str | Path | Checkpoint):
-        raise InvalidInput(f"checkpoint must be a path or bilevel.Checkpoint(...), got {checkpoint!r}")
     return CheckpointFiles(Checkpoint.of(checkpoint), Path(resume) if isinstance(resume, str | Path) else None)

@@ -205,18 +205,77 @@ def _check_moving(problem: Problem, x: Vector) -> None:
         )
 
 
-def check_positive(name: str, value: Any) -> None:
-    """A positive, finite number."""
+def check_problem(problem: Any) -> None:
+    """A `Problem`."""
+    if not isinstance(problem, Problem):
+        raise InvalidType(f"problem must be a bilevel.Problem, got {type(problem).__name__}")
+
+
+def check_set_only(who: str, problem: Any) -> None:
+    """A `Problem` without function constraints: its lower level has a projection, and that a Jacobian."""
+    check_problem(problem)
+    if problem.inequality is not None:
+        raise Incompatible(
+            f"{who} cannot use function constraints (inequality=h): it needs the Jacobian of a projection. "
+            "Write h as a set of bilevel.sets"
+        )
+
+
+def check_solver_object(solver: Any) -> None:
+    """A solver, not its class; or None."""
+    if isinstance(solver, type) or not (solver is None or (hasattr(solver, "init") and hasattr(solver, "step"))):
+        raise InvalidType(f"solver must be an object such as bilevel.DMLCBO(), got {solver!r}")
+
+
+def check_method(method: Any) -> None:
+    """An estimator of hypergradients, not its class; or None."""
+    if isinstance(method, type) or not (method is None or hasattr(method, "estimate")):
+        raise InvalidType(f"method must be an object such as bilevel.LinearSolve(), got {method!r}")
+
+
+def check_calls(problem: Problem, x: Vector, y: Vector) -> None:
+    """f and g can be called at (x, y), whatever their values."""
+    lin = problem.linearize(x, y)
+    for name in ("upper", "lower"):
+        call_function(lin, name, "x, y")
+
+
+def check_same_shape(y: Vector, start: Vector) -> None:
+    """Two points of one space."""
+    if _describe(tree_map(Tensor.double, y)) != _describe(tree_map(Tensor.double, start)):
+        raise InvalidInput(f"y is {_describe(y)}, and y0 of the problem {_describe(start)}: give one of its shape")
+
+
+def check_fraction(name: str, value: Any) -> None:
+    """A number between 0 and 1."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1:
+        raise InvalidInput(f"{name} must lie between 0 and 1, got {value!r}")
+
+
+def check_non_negative(name: str, value: Any) -> None:
+    """A finite number of at least 0."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        raise InvalidInput(f"{name} must be a non-negative number, got {value!r}")
+    _check_integer_size(name, value)
+
+
+def check_positive(name: str, value: Any, otherwise: str = "") -> None:
+    """A positive, finite number; `otherwise` says what else may be given."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise InvalidInput(f"{name} must be a positive number, got {value!r}")
+        raise InvalidInput(f"{name} must be a positive number{otherwise}, got {value!r}")
+    _check_integer_size(name, value)
+
+
+def _check_integer_size(name: str, value: int | float) -> None:
     if isinstance(value, int) and value > 1 << 53:  # torch takes no larger integers beside tensors
-        raise InvalidInput(f"{name} = {value} is a very large integer: write it as {float(value):g}")
+        size = f"{float(value):g}" if value < 1 << 1000 else "1e300, at most"
+        raise InvalidInput(f"{name} = {str(value)[:40]} is a very large integer: write it as {size}")
 
 
-def check_count(name: str, value: Any) -> None:
-    """An integer of at least 1; one beyond a billion is a mistake, and would never be reached."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InvalidInput(f"{name} must be an integer of at least 1, got {value!r}")
+def check_count(name: str, value: Any, least: int = 1) -> None:
+    """An integer of at least 1 (or `least`); one beyond a billion is a mistake, and would never be reached."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise InvalidInput(f"{name} must be an integer of at least {least}, got {value!r}")
     if value > 1_000_000_000:
         raise InvalidInput(f"{name} must be at most a billion, got {value}")
 

@@ -396,7 +396,8 @@ def demo(
 def resume(file: Path, /, *, problem: str | None = None, solver: str | None = None, steps: int | None = None) -> int:
     """Go on with a run that was stopped, from its checkpoint, with the same bits as if it had never been stopped.
 
-    The file says how far the run is and was to go. A demo is known by its file. `bilevel clean` goes on by its own
+    The file says how far the run is and was to go, and which CSV and JSON logs it has: those that are there go on. Of a
+    run that has ended you are told so. A demo is known by its file. `bilevel clean` goes on by its own
     option --resume; for its file you are told the command. A run of your own needs its problem,
     which is code: name it with --problem. Nothing in the file itself is ever run, so that the file of a
     stranger can do no harm. New checkpoints replace the old one. A damaged file is noticed, and the one before it,

@@ -13,6 +13,7 @@ import json
 import os
 import re
 import secrets
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
@@ -240,6 +241,7 @@ def write_together(
         check_writable(path, overwrite=overwrite)
     targets = {path: path.resolve() for path in writers}  # a symbolic link stays one
     temporaries = {path: _temporary(target) for path, target in targets.items()}
+    seconds: dict[Path, Path] = {}  # of the files that are kept
     path = next(iter(writers), Path())
     try:
         for path, write in writers.items():
@@ -250,14 +252,20 @@ def write_together(
             with temporaries[path].open("r+b") as file:
                 os.fsync(file.fileno())
         for path, old in (previous or {}).items():
-            _keep(targets[path], old.resolve())
+            seconds[old.resolve()] = _temporary(old.resolve())
+            _give_second_name(targets[path], seconds[old.resolve()])
         _rename_all(temporaries, targets, overwrite)
+        # Only now, so that what was kept before is there until something newer has its place, and at no moment are the
+        # two names those of the same bytes. Should it fail, then an older one stays.
+        for old, second in seconds.items():
+            with contextlib.suppress(OSError):
+                os.replace(second, old)
     except BilevelError:
         raise
     except OSError as error:
         raise NotWritten(f"{path} could not be written ({error.strerror or error}), and nothing was changed") from error
     finally:
-        for temporary in temporaries.values():
+        for temporary in (*temporaries.values(), *seconds.values()):
             temporary.unlink(missing_ok=True)
     for folder in {target.parent for target in targets.values()}:
         _flush_folder(folder)
@@ -276,22 +284,31 @@ def remove_temporaries(path: Path) -> None:
             file.unlink(missing_ok=True)
 
 
-def _keep(target: Path, old: Path) -> None:
-    """Give what `target` is a second name, so that there is a complete file under one of them at every moment."""
-    second = _temporary(old)
+def _give_second_name(target: Path, second: Path) -> None:
+    """Let what `target` is outlive its replacement; there may be none."""
     try:
         os.link(target, second)
-        os.replace(second, old)
-    except FileNotFoundError:  # there was none
+    except FileNotFoundError:
         return
     except OSError:  # a file system without hard links
-        os.replace(target, old)
-    finally:
-        second.unlink(missing_ok=True)
+        shutil.copyfile(target, second)
+        with second.open("r+b") as file:
+            os.fsync(file.fileno())
+
+
+def check_name(path: Path) -> None:
+    """Refuse what the system takes for no name: too long, a zero byte in it, below something that is no folder."""
+    try:
+        path.resolve().stat()
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError) as error:
+        raise InvalidInput(f"{str(path)!r} cannot be the name of a file ({error}): choose another") from None
 
 
 def check_writable(path: Path, *, overwrite: bool = False) -> None:
     """Refuse, before any work is done, a path that could not be written at its end."""
+    check_name(path)
     if path.is_dir():
         raise InvalidInput(f"{path} is a folder: name a file in it, for example {path / 'solution.safetensors'}")
     if not path.resolve().parent.is_dir():

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .checks import call_function, check_feasible, check_lower_start, check_vector
+from .checks import call_function, check_feasible, check_lower_start, check_method, check_problem, check_vector
 from .errors import Incompatible, InvalidInput
 from .hypergradients import Estimator, Hypergradient, LinearSolve
 from .lower import solve_lower, uncounted, warn_if_unsolved
@@ -55,6 +55,7 @@ def hypergradient(
     tensor([2., 0.])
     """
     problem = _with_a_set_only(problem)
+    check_method(method)
     x = tree_map(Tensor.detach, check_vector("x", x))
     if y is None:
         solution = solve_lower(problem, x)
@@ -133,6 +134,7 @@ def argmin(
 
 def _with_a_set_only(problem: Problem) -> Problem:
     """The problem, uncounted; function constraints would be ignored by the linear system, so they are refused."""
+    check_problem(problem)
     if problem.inequality is not None:
         raise Incompatible(
             "hypergradient and argmin cannot use function constraints (inequality=h): they need the Jacobian of a "

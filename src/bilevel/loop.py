@@ -6,7 +6,7 @@ import copy
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal
@@ -14,12 +14,13 @@ from typing import Any, Literal
 import torch
 
 from .checkpoints import Checkpoint, CheckpointFiles, load_checkpoint, start_checkpoints
-from .checks import check_fits, check_positive, check_start
+from .checks import check_fits, check_positive, check_problem, check_set_only, check_solver_object, check_start
 from .diagnostics import certificate
 from .errors import BilevelError, EmptySet, Incompatible, InvalidInput, InvalidType, NotConverged, NotFinite
 from .fixed_form import FixedForm, fixed_form
 from .hypergradients import LinearSolve
 from .lower import lower_residual, solve_lower, uncounted
+from .observers import check_logs, named_logs
 from .problem import Problem
 from .randomness import Seeds
 from .solution import OUTPUTS, Record, Solution, Status
@@ -62,6 +63,8 @@ def iterate(
     >>> bool((state.x - 1).abs().max() < 0.05)
     True
     """
+    check_problem(problem)
+    check_solver_object(solver)
     solver = DMLCBO() if solver is None else solver
     x, y = check_start(problem, x0, y0)
     form = _fixed_form(problem, solver, x, y)
@@ -104,7 +107,7 @@ def minimize(
         Default `DMLCBO()`.
     steps
         How many steps to take, 10,000 by default. When resuming: how many more, by default those that are left; a run
-        that has taken them all is returned as it is.
+        that has ended (`Status.finished`) is returned as it is, unless steps, tol or delta ask for more.
     seed
         A number, or `Seeds(...)` to vary one source of randomness alone. The same seed gives the same bits on one
         thread of the same machine and torch build.
@@ -153,7 +156,7 @@ def minimize(
     rule = (earlier.output if isinstance(earlier, Solution) else "last") if output is None else output
     _check_settings(problem, solver, STEPS if steps is None else steps, evaluate_every, tol, rule)
     _check_delta(problem, delta, tol)
-    callbacks = _checked_callbacks(callbacks)
+    callbacks = observers = _checked_callbacks(callbacks)
     if not isinstance(earlier, Solution | State | None):
         raise InvalidType(
             f"resume must be a Solution, a solver's State or the path of a file, got {type(earlier).__name__}"
@@ -176,16 +179,23 @@ def minimize(
             callbacks = [_in_terms_of_y(callback, form) for callback in callbacks]
             if earlier is None:
                 x0, y0 = x, form.into(x, y)
+    places = () if checkpoint is None else Checkpoint.of(checkpoint).files
+    check_logs(observers, earlier.history if isinstance(earlier, Solution) else (), places)
     files = start_checkpoints(checkpoint, resume)
     run = _Run(problem, solver, tol, delta, rule, form)
     if earlier is None:
         run.start(x0, y0, Seeds.of(seed))
     else:
         run.resume(earlier)
+    asked = steps is not None or tol != plan.get("tol") or delta != plan.get("delta")
+    if isinstance(earlier, Solution) and earlier.status.finished and not asked:
+        run.ended = earlier.status
     first = run.state.step
-    last = max(plan["steps"], first) if steps is None and "steps" in plan else first + (steps or STEPS)
+    known = plan.get("steps", first if run.ended else first + STEPS)
+    last = max(known, first) if steps is None else first + steps
     run.plan = {**plan, "steps": last, "evaluate_every": evaluate_every, "tol": tol, "delta": delta}
-    run.keep(files)
+    logs = {**plan.get("logs", {}), **named_logs(observers)}
+    run.keep(files, logs)
     with _progress_bar(progress, last - first, first) as show:
         try:
             return run.loop([*callbacks, show])
@@ -216,6 +226,8 @@ class _Run:
         self.best: tuple[float, Vector, Vector] | None = None
         self.sampled: tuple[Vector, Vector] | None = None
         self.state: Any = None
+        self.first = 0  # the step of the state that this call was given
+        self.ended: Status | None = None  # what an evaluation decided, in this call or before
         self.message = ""
 
     def start(self, x0: Any, y0: Any, seeds: Seeds) -> None:
@@ -236,8 +248,7 @@ class _Run:
             self.history = list(earlier.history)
             self.seconds = float(earlier.stats.get("seconds", 0.0))
             self.series_diverged = int(earlier.stats.get("series_diverged", 0))
-            for name in self.problem.costs.as_dict():
-                setattr(self.problem.costs, name, int(earlier.stats.get(name, 0)))
+            self._set_counts(earlier.stats)
             self._carry_over(earlier)
             earlier = earlier.state
         elif self.output == "sampled":
@@ -247,9 +258,10 @@ class _Run:
         self.state = earlier
         self._check_same_problem()
 
-    def keep(self, files: CheckpointFiles | None) -> None:
-        """Write checkpoints to these files."""
+    def keep(self, files: CheckpointFiles | None, logs: dict[str, str]) -> None:
+        """Write checkpoints to these files, and the names of the logs into them."""
         if files is not None:
+            self.plan = {**self.plan, "logs": logs} if logs else self.plan
             about = {**self.plan.get("about", {}), **files.settings.about}
             self.files, self.plan = files, {**self.plan, "checkpoint_every": files.settings.every, "about": about}
             files.step = self.state.step if files.resumed else None
@@ -285,33 +297,34 @@ class _Run:
             self.best = (float(uncounted(self.problem).linearize(x, y).upper_value), x, y)
 
     def loop(self, callbacks: list[Callback]) -> Solution:
-        first, last = self.state.step, self.plan["steps"]
+        self.first, last = self.state.step, self.plan["steps"]
         status = Status.STEPS
         try:
-            if first == 0 and not self.history:
+            if self.first == 0 and not self.history:
                 self.history.append(self._record())
             _tell(callbacks, "begin", self.history)
             if self.files is not None and self.files.step is None:
                 self.files.write(self._snapshot(Status.RUNNING))  # what no file can hold is known before the first step
-            stop = self._evaluate(callbacks) if self._evaluation_was_cut_short() else None
-            while self.state.step < last and stop is None:
+            if self._evaluation_was_cut_short():
+                self._evaluate(callbacks)
+            while self.state.step < last and self.ended is None:
                 if not self._advance():
                     status = Status.DIVERGED
                     break
                 if self._due(self.plan["evaluate_every"]):
-                    stop = self._evaluate(callbacks)
-                going_on = stop is None and self.state.step < last
+                    self._evaluate(callbacks)
+                going_on = self.ended is None and self.state.step < last
                 if self.files is not None and going_on and self._due(self.files.settings.every):
                     self.files.write(self._snapshot(Status.RUNNING))
-            status = stop or status
+            status = self.ended or status
         except NotFinite:  # a set was handed such a point within a step or an evaluation
             status = Status.DIVERGED
         except (NotConverged, EmptySet) as error:  # a projection, or a set that x moved until nothing was left of it
-            if self.state.step == first:
+            if self.state.step == self.first:
                 raise  # nothing is lost
             status, self.message = Status.FAILED, str(error)
         except KeyboardInterrupt:
-            status = Status.INTERRUPTED
+            status = self.ended or Status.INTERRUPTED
         except BaseException as error:  # f, g or a callback failed, or memory ran out: not ours to judge
             self._rescue(error)
             raise
@@ -325,7 +338,7 @@ class _Run:
 
     def _evaluation_was_cut_short(self) -> bool:
         """The run that is resumed was stopped between a step and the evaluation that follows it."""
-        due = self._due(self.plan["evaluate_every"])
+        due = self.ended is None and self._due(self.plan["evaluate_every"])
         return due and bool(self.history) and self.history[-1].step < self.state.step
 
     def _end(self, status: Status) -> Solution:
@@ -340,35 +353,48 @@ class _Run:
 
     def _rescue(self, error: BaseException) -> None:
         """Write the last complete step before an error of others ends the run, and say where it is."""
-        if self.files is not None:
+        if self.files is None or (self.files.step is None and self.state.step == self.first):
+            return  # nothing was written, and nothing is lost
+        if not self.files.holds(self.state.step):
             self.files.write(self._snapshot(Status.FAILED))
-            error.add_note(str(self.files))
+        error.add_note(str(self.files))
 
     def _advance(self) -> bool:
-        """Take one step; keep the old state when the new one is not finite."""
-        began = time.perf_counter()
-        new = self.solver.step(self.problem, self.state)
-        self.seconds += time.perf_counter() - began
-        if not _finite(self.problem, new):
-            return False
-        if self.output == "sampled":
-            self._reservoir(new)
-        self.state = new
-        return True
+        """Take one step; the old state and its counts are kept when the new one is not finite or does not come."""
+        began, counts, complete = time.perf_counter(), self.problem.costs.as_dict(), False
+        try:
+            new = self.solver.step(self.problem, self.state)
+            self.seconds += time.perf_counter() - began
+            if _finite(self.problem, new):
+                sampled = self._reservoir(new) if self.output == "sampled" else None
+                self.state, self.sampled, complete = new, sampled, True
+        finally:
+            if not complete:
+                self._set_counts(counts)
+        return complete
 
-    def _reservoir(self, new: State) -> None:
+    def _set_counts(self, counts: Mapping[str, float]) -> None:
+        for name in self.problem.costs.as_dict():
+            setattr(self.problem.costs, name, int(counts.get(name, 0)))
+
+    def _reservoir(self, new: State) -> tuple[Vector, Vector]:
         """Keep iterate k with probability 1/k: after K steps each of them is kept with probability 1/K."""
         draw = torch.rand((), generator=new.noise().generator("output"), dtype=torch.float64)
-        if self.sampled is None or float(draw) * new.step < 1.0:
-            self.sampled = (new.x, new.y)
+        return (new.x, new.y) if self.sampled is None or float(draw) * new.step < 1.0 else self.sampled
 
-    def _evaluate(self, callbacks: list[Callback]) -> Status | None:
+    def _evaluate(self, callbacks: list[Callback]) -> None:
+        """Make a record, judge it, then keep both: an evaluation that is cut short is made again on resuming."""
         record = self._record()
         if self.output == "best":
             self._keep_best()
+        stop = self._judged(record, callbacks)
         if record.contraction is not None and record.contraction >= 1.0 - 1e-9:
             self.series_diverged += 1
-        self.history.append(record)  # last: an evaluation that is cut short is made again when the run is resumed
+        self.history.append(record)
+        self.ended = stop
+
+    def _judged(self, record: Record, callbacks: list[Callback]) -> Status | None:
+        """Whether the run ends here: a callback says so, or the stopping rule."""
         asked = [callback(record, self.state) for callback in callbacks]
         if any(answer is not None and bool(answer) for answer in asked):
             return Status.STOPPED
@@ -482,10 +508,8 @@ def stationarity_of(problem: Problem, x: Vector, h: Vector) -> float:
 
 
 def _check_settings(problem: Any, solver: Any, steps: Any, evaluate_every: Any, tol: Any, output: Any) -> None:
-    if not isinstance(problem, Problem):
-        raise InvalidType(f"problem must be a bilevel.Problem, got {type(problem).__name__}")
-    if isinstance(solver, type) or not (solver is None or (hasattr(solver, "init") and hasattr(solver, "step"))):
-        raise InvalidType(f"solver must be an object such as bilevel.DMLCBO(), got {solver!r}")
+    check_problem(problem)
+    check_solver_object(solver)
     for name, value in (("steps", steps), ("evaluate_every", evaluate_every)):
         if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
             raise InvalidInput(f"{name} must be an integer of at least 1, got {value!r}")
@@ -500,10 +524,8 @@ def _check_delta(problem: Problem, delta: Any, tol: Any) -> None:
         return
     if tol is None:
         raise InvalidInput(f"delta={delta!r} goes with tol: the run stops when the certificate's eps is within tol")
-    if isinstance(delta, bool) or not isinstance(delta, int | float) or not 0 < delta < math.inf:
-        raise InvalidInput(f"delta must be a positive number, got {delta!r}")
-    if problem.inequality is not None:
-        raise Incompatible("delta needs the Jacobian of a projection: not with function constraints (inequality=h)")
+    check_positive("delta", delta)
+    check_set_only("delta", problem)
 
 
 def _checked_callbacks(callbacks: Any) -> list[Callback]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from . import tolerances
-from .checks import call_function, check_count, check_lower_start, check_positive, check_vector
+from .checks import call_function, check_count, check_lower_start, check_positive, check_problem, check_vector
 from .curvature import largest_curvature
 from .errors import NotFinite
 from .problem import Costs, Problem
@@ -42,6 +42,7 @@ def lower_residual(problem: Problem, x: Vector, y: Vector) -> float:
     >>> lower_residual(problem, torch.tensor(1.0), torch.zeros(4))
     2.0
     """
+    check_problem(problem)
     x, y = (tree_map(Tensor.detach, check_vector(name, point)) for name, point in (("x", x), ("y", y)))
     call_function(uncounted(problem).linearize(x, y), "lower", "x, y")
     residual = _residual(problem, x, y)
@@ -93,6 +94,7 @@ def solve_lower(
     >>> solve_lower(problem, torch.tensor([1.0, -1.0])).y
     tensor([1., 0.])
     """
+    check_problem(problem)
     x = tree_map(Tensor.detach, check_vector("x", x))
     constraint = problem.feasible_set(x)
     y = check_lower_start(problem, problem.constraint_at(x), y0)
@@ -186,6 +188,7 @@ def upper_value(
     >>> upper_value(problem, torch.tensor([1.0, -1.0]))
     tensor(1.)
     """
+    check_problem(problem)
     problem = uncounted(problem)
     solution = solve_lower(problem, x, y0, tol=tol, max_steps=max_steps)
     warn_if_unsolved(solution)

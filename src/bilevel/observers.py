@@ -14,13 +14,13 @@ import json
 import math
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from .errors import InvalidInput, MissingExtra
-from .files import FileExists, check_writable, write_atomically
+from .errors import InvalidInput, InvalidType, MissingExtra
+from .files import FileExists, NotWritten, check_name, check_writable, write_atomically
 from .solution import Record
 
 
@@ -49,16 +49,19 @@ class _Lines(ABC):
     """One line per record in a text file."""
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
+        self.path = _checked_path("path", path)
         self._file: Any = None
         check_writable(self.path, overwrite=True)
 
+    def check(self, history: Sequence[Record]) -> None:
+        """Refuse a file that is there and not the log of this run."""
+        if self.path.exists() and not self.is_log_of(history):
+            raise FileExists(f"{self.path} exists and was left as it is: choose another name or delete it")
+
     def begin(self, history: Sequence[Record]) -> None:
         """Write the records so far; a file that is not the log of this run is left alone."""
-        start = "".join(self._head(record) + self._line(record) for record in history[:1])
-        if self.path.exists() and not (start and self._begins_with(start)):
-            raise FileExists(f"{self.path} exists and was left as it is: choose another name or delete it")
-        text = start + "".join(map(self._line, history[1:]))
+        self.check(history)
+        text = self._start(history) + "".join(map(self._line, history[1:]))
         write_atomically(
             self.path, lambda temporary: temporary.write_text(text, encoding="utf-8", newline=""), overwrite=True
         )
@@ -87,10 +90,16 @@ class _Lines(ABC):
             self._file.close()
             self._file = None
 
-    def _begins_with(self, start: str) -> bool:
+    def is_log_of(self, history: Sequence[Record]) -> bool:
         """Whether the file is the log of this run: the seconds of the first record tell runs apart."""
+        start = self._start(history)
+        if not start or not self.path.is_file():
+            return False
         with self.path.open(encoding="utf-8", errors="replace", newline="") as file:
             return file.read(len(start)) == start
+
+    def _start(self, history: Sequence[Record]) -> str:
+        return "".join(self._head(record) + self._line(record) for record in history[:1])
 
     def _head(self, record: Record) -> str:
         return ""
@@ -140,6 +149,10 @@ class JSONLines(_Lines):
         return json.dumps(values, allow_nan=False) + "\n"
 
 
+LOGS: dict[str, type[CSVFile | JSONLines]] = {"CSVFile": CSVFile, "JSONLines": JSONLines}
+"""The logs that `bilevel resume` can continue."""
+
+
 class TensorBoard:
     """Every record of a run as scalars for TensorBoard, which is an extra: pip install 'bilevel[tensorboard]'.
 
@@ -154,15 +167,19 @@ class TensorBoard:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
             raise MissingExtra("TensorBoard", "tensorboard") from None
-        self.folder, self._make = Path(folder), SummaryWriter
+        self.folder, self._make = _checked_path("folder", folder), SummaryWriter
         self._writer: Any = None
+        check_name(self.folder)
         if self.folder.exists() and not self.folder.is_dir():
             raise InvalidInput(f"{self.folder} is a file: TensorBoard writes to a folder")
 
     def begin(self, history: Sequence[Record]) -> None:
         """Open the event file."""
         resumed = len(history) > 1
-        self._writer = self._make(str(self.folder), purge_step=history[-1].step + 1 if resumed else None)
+        try:
+            self._writer = self._make(str(self.folder), purge_step=history[-1].step + 1 if resumed else None)
+        except OSError as error:
+            raise NotWritten(f"the folder {self.folder} could not be made ({error.strerror or error})") from error
         if history and not resumed:
             self(history[0], None)
 
@@ -179,11 +196,47 @@ class TensorBoard:
             self._writer = None
 
 
+def check_logs(callbacks: Iterable[Any], history: Sequence[Record], others: Iterable[Path] = ()) -> None:
+    """Refuse, before anything is written, logs in files of other runs, in one another's and in `others`."""
+    taken = [path.resolve() for path in others]
+    for log in callbacks:
+        if isinstance(log, _Lines):
+            if log.path.resolve() in taken:
+                raise InvalidInput(f"{log.path} is named twice: each log and checkpoint needs a file of its own")
+            log.check(history)
+            taken.append(log.path.resolve())
+
+
+def named_logs(callbacks: Iterable[Any]) -> dict[str, str]:
+    """The files of the logs among the observers, each with its kind: what a checkpoint keeps of them."""
+    return {str(log.path): type(log).__name__ for log in callbacks if type(log) in LOGS.values()}
+
+
+def logs_of(names: Mapping[str, str], history: Sequence[Record]) -> Iterator[tuple[str, CSVFile | JSONLines | None]]:
+    """The logs that a checkpoint names, to be continued; None for a file that is not the log of this run.
+
+    A checkpoint may come from a stranger and name any file: one that does not begin with this run's own first record
+    is neither made nor changed.
+    """
+    for path, kind in names.items():
+        if "\0" in path or kind not in LOGS or not Path(path).is_file():
+            yield path, None
+        else:
+            log = LOGS[kind](path)
+            yield path, log if log.is_log_of(history) else None
+
+
 def flat(record: Record) -> dict[str, Any]:
     """The numbers of a record by name, those of `costs` among them."""
     values = asdict(record)
     values.update(values.pop("costs"))
     return values
+
+
+def _checked_path(name: str, value: Any) -> Path:
+    if not isinstance(value, str | Path) or not str(value):
+        raise InvalidType(f"{name} must be a path such as 'run.csv', got {value!r}")
+    return Path(value)
 
 
 def _csv_line(values: Any) -> str:

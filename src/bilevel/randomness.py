@@ -57,6 +57,11 @@ class Seeds:
         return cls(data=seed, smoothing=seed, truncation=seed, output=seed, curvature=seed)
 
 
+def plain_generator(seed: int) -> torch.Generator:
+    """A generator for draws outside of runs; torch takes seeds of 64 bits, ours may be longer."""
+    return torch.Generator().manual_seed(seed % (1 << 63))
+
+
 @dataclass(frozen=True)
 class Noise:
     """All the randomness of one step."""

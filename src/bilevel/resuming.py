@@ -19,6 +19,7 @@ from .checkpoints import Checkpoint, load_checkpoint
 from .errors import BilevelError, InvalidInput, InvalidType, shown
 from .journal import load_journal, place_of, remedy
 from .loop import minimize
+from .observers import logs_of
 from .problem import Problem
 from .solution import Solution, Status
 
@@ -31,10 +32,13 @@ def resume(file: Path, *, problem: str | None = None, solver: str | None = None,
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # minimize reads it again and has it said once
         earlier = _loaded(file)
-    if problem is None and about(earlier).get("command") == "demo":
+    is_demo = problem is None and about(earlier).get("command") == "demo"
+    if steps is None and earlier.status.finished:
+        more = "" if is_demo else "; --steps N takes more"
+        sys.stdout.write(f"{file}: this run has ended at step {earlier.state.step}, {earlier.status}{more}\n")
+        return FINISHED
+    if is_demo:
         return _resume_demo(file, earlier, steps)
-    if steps is None and earlier.state.step >= earlier.plan.get("steps", 0):
-        raise InvalidInput(f"{file}: all {earlier.state.step} steps of this run are taken; --steps N takes more")
     if problem is None:
         hint = "".join(f"\n  {name}: {value!r}" for name, value in about(earlier).items())
         raise InvalidInput(
@@ -45,6 +49,7 @@ def resume(file: Path, *, problem: str | None = None, solver: str | None = None,
         problem_named(problem),
         solver=named(solver) if solver is not None else solver_of(earlier.solver),
         steps=steps,
+        callbacks=_continued_logs(earlier),
         progress=True,
         checkpoint=Checkpoint(file, every=earlier.plan.get("checkpoint_every")),
         resume=file,
@@ -85,6 +90,16 @@ def report(solution: Solution, file: Path) -> int:
     return INTERRUPTED if solution.status is Status.INTERRUPTED else FAILED
 
 
+def _continued_logs(earlier: Solution) -> list[Any]:
+    """The CSV and JSON logs of the run that are still there."""
+    found = []
+    for path, log in logs_of(earlier.plan.get("logs", {}), earlier.history):
+        told = "goes on" if log else "is not there, or not a log of this run: it is left as it is"
+        sys.stderr.write(f"bilevel: the log {shown(path)} {told}\n")
+        found += [log] if log else []
+    return found
+
+
 def _resume_demo(file: Path, earlier: Solution, steps: int | None) -> int:
     from . import demo
 
@@ -92,8 +107,6 @@ def _resume_demo(file: Path, earlier: Solution, steps: int | None) -> int:
     if steps is not None:
         raise InvalidInput("--steps goes with a run of your own: a demo is resumed to its end")
     left = max(earlier.plan.get("steps", 0) - earlier.state.step, 0)
-    if left == 0:
-        raise InvalidInput(f"{file}: all {earlier.state.step} steps of this demo are taken")
     sys.stderr.write(f"bilevel: demo with seed {seed}, step {earlier.state.step}, {left} steps left\n")
     demo.run(seed=seed, checkpoint=file, resume=file)
     return FINISHED

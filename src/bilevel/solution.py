@@ -54,6 +54,11 @@ class Status(Enum):
         """Whether the run ended as planned."""
         return self in (Status.STEPS, Status.STATIONARY, Status.CERTIFIED, Status.STOPPED)
 
+    @property
+    def finished(self) -> bool:
+        """Whether the run came to its end: resuming returns it as it is."""
+        return self.ok or self is Status.SERIES_DIVERGES
+
     def __str__(self) -> str:
         return self.value
 

@@ -317,6 +317,9 @@ def _plan(value: Any) -> dict[str, Any]:
     for name in ("steps", "evaluate_every"):
         if name in value and (type(value[name]) is not int or value[name] < 1):
             raise InvalidInput(f"the plan of the run has {name} = {value[name]!r} instead of a count")
+    logs = value.get("logs", {})
+    if not isinstance(logs, dict) or not all(isinstance(kind, str) for kind in logs.values()):
+        raise InvalidInput("the logs in the plan of the run are not texts by name")
     if "inner_y" in value:
         _vector("plan.inner_y", value["inner_y"])
     return value

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import math
 import signal
+import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -263,6 +265,9 @@ def problem_options(draw: Any, name: str) -> dict[str, Any]:
             "evaluate_every": [1, 2, 0, "a", 1.0],
             "resume": [None, None, 3, "missing", b"a", []],
             "callbacks": [(), (), None, 3, ["a"]],
+            "delta": [None, 0.1, 0, -1, math.nan, "a", math.inf, True],
+            "solver": [None, 3, bilevel.DMLCBO, "a", bilevel.Approx()],
+            "checkpoint": [None, 3, b"a", "", ".", "missing/run", "a\0b", "a" * 5000],
         }
         more = {key: st.sampled_from(values) for key, values in odd.items()}
     elif name in ("hypergradient", "lower_residual"):
@@ -367,9 +372,183 @@ def setting_calls(draw: Any) -> Call:
     return Call(f"{getattr(made, '__name__', made)}({values})", run)
 
 
+# --- diagnostics ------------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def diagnostic_calls(draw: Any) -> Call:
+    """One of the diagnostics, with a good or bad point and settings."""
+    name = draw(st.sampled_from(sorted(DIAGNOSTICS)))
+    shape = draw(st.sampled_from([(3,), (3,), (2,), (), (2, 3)]))
+    x = draw(st.one_of(tensors(shape, plain=True), anything(shape)))
+    y = draw(st.one_of(tensors(shape, plain=True), tensors(shape, plain=True), anything(shape)))
+    if isinstance(y, Tensor) and y.is_floating_point() and draw(st.booleans()):
+        y = y.detach().clamp(-1, 1)
+    made = draw(st.sampled_from([clipped] * 9 + [lambda: None, lambda: 3, lambda: bilevel.Problem]))
+    kept, more, check = DIAGNOSTICS[name]
+    more = {**more, "seed": [0, 1, 1 << 70, -1, 0.5, None, "a", True]}
+    chosen = sorted(draw(st.sets(st.sampled_from(sorted(more)), max_size=2)))
+    options = {**kept, **{key: draw(st.sampled_from(more[key])) for key in chosen}}
+
+    def run() -> None:
+        check(x, y, getattr(bilevel, name)(made(), x, y=y, **options), options)
+
+    return Call(f"{name}({made()}, {shown(x)}, y={shown(y)}, {options})", run)
+
+
+def _known(x: Any, margin: float) -> bool:
+    """Whether the gradient of F at x and within the margin is known: float64 of moderate size, away from kinks."""
+    inner = x.detach().abs()
+    return x.dtype == torch.float64 and bool(((inner - 1).abs() > margin).all()) and 1e-3 < float(inner.max()) < 100
+
+
+def check_verdict(x: Any, y: Any, answer: Any, options: Any) -> None:
+    """LinearSolve is right; F = |clip(x) - 2|^2 / 2 is not constant where some |x| < 1."""
+    assert answer.cause.text
+    assert str(answer)
+    usual = not {"tol", "method", "solver", "gradient"} & set(options)
+    if usual and x.shape == y.shape and _known(x, 0.05) and bool((x.abs() < 1).any()) and bool((y.abs() <= 1).all()):
+        assert answer.ok or answer.cause.name == "UNSOLVED", answer  # the y that was given is none
+
+
+def check_certificate(x: Any, y: Any, answer: Any, options: Any) -> None:
+    """eps <= |h| at the point; away from kinks all of it is (y* - 2) where |x| < 1."""
+    low, high = answer.interval
+    assert 0 <= low <= high == answer.eps <= answer.gradient_norm * (1 + 1e-6) + 1e-9
+    if x.shape == y.shape and _known(x, 2 * options["delta"] + 0.05):
+        inner = x.detach()
+        truth = float(torch.where(inner.abs() < 1, inner - 2, 0.0).norm())
+        assert abs(answer.eps - truth) <= 1e-3 * (1 + truth)
+
+
+def check_goldstein(x: Any, y: Any, answer: Any, options: Any) -> None:
+    """Gradients of F within r differ by at most r from that at x, away from kinks."""
+    assert 0 <= answer.value < math.inf
+    if x.shape == y.shape and _known(x, 2 * options["radius"]):
+        inner = x.detach()
+        truth = float(torch.where(inner.abs() < 1, inner - 2, 0.0).norm())
+        assert abs(answer.value - truth) <= options["radius"] + 1e-3 * (1 + truth)
+
+
+def check_constants(x: Any, y: Any, answer: Any, options: Any) -> None:
+    """g = |y - x|^2 / 2 has mu = L_g = C_gxy = 1."""
+    if x.shape == y.shape:
+        assert max(abs(value - 1) for value in (answer.mu, answer.smoothness, answer.cross)) < 1e-6
+    assert answer.dimension == y.numel()
+
+
+LENGTHS = [0.1, 1e-3, 1.0, 0, -1, math.nan, math.inf, "a", None, True, 1 << 70, 1e-300, torch.ones(1)]
+COUNTS = [0, -1, 2.5, "a", None, True, math.nan]
+DIAGNOSTICS: dict[str, tuple[dict[str, Any], dict[str, list[Any]], Callable[[Any, Any, Any, Any], None]]] = {
+    "check_hypergradient": (
+        {"directions": 1},
+        {
+            "tol": [1e-4, 0.5, *LENGTHS],
+            "directions": [1, 2, *COUNTS],
+            "method": [None, 3, bilevel.LinearSolve, bilevel.LinearSolve(), bilevel.Unrolled(steps=5), "a"],
+            "solver": [None, 3, bilevel.DMLCBO, bilevel.DMLCBO(), "a"],
+            "gradient": [None, torch.zeros(3).double(), torch.ones(1), "a", 3, torch.full((3,), math.nan)],
+        },
+        check_verdict,
+    ),
+    "certificate": (
+        {"delta": 0.1, "samples": 20},
+        {"delta": LENGTHS, "samples": [20, 21, *COUNTS], "eta": [None, 0.5, *LENGTHS]},
+        check_certificate,
+    ),
+    "goldstein_measure": (
+        {"radius": 0.1, "samples": 5},
+        {"radius": LENGTHS, "samples": [1, 5, *COUNTS]},
+        check_goldstein,
+    ),
+    "estimate_constants": (
+        {},
+        {"radius": LENGTHS, "samples": [2, 5, *COUNTS]},
+        check_constants,
+    ),
+}
+
+
+# --- theory -----------------------------------------------------------------------------------------------------------
+
+USUAL = {"mu": 1, "smoothness": 2.0, "cross": 1.0, "upper_slope": 1.0, "upper_smoothness": 1.0, "dimension": 3}
+HUGE_OR_NOT = [1, 2.0, 0.5, 10, 0, -1, 1e-30, 1e30, 1e-300, 1e300, math.nan, math.inf, "a", None, True, 1 << 70, 2.5,
+               np.float64(2), torch.ones(1), [1.0]]  # fmt: skip
+
+
+@st.composite
+def theory_calls(draw: Any) -> Call:
+    """Constants, the theory of them, and one of the questions to it; each with up to two odd arguments."""
+    constants = {**USUAL, **draw(some_of([*USUAL, "cross_smoothness", "hessian_smoothness"]))}
+    settings = {"delta": 0.1, **draw(some_of(["delta", "eta", "exponent", "rate", "truncation", "constants"]))}
+    name = draw(st.sampled_from(["bound", "steps_for", "from_theory", "terms", "variance", "bias"]))
+    odd = draw(some_of(["gap", "lower_error", "first"]))
+    first = odd.pop("first", 10 if name not in ("steps_for", "from_theory") else 0.1)
+    asked = {"gap": 1.0, **odd}
+
+    def run() -> None:
+        theory = bilevel.Theory(**{"constants": bilevel.Constants(**constants), **settings})
+        assert str(theory)
+        if name == "from_theory":
+            solver, steps = bilevel.DMLCBO.from_theory(theory, eps=first, **asked)
+            assert solver.upper_step > 0
+            assert theory.bound(steps, **asked) <= first
+        elif name == "steps_for":
+            assert theory.bound(theory.steps_for(first, **asked), **asked) <= first
+        else:
+            answer = getattr(theory, name)(first, **asked if name == "bound" else {})
+            assert 0 <= answer < math.inf
+
+    return Call(f"Theory({constants}, {settings}).{name}({first!r}, {asked})", run)
+
+
+@st.composite
+def some_of(draw: Any, names: list[str]) -> dict[str, Any]:
+    """At most two of the names, with odd values."""
+    chosen = draw(st.one_of(st.just(set()), st.sets(st.sampled_from(names), max_size=2)))
+    return {name: draw(st.sampled_from(HUGE_OR_NOT)) for name in sorted(chosen)}
+
+
+# --- observers --------------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def observer_calls(draw: Any) -> Call:
+    """A log in a good or bad place, told of records with good and odd numbers."""
+    name = draw(st.sampled_from(["CSVFile", "JSONLines", "TensorBoard"]))
+    places = ["new", "new", "new", "old", "folder", "missing/new", "old/new", "a" * 300, "a" * 5000, "a\0b", "\ud800"]
+    place = draw(st.sampled_from([*places, 3, None, b"x", "", math.nan, ["new"], np.ones(2)]))
+    numbers = draw(st.lists(st.sampled_from([0.5, math.nan, math.inf, 1e300, -0.0]), min_size=1, max_size=3))
+
+    def run() -> None:
+        records = [
+            bilevel.Record(step=k, seconds=value, upper=value, lower_residual=value, stationarity=value)
+            for k, value in enumerate(numbers)
+        ]
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / "old").write_text("precious")
+            (Path(folder) / "folder").mkdir()
+            path = f"{folder}/{place}" if isinstance(place, str) and place else place
+            try:
+                log = getattr(bilevel, name)(path)
+                log.begin(records[:1])
+                for record in records[1:]:
+                    log(record, None)
+                log.end()
+                if name != "TensorBoard":
+                    lines = Path(path).read_text().splitlines()
+                    assert len(lines) == len(records) + (name == "CSVFile")
+            finally:
+                assert (Path(folder) / "old").read_text() == "precious"
+
+    return Call(f"{name}({place!r:.80}) of {numbers}", run)
+
+
 def calls() -> Any:
     """All of them."""
-    return st.one_of(set_calls(), set_calls(), problem_calls(), setting_calls())
+    return st.one_of(
+        set_calls(), set_calls(), problem_calls(), setting_calls(), diagnostic_calls(), theory_calls(), observer_calls()
+    )
 
 
 class Late(BaseException):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sys
 from pathlib import Path
@@ -32,6 +33,10 @@ def warm():
     sets.Intersection(sets.L1Ball(1.0), sets.Box(-1.0, 0.5)).project(point + 2)
     sets.BirkhoffPolytope(3).project(torch.ones(3, 3))
     bilevel.minimize(fuzz.clipped(), point, point, steps=1)
+    for diagnose in (bilevel.check_hypergradient, bilevel.estimate_constants):
+        diagnose(fuzz.clipped(), point + 0.3, point)
+    with contextlib.suppress(bilevel.MissingExtra):
+        bilevel.TensorBoard("no folder is made before a run begins")
 
 
 @settings(max_examples=300, derandomize=True, **options)

@@ -55,7 +55,7 @@ def server():
 
 
 def run_and_kill(server: subprocess.Popen[str], path: Path, delay: float) -> float:
-    """Start a run and kill it so many seconds later (0: never), whatever it is doing; how long it lasted."""
+    """Start a run and kill it after so many seconds of the processor (0: never), whatever it does; how long it took."""
     assert server.stdin is not None
     assert server.stdout is not None
     server.stdin.write(f"{delay} {path}\n")

@@ -5,13 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..checks import check_lower_start, check_vector
-from ..errors import Incompatible, InvalidInput
+from ..checks import check_calls, check_count, check_lower_start, check_positive, check_set_only, check_vector
 from ..problem import Problem
 from ..randomness import Seeds
 from ..spaces import Vector, tree_map
@@ -169,16 +167,25 @@ def certificate(
     >>> found.gradient_norm, round(found.eps, 6)
     (1.0, 0.0)
     """
-    _check_settings(problem, delta, samples, eta)
+    check_set_only("certificate", problem)
+    check_positive("delta", delta)
+    check_count("samples", samples, least=2 * BATCHES)
+    if eta is not None:
+        check_positive("eta", eta, " or None for 1/L")
+    if goldstein_radius is not None:
+        check_positive("goldstein_radius", goldstein_radius, " or None")
+    seeds = Seeds.of(seed)
     x = tree_map(Tensor.detach, check_vector("x", x))
-    probe = Probe(problem, x, check_lower_start(problem, problem.constraint_at(x), y))
+    start = check_lower_start(problem, problem.constraint_at(x), y)
+    check_calls(problem, x, start)
+    probe = Probe(problem, x, start)
     lower = solved_lower(probe, probe.x, probe.y, eta)
     flaw = lower.flaw or (Cause.UNSOLVED if lower.error > delta else None)
     facts = lower.facts
     faces = Faces(probe, probe.linearize(probe.x, lower.y), lower.z)
     if lower.flaw is None:
         faces.visit_directed(lower.z, delta, facts.eta)
-        met = batches(faces, draws(probe, lower.z, delta, samples, Seeds.of(seed)))
+        met = batches(faces, draws(probe, lower.z, delta, samples, seeds))
         ground, hull = _ground(all_known(faces, facts, lower.z, delta), probe.y.numel()), faces.hull(facts.eta)
         eps, low, norm = _bounds(hull, met, ground)
     else:
@@ -233,17 +240,3 @@ def _contraction(hull: JacobianHull) -> float:
         return 0.0
     step = torch.eye(len(hull.hessian), dtype=hull.hessian.dtype) - hull.eta * hull.hessian
     return float(torch.linalg.eigvals(step @ hull.faces[0]).abs().max())
-
-
-def _check_settings(problem: Problem, delta: Any, samples: Any, eta: Any) -> None:
-    if problem.inequality is not None:
-        raise Incompatible(
-            "certificate cannot use function constraints (inequality=h): it needs the Jacobian of a projection. "
-            "Write h as a set of bilevel.sets"
-        )
-    if isinstance(delta, bool) or not isinstance(delta, int | float) or not 0 < delta < math.inf:
-        raise InvalidInput(f"delta must be a positive number, got {delta!r}")
-    if isinstance(samples, bool) or not isinstance(samples, int) or samples < 2 * BATCHES:
-        raise InvalidInput(f"samples must be an integer of at least {2 * BATCHES}, got {samples!r}")
-    if eta is not None and (isinstance(eta, bool) or not isinstance(eta, int | float) or not 0 < eta < math.inf):
-        raise InvalidInput(f"eta must be a positive number or None for 1/L, got {eta!r}")

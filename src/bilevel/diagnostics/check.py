@@ -9,11 +9,21 @@ import torch
 from torch import Tensor
 
 from .. import tolerances
-from ..checks import check_lower_start, check_vector
-from ..errors import Incompatible, InvalidInput
+from ..checks import (
+    check_calls,
+    check_count,
+    check_fraction,
+    check_lower_start,
+    check_method,
+    check_same_shape,
+    check_set_only,
+    check_solver_object,
+    check_vector,
+)  # fmt: skip
+from ..errors import InvalidInput
 from ..hypergradients import Estimator
 from ..problem import Problem
-from ..randomness import Seeds
+from ..randomness import Seeds, plain_generator
 from ..spaces import Vector, tree_map
 from .against_f import compare_with_f
 from .asked import Asked
@@ -80,22 +90,21 @@ def check_hypergradient(
     >>> print(check_hypergradient(problem, torch.tensor([0.5, -1.0]).double()).cause)
     the graph of g is cut: g changes in a way that autograd does not see
     """
-    if problem.inequality is not None:
-        raise Incompatible(
-            "check_hypergradient cannot use function constraints (inequality=h): hypergradients need the Jacobian of "
-            "a projection. Write h as a set of bilevel.sets"
-        )
-    if isinstance(directions, bool) or not isinstance(directions, int) or directions < 1:
-        raise InvalidInput(f"directions must be an integer of at least 1, got {directions!r}")
-    if tol is not None and not 0 < tol < 1:
-        raise InvalidInput(f"tol must lie between 0 and 1, got {tol!r}")
+    check_set_only("check_hypergradient", problem)
+    check_method(method)
+    check_solver_object(solver)
+    check_count("directions", directions)
+    check_fraction("tol", tol)
     x = tree_map(Tensor.detach, check_vector("x", x))
     constraint, seeds = problem.constraint_at(x), Seeds.of(seed)
     start = check_lower_start(problem, constraint, y if problem.y0 is None else None)
     given = None if y is None else check_lower_start(problem, constraint, y)
     probe = Probe(problem, x, start)
+    check_calls(probe.problem, x, start)
+    if given is not None:
+        check_same_shape(given, start)
     asked = Asked(x=x, y=given, method=method, gradient=_flat_gradient(gradient, probe), seeds=seeds)
-    generator = torch.Generator().manual_seed(seeds.smoothing)
+    generator = plain_generator(seeds.smoothing)
     finding = _wrong_part(probe, generator)
     if finding is not None:
         return HypergradientCheck(cause=finding.cause, detail=finding.detail)

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
 
-from ..checks import check_lower_start, check_vector
-from ..errors import InvalidInput
+from ..checks import (
+    check_calls,
+    check_count,
+    check_lower_start,
+    check_non_negative,
+    check_positive,
+    check_problem,
+    check_vector,
+)
+from ..errors import InvalidInput, NotFinite
 from ..problem import Problem
+from ..randomness import Seeds, plain_generator
 from ..spaces import Vector, tree_map
 from .lower_level import DENSE
 from .probe import SPACE, Probe, unit
@@ -50,16 +58,13 @@ class Constants:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-                raise InvalidInput(f"{field.name} must be a non-negative number, got {value!r}")
+            check_non_negative(field.name, getattr(self, field.name))
+        check_count("dimension", self.dimension)
         if not 0 < self.mu <= self.smoothness:
             raise InvalidInput(
                 f"mu = {self.mu:g} and smoothness = {self.smoothness:g}: the theory needs 0 < mu <= smoothness; "
                 "give g more curvature in y, for example + 1e-3 * y.square().sum()"
             )
-        if self.dimension < 1:
-            raise InvalidInput(f"dimension must be at least 1, got {self.dimension!r}")
 
     @property
     def condition(self) -> float:
@@ -95,15 +100,16 @@ def estimate_constants(
     >>> round(found.mu, 6), round(found.smoothness, 6), round(found.cross, 6), round(found.upper_slope, 6)
     (2.0, 2.0, 2.0, 1.414214)
     """
-    if not radius > 0:
-        raise InvalidInput(f"radius must be positive, got {radius!r}")
-    if samples < 2:
-        raise InvalidInput(f"samples must be at least 2, got {samples!r}")
+    check_problem(problem)
+    check_positive("radius", radius)
+    check_count("samples", samples, least=2)
+    generator = plain_generator(Seeds.of(seed).smoothing)
     x = tree_map(Tensor.detach, check_vector("x", x))
-    probe = Probe(problem, x, check_lower_start(problem, problem.constraint_at(x), y))
+    start = check_lower_start(problem, problem.constraint_at(x), y)
+    check_calls(problem, x, start)
+    probe = Probe(problem, x, start)
     if probe.y.numel() > DENSE:
         raise InvalidInput(f"y has {probe.y.numel()} entries, more than {DENSE}: give Constants(...) yourself")
-    generator = torch.Generator().manual_seed(seed)
     points = [_Local(probe, probe.x, probe.y)]
     for _ in range(samples - 1):
         moved = probe.x + radius * unit(probe.x, generator)
@@ -133,6 +139,9 @@ class _Local:
         self.f_x, self.f_y = probe.upper_grads(x, y)
         self.hessian = torch.stack([SPACE.ravel(lin.lower_hvp(e)) for e in units])
         self.cross = torch.stack([SPACE.ravel(lin.lower_cross(e)) for e in units], -1)
+        parts = (self.at, self.f_x, self.f_y, self.hessian, self.cross)
+        if not all(bool(torch.isfinite(part).all()) for part in parts):
+            raise NotFinite("the derivatives of f and g are not finite at a point within radius: take a smaller one")
 
 
 def _rate(a: Tensor, b: Tensor, distance: float) -> float:

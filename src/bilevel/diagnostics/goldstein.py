@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..checks import check_lower_start, check_vector
-from ..errors import Incompatible, InvalidInput, NotFinite
+from ..checks import check_calls, check_count, check_lower_start, check_positive, check_set_only, check_vector
+from ..errors import NotFinite
 from ..hypergradients import LinearSolve
 from ..problem import Problem
 from ..randomness import Noise, Seeds
@@ -101,20 +101,20 @@ def goldstein_measure(
     >>> round(goldstein_measure(problem, torch.zeros(1).double(), 1e-3).value, 6)
     0.0
     """
-    if problem.inequality is not None:
-        raise Incompatible("goldstein_measure cannot use function constraints (inequality=h): write h as a set")
-    if isinstance(radius, bool) or not isinstance(radius, int | float) or not 0 < radius < math.inf:
-        raise InvalidInput(f"radius must be a positive number, got {radius!r}")
-    if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
-        raise InvalidInput(f"samples must be an integer of at least 1, got {samples!r}")
+    check_set_only("goldstein_measure", problem)
+    check_positive("radius", radius)
+    check_count("samples", samples)
+    noise = Noise(Seeds.of(seed))
     x = tree_map(Tensor.detach, check_vector("x", x))
-    probe = Probe(problem, x, check_lower_start(problem, problem.constraint_at(x), y))
+    start = check_lower_start(problem, problem.constraint_at(x), y)
+    check_calls(problem, x, start)
+    probe = Probe(problem, x, start)
     lower = solved_lower(probe, probe.x, probe.y)
     if lower.flaw is not None:
         nothing = {"value": math.nan, "gradient_norm": math.nan, "lower_residual": lower.residual}
         return Goldstein(radius=radius, samples=samples, flaw=lower.flaw, **nothing)
     # That at x is not among them: x may be a kink, where h need not lie in Clarke's gradient (erratum 11).
-    around = [_gradient(probe, point, lower.y) for point in _around(probe, radius, samples, Noise(Seeds.of(seed)))]
+    around = [_gradient(probe, point, lower.y) for point in _around(probe, radius, samples, noise)]
     here = _gradient(probe, probe.x, lower.y)
     residuals = [max(column) for column in zip(*(g[1:] for g in (here, *around)), strict=True)]
     unsolved = residuals[0] > SOLVED * max(1.0, float(lower.y.norm())) or residuals[1] > SOLVED

@@ -163,8 +163,13 @@ def _touched(faces: list[Any], size: int) -> Tensor:
 
 def _motion(probe: Probe, point: Tensor, units: list[Any]) -> Tensor:
     """V: u -> theta_x' P_theta(z)' u as a matrix (n, d)."""
-    products = [probe.problem.constraint_vjp(probe.as_x(probe.x), probe.as_y(point), e) for e in units]
-    return _matrix([SPACE.ravel(product) for product in products if product is not None], len(probe.x), probe)
+    columns = []
+    for e in units:
+        column = probe.problem.constraint_vjp(probe.as_x(probe.x), probe.as_y(point), e)
+        if column is None:
+            raise InvalidInput("constraint_vjp returned None for a set that moves with x: return a vector like x")
+        columns.append(SPACE.ravel(column))
+    return _matrix(columns, len(probe.x), probe)
 
 
 def measure_of(probe: Probe) -> Any:

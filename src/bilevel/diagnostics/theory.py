@@ -15,9 +15,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
-from ..errors import InvalidInput
+from ..checks import check_count, check_non_negative, check_positive
+from ..errors import InvalidInput, InvalidType
 from .constants import Constants
+
+MOST_STEPS = 10**100
+"""The bound is not asked for more steps than this."""
+LARGEST = 1e100
+"""Constants that follow from others stay below this, and steps above its inverse: their powers are then finite."""
 
 
 def smoothing_lipschitz(dimension: int, delta: float) -> float:
@@ -31,6 +38,8 @@ def smoothing_lipschitz(dimension: int, delta: float) -> float:
     >>> round(smoothing_lipschitz(1, 0.1), 12)
     5.0
     """
+    check_count("dimension", dimension)
+    check_positive("delta", delta)
     log_ratio = math.lgamma(dimension / 2 + 1) - math.lgamma((dimension + 1) / 2) - 0.5 * math.log(math.pi)
     return math.exp(log_ratio) / delta
 
@@ -44,7 +53,15 @@ def printed_eta_range(mu: float, dimension: int) -> tuple[float, float]:
     >>> round(low, 3), high
     (0.994, 1.0)
     """
+    check_positive("mu", mu)
+    check_count("dimension", dimension)
     return (1 - 1 / (4 * (2 * math.pi) ** 0.25 * math.sqrt(dimension))) / mu, 1 / mu
+
+
+def _check_steps(steps: Any) -> None:
+    """A whole number of steps; bounds ask for more of them than anyone can take."""
+    if isinstance(steps, bool) or not isinstance(steps, int) or not 1 <= steps <= MOST_STEPS:
+        raise InvalidInput(f"steps must be an integer from 1 to {MOST_STEPS:.0e}, got {steps!r}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,10 +99,13 @@ class Theory:
     truncation: str = "full"
 
     def __post_init__(self) -> None:
-        for name in ("delta", "rate"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise InvalidInput(f"{name} must be a positive number, got {getattr(self, name)!r}")
-        if not 0 <= self.exponent <= 2:
+        if not isinstance(self.constants, Constants):
+            raise InvalidType(f"constants must be bilevel.Constants(...), got {self.constants!r}")
+        for name in ("delta", "rate", "eta"):
+            if not (name == "eta" and self.eta is None):
+                check_positive(name, getattr(self, name))
+        check_non_negative("exponent", self.exponent)
+        if self.exponent > 2:
             raise InvalidInput(f"exponent (a) must lie in [0, 2], got {self.exponent!r}")
         if self.truncation not in ("full", "random"):
             raise InvalidInput(f'truncation must be "full" or "random", got {self.truncation!r}')
@@ -93,6 +113,20 @@ class Theory:
         if not low < self.step <= high:
             raise InvalidInput(
                 f"eta = {self.step:g} is outside (0, 2/(mu + L)] = (0, {high:g}]: the series may diverge"
+            )
+        self._check_sizes()
+
+    def _check_sizes(self) -> None:
+        """What follows from the constants are numbers that float64 has."""
+        try:
+            large = (self.lipschitz_gradient, self.delay, self.terms(MOST_STEPS), self.variance(MOST_STEPS))
+            fits = max(large) < LARGEST and min(self.lower_step, self.upper_step) > 1 / LARGEST
+        except (OverflowError, ZeroDivisionError):
+            fits = False
+        if not fits:
+            raise InvalidInput(
+                f"{self.constants} and delta = {self.delta:g}, rate = {self.rate:g} lead to numbers that float64 does "
+                "not have: measure f, g, x and y in other units"
             )
 
     @property
@@ -148,11 +182,13 @@ class Theory:
 
     def bias(self, terms: int) -> float:
         """|E h_Q - h| <= C_gxy C_fy / mu (1 - eta mu)^Q."""
+        check_count("terms", terms)
         c = self.constants
         return c.cross * c.upper_slope / c.mu * self.contraction**terms
 
     def terms(self, steps: int) -> int:
         """Q = ln(C_gxy C_fy K / mu) / (eta mu): enough for a bias of 1/K."""
+        _check_steps(steps)
         c = self.constants
         needed = math.log(max(c.cross * c.upper_slope * steps / c.mu, 1.0)) / (self.step * c.mu)
         return max(1, math.ceil(needed))
@@ -162,6 +198,7 @@ class Theory:
 
         (C_gxy C_fy / mu)^2 for the full sum, eta^2 C_gxy^2 C_fy^2 Q / (1 - (1 - eta mu)^2) with random truncation (E3).
         """
+        _check_steps(steps)
         c = self.constants
         if self.truncation == "full":
             return (c.cross * c.upper_slope / c.mu) ** 2
@@ -214,6 +251,7 @@ class Theory:
 
         G = (Phi_1 - Phi*)/gamma + 17/(4 K^2) sum eta_k + 6/(gamma c_1 K^2) sum 1/eta_k
         + c_1^2 t^2 sigma^2 ln((m + K)/m)/gamma. As in the paper, the smoothed hypergradient is taken for a gradient.
+        sigma^2 is the noise of smoothing and truncation alone: for problems with `sampler=None`.
 
         Parameters
         ----------
@@ -224,21 +262,29 @@ class Theory:
         lower_error
             |y_1 - y*(x_1)|.
         """
+        _check_steps(steps)
+        check_non_negative("gap", gap)
+        check_non_negative("lower_error", lower_error)
         m, t, gamma, K = self.delay, self.rate, self.upper_step, float(steps)
-        start = 10 * self.lipschitz**self.exponent / (self.lower_step * self.constants.mu) * lower_error**2
+        distance = float(lower_error) * lower_error
+        start = 10 * self.lipschitz**self.exponent / (self.lower_step * self.constants.mu) * distance
         first = (gap + start + self.variance(steps)) / gamma
         averaging = 17 / (4 * K**2) * 2 * t * (math.sqrt(m + K) - math.sqrt(m))
         biases = 6 / (gamma * self.upper_momentum * t * K**2) * 2 / 3 * ((m + K + 1) ** 1.5 - m**1.5)
         noise = (self.upper_momentum * t) ** 2 * self.variance(steps) * math.log1p(K / m) / gamma
-        return math.sqrt(12 * (first + averaging + biases + noise) * math.sqrt(m + K) / (t * K))
+        bound = math.sqrt(12 * (first + averaging + biases + noise) * math.sqrt(m + K) / (t * K))
+        if bound == math.inf:
+            raise InvalidInput(f"the bound for gap = {gap:g} and lower_error = {lower_error:g} is beyond float64")
+        return bound
 
     def steps_for(self, eps: float, *, gap: float, lower_error: float = 0.0) -> int:
         """The number of steps after which the bound is at most eps."""
-        if not eps > 0:
-            raise InvalidInput(f"eps must be positive, got {eps!r}")
+        check_positive("eps", eps)
         low, high = 0, 1
         while self.bound(high, gap=gap, lower_error=lower_error) > eps:
             low, high = high, 2 * high
+            if high > MOST_STEPS:
+                raise InvalidInput(f"eps = {eps:g} needs more than {MOST_STEPS:.0e} steps: take a larger one")
         while high - low > max(1, high // 1000):
             middle = (low + high) // 2
             enough = self.bound(middle, gap=gap, lower_error=lower_error) <= eps

@@ -176,7 +176,8 @@ class DMLCBO:
         """The settings of the theorem at its largest steps, and how many steps its bound needs for |h| <= eps.
 
         The factors are fixed (c_l = c_u = 1), and the series has perturbed draws; see `bilevel.Theory` for the
-        corrections. The bound is far from sharp: expect a number of steps that nobody can take.
+        corrections. The bound is far from sharp: expect a number of steps that nobody can take. It counts no noise of
+        batches: for problems with `sampler=None`.
 
         Parameters
         ----------
@@ -195,6 +196,8 @@ class DMLCBO:
         >>> solver.hypergradient.terms, f"{steps:.0e}"
         (124, '7e+26')
         """
+        if not isinstance(theory, Theory):
+            raise InvalidType(f"theory must be bilevel.Theory(...), got {theory!r}")
         steps = theory.steps_for(eps, gap=gap, lower_error=lower_error)
         solver = cls(
             upper_step=theory.upper_step,
