@@ -94,7 +94,8 @@ def check_hypergradient(
     check_method(method)
     check_solver_object(solver)
     check_count("directions", directions)
-    check_fraction("tol", tol)
+    if tol is not None:
+        check_fraction("tol", tol)
     x = tree_map(Tensor.detach, check_vector("x", x))
     constraint, seeds = problem.constraint_at(x), Seeds.of(seed)
     start = check_lower_start(problem, constraint, y if problem.y0 is None else None)
