@@ -84,6 +84,10 @@ class Design(ABC):
     def rows(self, index: Tensor) -> Design:
         """The design of the rows `index`, copied."""
 
+    def columns(self, index: Tensor) -> Design | None:
+        """The design of the columns `index`, copied; None where columns cannot be had for less than the whole."""
+        return None
+
     def blocks(self) -> Iterator[tuple[slice, Design]]:
         """A cut into blocks of neighbouring rows."""
         n = self.shape[0]
@@ -119,6 +123,14 @@ class DenseDesign(Design):
 
     def rows(self, index: Tensor) -> Design:
         return DenseDesign(self._array[index])
+
+    def columns(self, index: Tensor) -> Design | None:
+        return DenseDesign(self._array.T[index].T)
+
+    @property
+    def array(self) -> Tensor:
+        """A itself."""
+        return self._array
 
     def _neighbours(self, rows: slice) -> Design:
         return DenseDesign(self._array[rows])
