@@ -19,6 +19,8 @@ from ...errors import InvalidInput, InvalidType
 
 BLOCK_BYTES = 1 << 23
 """The size of one block of rows: a few of them fit into the last cache of a processor."""
+COPIED_BYTES = 1 << 25
+"""Larger copies of columns are not made: a product with the whole matrix takes no memory."""
 SCATTERED = 256
 """Rows from all over a file are taken so many at a time: the system maps many pages around each."""
 
@@ -125,6 +127,8 @@ class DenseDesign(Design):
         return DenseDesign(self._array[index])
 
     def columns(self, index: Tensor) -> Design | None:
+        if len(index) * self.shape[0] * self.dtype.itemsize > COPIED_BYTES:
+            return None
         return DenseDesign(self._array.T[index].T)
 
     @property
