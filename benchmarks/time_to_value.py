@@ -173,8 +173,8 @@ def through_minimize(task: Task, solver: Callable[[float], Any], every: int) -> 
 
         period = every if math.isfinite(seconds) else steps  # a record of the run is outside of the clock, but slow
         try:
-            bilevel.minimize(problem, problem.start(), solver=solver(step), steps=min(steps, 1000), evaluate_every=period,
-                             callbacks=[keep])  # fmt: skip
+            bilevel.minimize(problem, problem.start(), solver=solver(step), steps=min(steps, 1000),
+                             evaluate_every=period, callbacks=[keep])  # fmt: skip
         finally:
             loop.time = time
         return path

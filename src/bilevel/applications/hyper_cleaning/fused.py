@@ -201,11 +201,10 @@ class FusedStep:
         while 0 < len(support) <= MOST:
             few = size[support]
             few = few - (np.add.reduce(few, dtype=np.float64) - radius) / len(few)
-            kept = few > 0
-            if kept.all():
+            if few.min() > 0:
                 signs = np.copysign(self._ones[: len(few)], z[support])
                 return support, (few * signs).astype(z.dtype), signs
-            support = support[kept]
+            support = support[few > 0]
         return None
 
 
