@@ -6,17 +6,18 @@ MNIST 6 vs 9, 2,000 noisy rows with 30 % of the labels flipped, 2,000 trusted ro
 float64, one thread, all from x = 0, y = 0 (`paper_data.paper_task`, seed 0). F(x) is the loss of the trusted rows at
 the lower level solved for x. The best there is: the minimum of that loss over the ball, which no F can fall below.
 
-Every method runs at its best upper step of 0.01, 0.1, 1, 10 (the one that is first within 1e-4; else the one that comes
-closest); then all are run in turn, several times. Times are processor seconds of the method alone, medians: compilation
-and the evaluations of F are not counted. Our solvers run through `minimize`, whose clock is set to processor time. The
-upper steps of methods that do not scale their hypergradients (Approx, RMDPCD, VPBGD) are in units of n = 2,000, since f
-and g are means over rows; peers leave x to Adam. jaxopt, TorchOpt and BOAT run in environments of their own, which this
-script makes in build/peers. Runs through `minimize` end after 1,000 steps at the latest.
+Every method runs at its best upper step of 0.01, 0.1, 1, 10 (the one that is first within 1e-4; else the one that
+comes closest); then all are run in turn, several times. Times are processor seconds of the method alone, medians:
+compilation and the evaluations of F are not counted. Our solvers run through `minimize`, whose clock is set to
+processor time, for 1,000 steps at the most. The upper steps of methods that do not scale their hypergradients (Approx,
+RMDPCD, VPBGD) are in units of n = 2,000, since f and g are means over rows; peers run both so and with Adam, and the
+better one counts. jaxopt, TorchOpt and BOAT run in environments of their own, which this script makes in build/peers.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import os
@@ -51,7 +52,10 @@ GOAL = 1e-4
 HERE, ENVIRONMENTS = Path(__file__).parent / "peers", Path("build/peers")
 PEERS = {"jaxopt": ["jax==0.4.38", "jaxlib==0.4.38", "jaxopt==0.8.5"], "torchopt": ["torchopt==0.7.3"],
          "boat": ["boat-torch==1.1.1"]}  # fmt: skip
-LABELS = {"jaxopt": "jaxopt, jitted", "torchopt": "TorchOpt", "boat": "BOAT"}
+LABELS = {("jaxopt", "default"): "jaxopt, jitted", ("jaxopt", "plain"): "jaxopt, jitted, 100 plain steps",
+          ("torchopt", "plain"): "TorchOpt, 100 plain steps", ("boat", "default"): "BOAT, 10 steps"}  # fmt: skip
+OURS, UNSCALED, ADAM = "as it is", "times n", "Adam"
+"""What an upper step stands for."""
 
 
 @dataclass
@@ -65,6 +69,8 @@ class Trace:
 
 Method = Callable[[float, float, int], Trace]
 """(upper step, seconds, steps at most) -> the path of x."""
+Methods = dict[str, dict[str, Method]]
+"""By name, and by what the upper step stands for."""
 
 
 def main() -> None:
@@ -145,7 +151,7 @@ class Value:
 # --- methods --------------------------------------------------------------------------------------------------------
 
 
-def methods(task: Task) -> dict[str, Method]:
+def methods(task: Task) -> Methods:
     n = len(task.given)
     exact = bilevel.LinearSolve(tol=0.1, max_iterations=2, eta=0.3)
     solvers = {
@@ -155,8 +161,13 @@ def methods(task: Task) -> dict[str, Method]:
         "RMDPCD": (lambda s: bilevel.RMDPCD(upper_step=s * n, steps=100), 1),
         "VPBGD": (lambda s: bilevel.VPBGD(upper_step=s * n, lower_steps=100, penalty_steps=100), 1),
     }
-    ours = {name: through_minimize(task, make, every) for name, (make, every) in solvers.items()}
-    return {**ours, **{LABELS[name]: peer(name, task) for name in PEERS}}
+    ours: Methods = {
+        name: {OURS if every > 1 else UNSCALED: through_minimize(task, make, every)}
+        for name, (make, every) in solvers.items()
+    }
+    for (name, inner), label in LABELS.items():
+        ours[label] = {unit: peer(name, task, unit, inner) for unit in (UNSCALED, ADAM)}
+    return ours
 
 
 def through_minimize(task: Task, solver: Callable[[float], Any], every: int) -> Method:
@@ -171,10 +182,9 @@ def through_minimize(task: Task, solver: Callable[[float], Any], every: int) -> 
                 path.xs.append(state.x.clone())
             return record.seconds > seconds
 
-        period = every if math.isfinite(seconds) else steps  # a record of the run is outside of the clock, but slow
         try:
             bilevel.minimize(problem, problem.start(), solver=solver(step), steps=min(steps, 1000),
-                             evaluate_every=period, callbacks=[keep])  # fmt: skip
+                             evaluate_every=every, callbacks=[keep])  # fmt: skip
         finally:
             loop.time = time
         return path
@@ -182,13 +192,15 @@ def through_minimize(task: Task, solver: Callable[[float], Any], every: int) -> 
     return run
 
 
-def peer(name: str, task: Task) -> Method:
+def peer(name: str, task: Task, unit: str, inner: str) -> Method:
     def run(step: float, seconds: float, steps: int) -> Trace:
         with tempfile.TemporaryDirectory() as folder:
             data, out = Path(folder) / "data.npz", Path(folder) / "out.npz"
             np.savez(data, A=task.X, a=2.0 * task.given - 1, B=task.trusted_X, b=2.0 * task.trusted_y - 1,
                      x0=np.zeros(len(task.given)))  # fmt: skip
-            command = [environment(name), "-W", "ignore", HERE / f"with_{name}.py", data, out, step, seconds, steps]
+            length, kind = (step, "adam") if unit == ADAM else (step * len(task.given), "descent")
+            script = [environment(name), "-W", "ignore", HERE / f"with_{name}.py", data, out]
+            command = [*script, length, seconds, steps, kind, inner]
             subprocess.run([str(part) for part in command], check=True, capture_output=True, text=True)
             found = np.load(out)
             return Trace(found["steps"].tolist(), found["seconds"].tolist(), list(found["xs"]))
@@ -212,11 +224,11 @@ def environment(name: str) -> Path:
 # --- the comparison -------------------------------------------------------------------------------------------------
 
 
-def best_step(method: Method, value: Value, best: float, budget: float, name: str) -> dict[str, Any]:
+def best_step(ways: dict[str, Method], value: Value, best: float, budget: float, name: str) -> dict[str, Any]:
     """The upper step that reaches the goal first, or else comes closest; and the steps at which each gap is reached."""
     tried = []
-    for step in STEPS:
-        path, closest, reached = method(step, budget, 10**6), math.inf, {}
+    for unit, step in itertools.product(ways, STEPS):
+        path, closest, reached = ways[unit](step, budget, 10**6), math.inf, {}
         for k, seconds, x in zip(path.steps, path.seconds, path.xs, strict=True):
             gap = value(x) - best if np.isfinite(np.asarray(x)).all() else math.inf
             closest = min(closest, gap)
@@ -225,23 +237,25 @@ def best_step(method: Method, value: Value, best: float, budget: float, name: st
                     reached.setdefault(wanted, (k, seconds))
             if GAPS[-1] in reached:
                 break
-        tried.append({"step": step, "closest": closest, "reached": reached})
+        tried.append({"step": step, "unit": unit, "closest": closest, "reached": reached})
         shown = ", ".join(f"{gap:g}: step {k}, {seconds:.2f} s" for gap, (k, seconds) in reached.items())
-        print(f"  {name}, upper step {step:g}: closest {closest:.1e}; {shown}", flush=True)
+        print(f"  {name}, upper step {step:g} {unit}: closest {closest:.1e}; {shown}", flush=True)
     return min(tried, key=lambda t: (t["reached"].get(GOAL, (0, math.inf))[1], t["closest"]))
 
 
-def timed(everything: dict[str, Method], chosen: dict[str, Any], repetitions: int) -> list[dict[str, Any]]:
+def timed(everything: Methods, chosen: dict[str, Any], repetitions: int) -> list[dict[str, Any]]:
     """Run all methods in turn; the medians of the seconds to each gap."""
     seconds: dict[str, dict[float, list[float]]] = {name: {} for name in chosen}
     for _ in range(repetitions):
         for name, best in chosen.items():
-            for gap, (k, _) in best["reached"].items():
-                path = everything[name](best["step"], math.inf, k)
-                seconds[name].setdefault(gap, []).append(path.seconds[-1])
+            if best["reached"]:
+                last = max(k for k, _ in best["reached"].values())
+                path = everything[name][best["unit"]](best["step"], math.inf, last)
+                for gap, (k, _) in best["reached"].items():
+                    seconds[name].setdefault(gap, []).append(path.seconds[path.steps.index(k)])
     return [
         {
-            "method": name, "upper_step": best["step"], "closest": best["closest"],
+            "method": name, "upper_step": best["step"], "unit": best["unit"], "closest": best["closest"],
             "seconds": {f"{gap:g}": times for gap, times in seconds[name].items()},
             "median": {f"{gap:g}": median(times) for gap, times in seconds[name].items()},
             "steps": {f"{gap:g}": k for gap, (k, _) in best["reached"].items()},
@@ -260,8 +274,8 @@ def markdown(rows: list[dict[str, Any]], failed: dict[str, str], budget: float) 
             for key in (f"{gap:g}" for gap in GAPS)
         ]
         slower = f"{row['median']['0.0001'] / ours:.1f}" if "0.0001" in row["median"] else "-"
-        lines.append(f"| {row['method']} | {row['upper_step']:g} | {' | '.join(cells)} | {slower} "
-                     f"| {row['closest']:.1e} |")  # fmt: skip
+        step = f"{row['upper_step']:g}" + ("" if row["unit"] == OURS else f" {row['unit']}")
+        lines.append(f"| {row['method']} | {step} | {' | '.join(cells)} | {slower} | {row['closest']:.1e} |")
     lines += [f"| {name} | - | {reason} | | | - | - |" for name, reason in failed.items()]
     return "\n".join(lines) + "\n"
 

@@ -1,11 +1,15 @@
 """The functions of the two torch peers, with derivatives in closed form where that is faster."""
 
 import torch
-from recorder import RADIUS, RIDGE, arguments
+from recorder import ADAM, RADIUS, RIDGE, arguments
 
 torch.set_num_threads(1)
 data, STEP = arguments()
 A, a, B, b = (torch.from_numpy(data[name]) for name in ("A", "a", "B", "b"))
+
+
+def upper_optimizer(parameters):
+    return (torch.optim.Adam if ADAM else torch.optim.SGD)(parameters, lr=STEP)
 
 
 def lower(y, x):

@@ -1,4 +1,4 @@
-"""BOAT (boat-torch 1.1.1): NGD with RAD, reverse mode through 10 lower-level steps from the last y; x by Adam.
+"""BOAT (boat-torch 1.1.1): NGD with RAD, reverse mode through 10 lower-level steps from the last y.
 
 Its lower level knows no constraint (and its CG ignores one in the hypergradient): the projection is put into the
 lower-level optimiser by hand, where `higher` differentiates it with the rest.
@@ -12,7 +12,7 @@ import higher
 import torch
 from boat_torch.boat_opt import Problem
 from recorder import record
-from torch_parts import STEP, A, data, largest_curvature, lower, project, upper
+from torch_parts import A, data, largest_curvature, lower, project, upper, upper_optimizer
 
 ETA = 1.0 / largest_curvature(torch.full((len(A),), 4.0, dtype=A.dtype))
 
@@ -59,7 +59,7 @@ def make():
         "lower_level_model": y, "upper_level_model": x,
         "lower_level_var": list(y.parameters()), "upper_level_var": list(x.parameters()),
         "lower_level_opt": ProjectedSGD(y.parameters(), lr=ETA),
-        "upper_level_opt": torch.optim.Adam(x.parameters(), lr=STEP),
+        "upper_level_opt": upper_optimizer(x.parameters()),
         "accumulate_grad": False, "copy_last_param": True, "return_grad": False, "fo_ol_batch_input": False,
         "GDA": {"alpha_init": 0.0, "alpha_decay": 0.5}, "RGT": {"truncate_iter": 0}, "DI": {"lr": 0.0},
         "loss_log_path": os.path.join(tempfile.mkdtemp(), "losses.json"),

@@ -1,12 +1,12 @@
 """jaxopt 0.8.5: ProjectedGradient at its defaults (line search, acceleration, implicit differentiation), warm starts,
-the whole outer step compiled; x by Adam.
+the whole outer step compiled. With `plain`, 100 steps of fixed length without acceleration instead.
 """
 
 import jax
 import jax.numpy as jnp
 import jaxopt
 from jaxopt.projection import projection_l1_ball
-from recorder import RADIUS, RIDGE, arguments, record
+from recorder import ADAM, PLAIN, RADIUS, RIDGE, arguments, record
 
 jax.config.update("jax_enable_x64", True)
 data, STEP = arguments()
@@ -17,7 +17,9 @@ def lower(y, x):
     return jnp.mean(jax.nn.sigmoid(x) * jax.nn.softplus(-a * (A @ y))) + RIDGE * jnp.sum(y**2)
 
 
-solver = jaxopt.ProjectedGradient(fun=lower, projection=projection_l1_ball)
+L = float(jnp.linalg.norm(A, 2)) ** 2 / (4 * len(a)) + 2 * RIDGE
+settings = {"stepsize": 1 / L, "acceleration": False, "maxiter": 100, "tol": 0.0} if PLAIN else {}
+solver = jaxopt.ProjectedGradient(fun=lower, projection=projection_l1_ball, **settings)
 
 
 def upper(x, y):
@@ -29,7 +31,8 @@ def upper(x, y):
 def outer(x, y, m, v, k):
     (_, y), h = jax.value_and_grad(upper, has_aux=True)(x, y)
     m, v = 0.9 * m + 0.1 * h, 0.999 * v + 0.001 * h**2
-    x = x - STEP * (m / (1 - 0.9**k)) / (jnp.sqrt(v / (1 - 0.999**k)) + 1e-12)
+    direction = (m / (1 - 0.9**k)) / (jnp.sqrt(v / (1 - 0.999**k)) + 1e-12) if ADAM else h
+    x = x - STEP * direction
     return x, y, m, v, k + 1
 
 
