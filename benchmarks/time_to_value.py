@@ -79,6 +79,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="folder with mnist/")
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--budget", type=float, default=6.0, help="seconds on the clock while steps are chosen")
+    parser.add_argument("--upper-steps", type=float, nargs="+", default=STEPS)
     parser.add_argument("--methods", nargs="+", help="only these")
     parser.add_argument("--out", type=Path, default=Path("build/time-to-value.json"))
     arguments = parser.parse_args()
@@ -90,7 +91,7 @@ def main() -> None:
     chosen, failed = {}, {}
     for name in arguments.methods or everything:
         try:
-            chosen[name] = best_step(everything[name], value, best, arguments.budget, name)
+            chosen[name] = best_step(everything[name], value, best, arguments, name)
         except subprocess.CalledProcessError as error:
             failed[name] = f"does not run: {error.stderr.strip().splitlines()[-1] if error.stderr else error}"
             print(name, failed[name], flush=True)
@@ -224,11 +225,11 @@ def environment(name: str) -> Path:
 # --- the comparison -------------------------------------------------------------------------------------------------
 
 
-def best_step(ways: dict[str, Method], value: Value, best: float, budget: float, name: str) -> dict[str, Any]:
+def best_step(ways: dict[str, Method], value: Value, best: float, settings: Any, name: str) -> dict[str, Any]:
     """The upper step that reaches the goal first, or else comes closest; and the steps at which each gap is reached."""
     tried = []
-    for unit, step in itertools.product(ways, STEPS):
-        path, closest, reached = ways[unit](step, budget, 10**6), math.inf, {}
+    for unit, step in itertools.product(ways, settings.upper_steps):
+        path, closest, reached = ways[unit](step, settings.budget, 10**6), math.inf, {}
         for k, seconds, x in zip(path.steps, path.seconds, path.xs, strict=True):
             gap = value(x) - best if np.isfinite(np.asarray(x)).all() else math.inf
             closest = min(closest, gap)
