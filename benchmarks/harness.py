@@ -77,11 +77,20 @@ def hardware() -> dict[str, object]:
 
 
 def report(rows: list[Row], path: Path) -> None:
-    """Print the table and store it as JSON."""
+    """Print the table and store it as JSON and as Markdown."""
     width = max(len(row.name) for row in rows)
     for row in rows:
         verdict = {True: "met", False: "NOT MET", None: ""}[row.met]
         print(f"{row.name:<{width}}  {row.ratio:>10.3g}  {row.bound:>10}  {verdict:>7}  {row.note}")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"hardware": hardware(), "rows": [asdict(row) for row in rows]}, indent=2) + "\n")
+    path.with_suffix(".md").write_text(markdown(rows))
     print(f"\nstored in {path}; one thread; hardware: {hardware()}")
+
+
+def markdown(rows: list[Row]) -> str:
+    """The table for a page of the manual."""
+    verdict = {True: "yes", False: "no", None: ""}
+    lines = ["| what | ratio | wanted | met |", "| --- | --- | --- | --- |"]
+    lines += [f"| {row.name} | {row.ratio:.3g} | {row.bound} | {verdict[row.met]} |" for row in rows]
+    return "\n".join(lines) + "\n"

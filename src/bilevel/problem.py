@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .errors import InvalidInput, InvalidType
-from .sets.base import ConvexSet
+from .sets.base import ConvexSet, Face
 from .sets.free_space import FreeSpace
 from .sets.inequality_set import InequalitySet
 from .spaces import Space, Vector, leaves, like, tree_map
@@ -46,11 +46,32 @@ class Linearization(ABC):
     """f, g and their derivatives at one point (x, y), for one batch; everything is computed when first asked.
 
     The default, `AutogradLinearization`, works for any f and g. A problem with structure supplies its own by the
-    six `_...` methods and returns it from `Problem.linearize`; every method of the library then uses it.
+    six `_...` methods and returns it from `Problem.linearize`; every method of the library then uses it. What more its
+    structure allows it offers by `carried`, `carrying`, `step_to` and `restrict`.
     """
 
     def __init__(self, problem: Problem, x: Vector, y: Vector, batch: Any = None) -> None:
         self.problem, self.x, self.y, self.batch = problem, x, y, batch
+
+    @property
+    def carried(self) -> dict[str, Tensor] | None:
+        """What `step_to` can use at the next point, such as the margins A y: a part of a solver's state; or None."""
+        return None
+
+    def carrying(self, carried: dict[str, Tensor]) -> Linearization:
+        """This linearisation, given what it had `carried` when it was made."""
+        return self
+
+    def step_to(self, x: Vector, y_hat: Vector, weight: float) -> Linearization:
+        """The linearisation of all data at (x, (1 - weight) y + weight y_hat)."""
+        y_space = self.problem.y_space(self.constraint)
+        return self.problem.linearize(x, y_space.lerp(self.y, y_hat, weight))
+
+    def restrict(self, *faces: Face) -> Linearization:
+        """The same for vectors on the supports of the faces alone, where that is cheaper: upper_grad_y, lower_hvp(v)
+        and lower_cross(v) for v that is zero outside of the supports, in vectors that are right on the supports.
+        """
+        return self
 
     @cached_property
     def constraint(self) -> ConvexSet:
@@ -356,6 +377,12 @@ class Problem:
     def linearize(self, x: Vector, y: Vector, batch: Any = None) -> Linearization:
         """Everything about f and g at (x, y), lazily; a problem with structure overrides this."""
         return AutogradLinearization(self, x, y, batch)
+
+    def fused_step(self, solver: Any) -> Callable[[Problem, Any], Any] | None:
+        """One step of this solver written out for this problem: (problem, state) -> state, or None where the state
+        needs the general step. The same mathematics in fewer operations; None when there is no such thing.
+        """
+        return None
 
     def lower_grad(self, x: Vector, y: Vector, batch: Any = None) -> Vector:
         """grad_y g(x, y) alone: f is not called; inner loops use it. From `linearize` where a problem has its own."""

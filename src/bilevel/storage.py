@@ -26,6 +26,9 @@ from .spaces import Vector
 FORMAT, VERSION = "bilevel.Solution", 2
 """Version 2 added the plan of the run. A file of every version is in tests/fixtures, and stays readable."""
 
+LATER = frozenset({"carried"})
+"""Fields of states with a default that files of this version may lack."""
+
 STATES: dict[str, str | type[State]] = {
     "AiPODState": ".solvers.aipod",
     "State": ".solvers.base",
@@ -289,8 +292,13 @@ def _state_class(name: str) -> type[State]:
 
 
 def _checked_fields(what: str, content: Any, dataclass: type) -> dict[str, Any]:
-    """`content` if it has the fields of the dataclass and no others, and a number where one is declared."""
+    """`content` if it has the fields of the dataclass and no others, and a number where one is declared.
+
+    A field that came later than the file may be missing where the class says what it then is (`LATER`).
+    """
     declared = {field.name: field.type for field in fields(dataclass)}
+    if isinstance(content, dict):
+        declared = {name: kind for name, kind in declared.items() if name in content or name not in LATER}
     if not isinstance(content, dict) or set(content) != set(declared):
         got = sorted(content) if isinstance(content, dict) else type(content).__name__
         raise InvalidInput(f"{what} has the fields {got}, expected {sorted(declared)}")

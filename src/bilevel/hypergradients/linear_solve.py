@@ -73,8 +73,11 @@ class LinearSolve:
         z, space = gradient_step(lin, eta), space_of(lin)
         face = draw(self.smoothing, lin.constraint, lin, z, noise)
         tol = tolerances.linear_residual(leaves(lin.y)[0].dtype) if self.tol is None else self.tol
+        near = lin
         if face.is_projector:
-            solution = self._on_face(lin, face, space, start, tol)
+            near = lin.restrict(face)
+            upper_grad_y = (lin if lin.problem.moving else near).upper_grad_y
+            solution = self._on_face(near, upper_grad_y, face, space, start, tol)
             w = solution.value
         else:
             solution = self._general(lin, face, space, eta, start, tol)
@@ -87,10 +90,10 @@ class LinearSolve:
             "indefinite": float(solution.indefinite),
         }
         drawn_at = self.smoothing.point(z, space, noise) if lin.problem.moving else z
-        return Hypergradient(assemble(lin, w, drawn_at, u), w, stats)
+        return Hypergradient(assemble(near, w, drawn_at, u), w, stats)
 
     def _on_face(
-        self, lin: Linearization, face: Face, space: Space, start: Vector | None, tol: float
+        self, lin: Linearization, upper_grad_y: Vector, face: Face, space: Space, start: Vector | None, tol: float
     ) -> LinearSolution:
         """Pi G_yy Pi w = Pi f_y, directly where the problem knows how."""
         direct = lin.solve_on_face(face.support, lin.upper_grad_y)
@@ -98,7 +101,7 @@ class LinearSolve:
             return LinearSolution(direct, 0.0, 0)
         return conjugate_gradients(
             lambda v: face.apply(lin.lower_hvp(v)),
-            face.apply(lin.upper_grad_y),
+            face.apply(upper_grad_y),
             None if start is None else face.apply(start),
             space,
             tol=tol,

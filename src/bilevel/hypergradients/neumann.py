@@ -69,16 +69,18 @@ class Neumann:
         eta = resolve_eta(self.eta, lin, noise, curvature)
         z, space = gradient_step(lin, eta), space_of(lin)
         products, weight = self._length(noise)
-        term = total = lin.upper_grad_y
-        for i in range(1, products + 1):
-            turned = draw(self.smoothing, lin.constraint, lin, z, noise, i).apply(term)
-            term = space.add(turned, lin.lower_hvp(turned), -eta)
+        faces = [draw(self.smoothing, lin.constraint, lin, z, noise, i) for i in range(products + 1)]
+        near = lin if lin.problem.moving else lin.restrict(*faces)
+        term = total = near.upper_grad_y
+        for face in faces[1:]:
+            turned = face.apply(term)
+            term = space.add(turned, near.lower_hvp(turned), -eta)
             total = space.add(total, term) if self.truncation == "full" else term
         u = space.scaled(total, weight)
-        w = space.scaled(draw(self.smoothing, lin.constraint, lin, z, noise, 0).apply(u), eta)
+        w = space.scaled(faces[0].apply(u), eta)
         stats = {"eta": eta, "terms": float(products + 1)}
         drawn_at = self.smoothing.point(z, space, noise, 0) if lin.problem.moving else z
-        return Hypergradient(assemble(lin, w, drawn_at, u), w, stats)
+        return Hypergradient(assemble(near, w, drawn_at, u), w, stats)
 
     def _length(self, noise: Noise) -> tuple[int, float]:
         """How many factors are multiplied, and the weight of the result."""

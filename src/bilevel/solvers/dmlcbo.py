@@ -50,11 +50,12 @@ class DMLCBOState(State):
     lower_floor: Any  # 1/c_u for y
     adjoint: Any  # warm start of the linear solve
     curvature: float  # L, refreshed at fixed step numbers
+    carried: Any = None  # what the linearisation carries along, likewise
     stats: dict[str, float] = field(default_factory=dict)
 
     def _begun_anew(self, y: Vector) -> dict[str, Any]:
         """No momentum of y yet, and no adjoint; scale and floor of its steps are those of lower levels like it."""
-        return {"lower_momentum": tree_map(torch.zeros_like, y), "adjoint": None}
+        return {"lower_momentum": tree_map(torch.zeros_like, y), "adjoint": None, "carried": None}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +90,7 @@ class DMLCBO:
         "scalar": m_i is a mean square, one number per factor of a product set (default); "elementwise": one number per
         entry, correct only when Y is a box or free (erratum 3), with a warning elsewhere.
     refresh
-        The curvature behind "auto" is estimated again every so many steps.
+        The curvature behind "auto", and what a linearisation carries along, are computed anew every so many steps.
 
     Examples
     --------
@@ -229,7 +230,7 @@ class DMLCBO:
             lower_moment=None, upper_floor=None, lower_floor=None, adjoint=None, curvature=math.nan,
         )  # fmt: skip
         lin = problem.linearize(x, y, batch_of(problem, state.noise(), y))
-        state.curvature = self._curvature(lin, state, 0)
+        state.curvature, state.carried = self._curvature(lin, state, 0), lin.carried
         sample = self._sample(lin, state, 0)
         state.adjoint, state.stats = sample.adjoint, sample.stats
         state.upper_momentum, state.lower_momentum = sample.gradient, lin.lower_grad_y
@@ -246,6 +247,11 @@ class DMLCBO:
 
     def step(self, problem: Problem, state: DMLCBOState) -> DMLCBOState:
         """One pass through the box."""
+        fused = problem.fused_step(self)
+        after = None if fused is None else fused(problem, state)
+        return self._step(problem, state) if after is None else after
+
+    def _step(self, problem: Problem, state: DMLCBOState) -> DMLCBOState:
         k = state.step + 1
         average = self.averaging(k)
         x_space, x = problem.x_space, self.next_x(problem, state)
@@ -254,13 +260,11 @@ class DMLCBO:
 
         lower_scale = self._lower_scale(state, average if problem.sampler is None else 1.0)
         y_hat = problem.project(constraint, y_space.add(y, state.lower_momentum, _negative(lower_scale)))
-        y = y_space.lerp(y, y_hat, average)
-        if problem.moving:
-            y = problem.project(problem.constraint_at(x), y)
-
-        lin = problem.linearize(x, y, batch_of(problem, state.noise(k), y))
+        lin = self._linearize(problem, state, x, y_hat, average)
         curvature = self._curvature(lin, state, k)
-        state = DMLCBOState(**{**vars(state), "x": x, "y": y, "step": k, "curvature": curvature})
+        state = DMLCBOState(
+            **{**vars(state), "x": x, "y": lin.y, "step": k, "curvature": curvature, "carried": lin.carried}
+        )
         sample = self._sample(lin, state, k)
         decay = self.moment_decay
         state.upper_moment = x_space.lerp(self._square(x_space, sample.gradient), state.upper_moment, decay)
@@ -271,6 +275,16 @@ class DMLCBO:
         if k == SETTLING:
             self._set_floors(state, x_space.mean_square(sample.gradient), y_space.mean_square(lin.lower_grad_y))
         return state
+
+    def _linearize(self, problem: Problem, state: DMLCBOState, x: Vector, y_hat: Vector, average: float) -> Any:
+        """At x and (1 - eta_k) y + eta_k y_hat, brought back into a set that x has moved."""
+        k = state.step + 1
+        if state.carried is not None and k % self.refresh != 0:
+            return problem.linearize(state.x, state.y).carrying(state.carried).step_to(x, y_hat, average)
+        y = problem.y_space(problem.constraint_at(x)).lerp(state.y, y_hat, average)
+        if problem.moving:
+            y = problem.project(problem.constraint_at(x), y)
+        return problem.linearize(x, y, batch_of(problem, state.noise(k), y))
 
     def _sample(self, lin: Linearization, state: DMLCBOState, k: int) -> Hypergradient:
         return self.hypergradient.estimate(lin, state.noise(k), curvature=state.curvature, start=state.adjoint)

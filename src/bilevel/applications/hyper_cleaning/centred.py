@@ -40,6 +40,10 @@ class CentredDesign(Design):
     def rows(self, index: Tensor) -> Design:
         return CentredDesign(self.design.rows(index), self.means)
 
+    def columns(self, index: Tensor) -> Design | None:
+        few = self.design.columns(index)
+        return None if few is None else CentredDesign(few, self.means[index])
+
     def blocks(self) -> Iterator[tuple[slice, Design]]:
         for rows, block in self.design.blocks():
             yield rows, CentredDesign(block, self.means)

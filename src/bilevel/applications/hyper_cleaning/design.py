@@ -19,6 +19,8 @@ from ...errors import InvalidInput, InvalidType
 
 BLOCK_BYTES = 1 << 23
 """The size of one block of rows: a few of them fit into the last cache of a processor."""
+COPIED_BYTES = 1 << 25
+"""Larger copies of columns are not made: a product with the whole matrix takes no memory."""
 SCATTERED = 256
 """Rows from all over a file are taken so many at a time: the system maps many pages around each."""
 
@@ -84,6 +86,10 @@ class Design(ABC):
     def rows(self, index: Tensor) -> Design:
         """The design of the rows `index`, copied."""
 
+    def columns(self, index: Tensor) -> Design | None:
+        """The design of the columns `index`, copied; None where columns cannot be had for less than the whole."""
+        return None
+
     def blocks(self) -> Iterator[tuple[slice, Design]]:
         """A cut into blocks of neighbouring rows."""
         n = self.shape[0]
@@ -119,6 +125,16 @@ class DenseDesign(Design):
 
     def rows(self, index: Tensor) -> Design:
         return DenseDesign(self._array[index])
+
+    def columns(self, index: Tensor) -> Design | None:
+        if len(index) * self.shape[0] * self.dtype.itemsize > COPIED_BYTES:
+            return None
+        return DenseDesign(self._array.T[index].T)
+
+    @property
+    def array(self) -> Tensor:
+        """A itself."""
+        return self._array
 
     def _neighbours(self, rows: slice) -> Design:
         return DenseDesign(self._array[rows])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import cached_property
 from numbers import Integral, Real
 from typing import Any, Literal
 
@@ -18,13 +17,13 @@ from ...sets.flattened import Flattened
 from ...sets.free_space import FreeSpace
 from ...sets.product import ProductSet
 from ...sets.simplex import L1Ball
-from ...spaces import Space, Vector
+from ...spaces import Vector
 from .design import Design
+from .fused import fused_step
+from .linearization import CleaningLinearization
 from .losses import Loss, loss_of
 from .noise import Certain, NoiseModel, noise_of
 from .row_mean import RowMean, scores_of
-
-VECTORS = Space()
 
 
 class CleaningProblem(Problem):
@@ -76,6 +75,8 @@ class CleaningProblem(Problem):
         loss, by which a radius can be chosen too. Default: the noisy rows themselves.
     batch_size
         Noisy rows per step, drawn with replacement; None for all. The trusted rows are always all used.
+    fused
+        Whether a solver may take its steps as `FusedStep` writes them out, where it can: the same up to rounding.
 
     Examples
     --------
@@ -107,6 +108,7 @@ class CleaningProblem(Problem):
         evidence: float = 0.0,
         witnesses: tuple[Any, Any] | None = None,
         batch_size: int | None = None,
+        fused: bool = True,
     ) -> None:
         self.design = Design.of(design)
         self.trusted_design = Design.of(trusted_design, dtype=self.design.dtype)
@@ -129,6 +131,8 @@ class CleaningProblem(Problem):
         self.trusted_in_lower, self.evidence = float(trusted_in_lower), float(evidence)
         self.witnesses = self._checked_witnesses(witnesses)
         self.batch_size = _batch_size(batch_size)
+        self.fused = bool(fused)
+        self._fused: tuple[Any, Any] = (None, None)  # the last solver that asked, and the answer
         columns = self.loss.columns(self.classes)
         options: Any = {"dtype": self.design.dtype, "device": self.design.device}
         y0 = {"weight": torch.zeros(columns, self.design.shape[1], **options)}
@@ -158,6 +162,11 @@ class CleaningProblem(Problem):
     def linearize(self, x: Vector, y: Vector, batch: Any = None) -> Linearization:
         return CleaningLinearization(self, x, y, batch)
 
+    def fused_step(self, solver: Any) -> Any:
+        if self._fused[0] is not solver:
+            self._fused = (solver, fused_step(self, solver) if self.fused else None)
+        return self._fused[1]
+
     def lower_grad(self, x: Vector, y: Vector, batch: Any = None) -> Vector:
         return CleaningLinearization(self, x, y, batch, keep=False).lower_grad_y
 
@@ -170,19 +179,19 @@ class CleaningProblem(Problem):
         """What x says about the labels, without the radius."""
         return x["noise"] if isinstance(x, dict) else x
 
-    def noisy_mean(self, x: Vector, y: Any, batch: Tensor | None = None, *, keep: bool = True) -> RowMean:
-        """The mean of phi over the noisy rows, or over the rows of a batch, at one point; `keep` as in `RowMean`."""
+    def noisy_mean(self, x: Vector, y: Any, batch: Tensor | None = None, **known: Any) -> RowMean:
+        """The mean of phi over the noisy rows, or over the rows of a batch, at one point; `known` as in `RowMean`."""
         design, labels, noise = self.design, self.labels, self.noise_part(x)
         if batch is not None:
             design, labels = design.rows(batch), labels[batch]
             noise = noise[batch] if self.noise.per_row else noise
-        return RowMean(design, labels, self.loss, self.noise, noise, y, keep=keep)
+        return RowMean(design, labels, self.loss, self.noise, noise, y, **known)
 
-    def evidence_mean(self, x: Vector, y: Any, batch: Tensor | None = None, *, keep: bool = True) -> RowMean:
+    def evidence_mean(self, x: Vector, y: Any, batch: Tensor | None = None, **known: Any) -> RowMean:
         """The mean of phi over the rows that bear witness in the upper level."""
         if self.witnesses is None:
-            return self.noisy_mean(x, y, batch, keep=keep)
-        return RowMean(*self.witnesses, self.loss, self.noise, self.noise_part(x), y, keep=keep)
+            return self.noisy_mean(x, y, batch, **known)
+        return RowMean(*self.witnesses, self.loss, self.noise, self.noise_part(x), y, **known)
 
     def _checked_witnesses(self, witnesses: Any) -> tuple[Design, Tensor] | None:
         if witnesses is None:
@@ -193,10 +202,10 @@ class CleaningProblem(Problem):
         _check_designs(self.design, design)
         return design, _labels("witnesses", witnesses[1], design)
 
-    def trusted_mean(self, y: Any, *, keep: bool = True) -> RowMean:
-        """The mean loss of the trusted rows at one model; `keep` as in `RowMean`."""
+    def trusted_mean(self, y: Any, **known: Any) -> RowMean:
+        """The mean loss of the trusted rows at one model; `known` as in `RowMean`."""
         nothing = self.labels.new_zeros((), dtype=self.design.dtype)
-        return RowMean(self.trusted_design, self.trusted_labels, self.loss, Certain(), nothing, y, keep=keep)
+        return RowMean(self.trusted_design, self.trusted_labels, self.loss, Certain(), nothing, y, **known)
 
     def _plain_upper(self, x: Vector, y: Vector, batch: Any = None) -> Tensor:
         """f as autograd can follow it."""
@@ -214,85 +223,6 @@ class CleaningProblem(Problem):
         """g from the means over the two kinds of rows, and the model."""
         value = sum((self.ridges[name] * entry.square().sum() for name, entry in y.items()), start=noisy.value())
         return value + self.trusted_in_lower * trusted.value() if self.trusted_in_lower else value
-
-
-class CleaningLinearization(Linearization):
-    """f and g of a `CleaningProblem` at one point: a few products with the data, no graph."""
-
-    problem: CleaningProblem
-
-    def __init__(self, problem: CleaningProblem, x: Vector, y: Vector, batch: Any = None, *, keep: bool = True) -> None:
-        super().__init__(problem, x, y, batch)
-        self._keep = keep
-
-    @cached_property
-    def _noisy(self) -> RowMean:
-        return self.problem.noisy_mean(self.x, self.y, self.batch, keep=self._keep)
-
-    @cached_property
-    def _trusted(self) -> RowMean:
-        return self.problem.trusted_mean(self.y, keep=self._keep)
-
-    @cached_property
-    def _evidence(self) -> RowMean:
-        """The noisy rows themselves, with what is already known of them, unless others bear witness."""
-        if self.problem.witnesses is None:
-            return self._noisy
-        return self.problem.evidence_mean(self.x, self.y, keep=self._keep)
-
-    @torch.no_grad()
-    def _upper_value(self) -> Tensor:
-        return self.problem.upper_mean(self._trusted, self._evidence)
-
-    @torch.no_grad()
-    def _upper_gradients(self) -> tuple[Vector, Vector]:
-        evidence, in_y = self.problem.evidence, self._trusted.gradient_y()
-        if not evidence:
-            return VECTORS.zeros_like(self.x), in_y
-        in_x = self._placed(self._evidence.gradient_x())
-        return VECTORS.scaled(in_x, evidence), VECTORS.add(in_y, self._evidence.gradient_y(), evidence)
-
-    @torch.no_grad()
-    def _lower_value(self) -> Tensor:
-        return self.problem.lower_mean(self._noisy, self._trusted, self.y)
-
-    @torch.no_grad()
-    def _lower_gradient_x(self) -> Vector:
-        return self._placed(self._noisy.gradient_x())
-
-    @torch.no_grad()
-    def _lower_gradient_y(self) -> Vector:
-        gradient, weight = self._noisy.gradient_y(), self.problem.trusted_in_lower
-        if weight:
-            gradient = VECTORS.add(gradient, self._trusted.gradient_y(), weight)
-        return VECTORS.add(gradient, self.y, self._ridge_slopes)
-
-    @torch.no_grad()
-    def _lower_hvp(self, v: Any) -> Vector:
-        product, weight = self._noisy.hvp(v), self.problem.trusted_in_lower
-        if weight:
-            product = VECTORS.add(product, self._trusted.hvp(v), weight)
-        return VECTORS.add(product, v, self._ridge_slopes)
-
-    @torch.no_grad()
-    def _lower_cross(self, v: Any) -> Vector:
-        return self._placed(self._noisy.cross(v))
-
-    @property
-    def _ridge_slopes(self) -> dict[str, float]:
-        """d/dy of ridge |y|^2 is 2 ridge y."""
-        return {name: 2.0 * ridge for name, ridge in self.problem.ridges.items()}
-
-    def _placed(self, change: Tensor) -> Vector:
-        """A derivative in the rows of the batch as one in x: other rows and the radius have none."""
-        noise = self.problem.noise_part(self.x)
-        if self.batch is not None and self.problem.noise.per_row:
-            change = torch.zeros_like(noise).index_add_(0, self.batch, change)
-        return (
-            {"noise": change, "log_radius": torch.zeros_like(self.x["log_radius"])}
-            if isinstance(self.x, dict)
-            else change
-        )
 
 
 def _constraint(radius: Any, ball: Any, weight_set: ConvexSet | None, *, intercept: bool) -> Any:

@@ -47,13 +47,16 @@ class RowMean:
         The model.
     keep
         False when only one question will be asked: then nothing is kept.
+    scores
+        s, where it is known.
     """
 
     def __init__(
-        self, design: Design, labels: Tensor, loss: Loss, noise: NoiseModel, x: Tensor, y: Model, *, keep: bool = True
-    ) -> None:
+        self, design: Design, labels: Tensor, loss: Loss, noise: NoiseModel, x: Tensor, y: Model, *,
+        keep: bool = True, scores: Tensor | None = None,
+    ) -> None:  # fmt: skip
         self._design, self._labels, self._loss, self._noise, self._x, self._y = design, labels, loss, noise, x, y
-        self._scores: Tensor | None = None
+        self._scores = scores
         self._curvatures: dict[int, LinearMap] = {}
         size = design.shape[0] * y["weight"].shape[0] * design.dtype.itemsize
         self._keep_scores, self._keep_curvatures = keep and size <= KEPT_BYTES, keep and 2 * size <= KEPT_BYTES
@@ -82,6 +85,27 @@ class RowMean:
         return self._collected(
             self._noise.cross(self._loss, b.x, b.scores, b.labels, scores_of(b.design, v)) for b in self._blocks()
         )
+
+    def scores(self) -> Tensor | None:
+        """s of shape (n, columns), once and for all; None where it takes too much memory to keep."""
+        if self._scores is None and self._keep_scores:
+            self._scores = scores_of(self._design, self._y)
+        return self._scores
+
+    def scores_towards(self, y_hat: Model, columns: Tensor, weight: float) -> Tensor | None:
+        """s at (1 - weight) y + weight y_hat, where y_hat has no weight outside of these columns."""
+        few, scores = self._design.columns(columns), self.scores()
+        if few is None or scores is None:
+            return None
+        return torch.lerp(scores, scores_of(few, on_columns(y_hat, columns)), weight)
+
+    def on_columns(self, columns: Tensor) -> RowMean | None:
+        """The same mean as a function of the weights of these columns alone; None where that is no cheaper."""
+        few, scores = self._design.columns(columns), self.scores()
+        if few is None or scores is None:
+            return None
+        y = on_columns(self._y, columns)
+        return RowMean(few, self._labels, self._loss, self._noise, self._x, y, scores=scores)
 
     @property
     def _count(self) -> int:
@@ -130,3 +154,8 @@ def scores_of(design: Design, y: Model) -> Tensor:
     """A W' + 1 b', shape (n, columns)."""
     scores = design.matmul(y["weight"].T)
     return scores + y["bias"] if "bias" in y else scores
+
+
+def on_columns(y: Model, columns: Tensor) -> Model:
+    """The model of these columns alone."""
+    return {**y, "weight": y["weight"][:, columns]}

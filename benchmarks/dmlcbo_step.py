@@ -1,0 +1,220 @@
+"""One step of DMLCBO on hyper-cleaning, in passes over the data: how often could A' p be computed instead?
+
+MNIST 6 vs 9 from the folder in the variable BILEVEL_DATA (without it: random rows of the same kind), 30 % of the labels
+flipped, 2,000 trusted rows, |y|_1 <= 1; more noisy rows than there are images are drawn with replacement. A step is one
+of 30 in a block after the first 60, with the noise of `Perturbed` and all else that `iterate` does; a pass is one of 60
+NumPy products A.T @ p with the same array in the block that follows. Both in processor time; the ratio is the median
+over 15 pairs of blocks.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+
+import bilevel
+from bilevel import sets
+from bilevel.applications.hyper_cleaning import CleaningProblem
+from bilevel.problem import Linearization
+
+from .harness import Row
+from .paper_data import images
+
+TRUSTED, COLUMNS, FIRST = 2000, 784, 60
+FACE = {"tol": 1e-3, "max_iterations": 30, "eta": 0.3}
+EXACT = bilevel.DMLCBO(upper_step=1.0, lower_step=0.1, hypergradient=bilevel.LinearSolve(**FACE))
+NOISY = bilevel.DMLCBO(
+    upper_step=1.0, lower_step=0.1, hypergradient=bilevel.LinearSolve(**FACE, smoothing=bilevel.Perturbed())
+)
+AS_IN_THE_PAPER = bilevel.DMLCBO(
+    upper_step=1.0, lower_step=0.1, hypergradient=bilevel.Neumann(terms=3, eta=0.3, smoothing=bilevel.TwoPoint())
+)
+
+
+def rows() -> list[Row]:
+    small = {name: make(2000, name) for name in ("float64", "float32")}
+    found = [
+        Row(f"DMLCBO step / pass, 2000 x 784, {name}", in_passes(problem, NOISY), f"<= {bound}")
+        for (name, problem), bound in zip(small.items(), (2.0, 3.0), strict=True)
+    ]
+    found += [
+        Row("the same in float64 without noise", in_passes(small["float64"], EXACT)),
+        Row(
+            "the same with all defaults: curvature estimated every 100 steps",
+            in_passes(small["float64"], bilevel.DMLCBO()),
+        ),
+        Row("the same, fused=False", in_passes(make(2000, "float64", fused=False), NOISY, blocks=3)),
+        two_point(small["float64"]),
+    ]
+    del small
+    for count in (20_000, 100_000):
+        gc.collect()
+        ratio = in_passes(make(count, "float64"), NOISY, blocks=5, steps=10, passes=10)
+        found.append(Row(f"DMLCBO step / pass, {count} x 784, float64", ratio, "<= 1.2"))
+    found += [vectors(count) for count in (2000, 100_000)]
+    return [*found, generic(2000, 1.8), generic(25, 7.0)]
+
+
+# --- the instance ---------------------------------------------------------------------------------------------------
+
+
+def data(count: int, dtype: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Noisy rows and labels, trusted rows and labels."""
+    rng, folder = np.random.default_rng(0), os.environ.get("BILEVEL_DATA")
+    if folder:
+        X, y, _, _ = images(Path(folder), "mnist")
+        X, y = X[np.isin(y, (6, 9))].astype(dtype), (y[np.isin(y, (6, 9))] == 9).astype(int)
+    else:
+        X = (rng.random((12_000, COLUMNS)) * (rng.random((12_000, COLUMNS)) < 0.2)).astype(dtype)
+        y = (X @ (rng.normal(size=COLUMNS) * (rng.random(COLUMNS) < 0.05)) > 0).astype(int)
+    order = rng.permutation(len(y))
+    chosen = order[TRUSTED : TRUSTED + count]
+    if len(chosen) < count:
+        chosen = rng.choice(order[TRUSTED:], count)
+    given = np.where(rng.random(count) < 0.3, 1 - y[chosen], y[chosen])
+    return X[chosen], given, X[order[:TRUSTED]], y[order[:TRUSTED]]
+
+
+def make(count: int, dtype: str, **options: Any) -> CleaningProblem:
+    return CleaningProblem(*data(count, dtype), loss="logistic", radius=1.0, ridge=1e-3, intercept=False, **options)
+
+
+# --- measurements ---------------------------------------------------------------------------------------------------
+
+
+def block(function: Callable[[], object], count: int) -> float:
+    """Processor seconds of one call, over a block of calls after two that warm the caches."""
+    function(), function()
+    began = time.thread_time()
+    for _ in range(count):
+        function()
+    return (time.thread_time() - began) / count
+
+
+def in_passes(problem: CleaningProblem, solver: Any, *, blocks: int = 15, steps: int = 30, passes: int = 60) -> float:
+    """One step in units of A.T @ p."""
+    states = stepping(problem, solver)
+    A = problem.design.array.numpy()  # type: ignore[attr-defined]
+    p = np.random.default_rng(1).random(len(A)).astype(A.dtype)
+    return median(block(lambda: next(states), steps) / block(lambda: A.T @ p, passes) for _ in range(blocks))
+
+
+def stepping(problem: Any, solver: Any, first: int = FIRST) -> Any:
+    """A run, after its first steps."""
+    states = bilevel.iterate(problem, torch.zeros_like(problem.start()), solver=solver)
+    for _ in range(first):
+        next(states)
+    return states
+
+
+def two_point(problem: CleaningProblem) -> Row:
+    ours, published = stepping(problem, NOISY), stepping(problem, AS_IN_THE_PAPER, 3)
+    ratio = median(block(lambda: next(published), 2) / block(lambda: next(ours), 30) for _ in range(3))
+    return Row("DMLCBO step, 2000 x 784: TwoPoint(784 directions), Q = 3 / on the face", ratio, ">= 100")
+
+
+MEMORY = """
+import json, sys
+from benchmarks.dmlcbo_step import NOISY, make, stepping
+from benchmarks.cleaning_memory import PEAK
+exec(PEAK)
+problem = make(int(sys.argv[1]), "float64")
+problem.design.array.sum(), problem.trusted_design.array.sum()
+with open("/proc/self/clear_refs", "w") as file:
+    file.write("5")  # the peak counts from here
+before = peak()
+stepping(problem, NOISY, 300)
+print(json.dumps(peak() - before))
+"""
+
+
+def vectors(count: int) -> Row:
+    """What 300 steps, the first included, take beside the data; in vectors of one number per row and column."""
+    answer = subprocess.run([sys.executable, "-c", MEMORY, str(count)], capture_output=True, text=True, check=True)
+    taken = json.loads(answer.stdout) / (8 * (count + TRUSTED + COLUMNS))
+    return Row(f"memory beside the data, {count} x 784, in vectors per row and column", taken, "<= 10")
+
+
+# --- the generic path ------------------------------------------------------------------------------------------------
+
+
+class ClosedForm(Linearization):
+    """The dense closed form of logistic hyper-cleaning in plain torch, without tricks."""
+
+    @property
+    def _p(self) -> Any:
+        return torch.sigmoid(-self.problem.a * self._margins)
+
+    def __init__(self, problem: Any, x: Any, y: Any, batch: Any = None) -> None:
+        super().__init__(problem, x, y, batch)
+        self._margins = problem.A @ y
+        self._slopes, self._weights = -problem.a * self._p / len(problem.a), x.sigmoid()
+        self._curvatures = self._weights * self._p * (1 - self._p) / len(problem.a)
+
+    def _upper_value(self) -> Any:
+        return self.problem.upper(self.x, self.y)
+
+    def _lower_value(self) -> Any:
+        return self.problem.lower(self.x, self.y)
+
+    def _upper_gradients(self) -> Any:
+        problem: Any = self.problem
+        pulled = -problem.b * torch.sigmoid(-problem.b * (problem.B @ self.y)) / len(problem.b)
+        return torch.zeros_like(self.x), problem.B.T @ pulled  # type: ignore[arg-type]
+
+    def _lower_gradient_x(self) -> Any:
+        raise NotImplementedError
+
+    def _lower_gradient_y(self) -> Any:
+        return self.problem.A.T @ (self._weights * self._slopes) + 2e-3 * self.y  # type: ignore[attr-defined,operator]
+
+    def _lower_hvp(self, v: Any) -> Any:
+        return self.problem.A.T @ (self._curvatures * (self.problem.A @ v)) + 2e-3 * v  # type: ignore[attr-defined]
+
+    def _lower_cross(self, v: Any) -> Any:
+        return self._weights * (1 - self._weights) * self._slopes * (self.problem.A @ v)  # type: ignore[attr-defined]
+
+
+class Plain(bilevel.Problem):
+    """Logistic hyper-cleaning as two formulas."""
+
+    def __init__(self, count: int) -> None:
+        A, a, B, b = data(count, "float64")
+        self.A, self.a, self.B, self.b = map(torch.from_numpy, (A, 2.0 * a - 1, B[:count], 2.0 * b[:count] - 1))
+        softplus = torch.nn.functional.softplus
+        super().__init__(
+            lambda x, y: softplus(-self.b * (self.B @ y)).mean(),
+            lambda x, y: (x.sigmoid() * softplus(-self.a * (self.A @ y))).mean() + 1e-3 * (y * y).sum(),
+            sets.L1Ball(1.0),
+            y0=torch.zeros(COLUMNS, dtype=torch.float64),
+        )
+
+    def start(self) -> Any:
+        return torch.zeros_like(self.a)
+
+
+class Dense(Plain):
+    """The same with its closed form."""
+
+    def linearize(self, x: Any, y: Any, batch: Any = None) -> Linearization:
+        return ClosedForm(self, x, y, batch)
+
+
+def generic(count: int, bound: float) -> Row:
+    """A step with three terms of the series: the same products on both sides."""
+    solver = bilevel.DMLCBO(lower_step=0.1, hypergradient=bilevel.Neumann(terms=3, eta=0.3, truncation="full"))
+    generic, dense = stepping(Plain(count), solver), stepping(Dense(count), solver)
+    size = 10 if count > 100 else 50
+    ratio = median(block(lambda: next(generic), size) / block(lambda: next(dense), size) for _ in range(7))
+    return Row(f"DMLCBO step, Q = 3, {count} x 784: autograd / dense closed form", ratio, f"<= {bound}")

@@ -1,0 +1,246 @@
+"""Margins carried along, products on few columns, the fused step: each the same as the plain form of it."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+
+import bilevel
+from bilevel.applications.hyper_cleaning import CleaningProblem
+from bilevel.applications.hyper_cleaning.fused import MOST, ColumnStore, FusedStep
+from bilevel.applications.hyper_cleaning.linearization import OnColumns
+from bilevel.spaces import Space, leaves, tree_map
+
+SPACE = Space()
+EXACT = bilevel.LinearSolve(tol=1e-13, max_iterations=200)
+SOLVERS = {
+    "auto": bilevel.DMLCBO(hypergradient=EXACT, refresh=30),
+    "steps given": bilevel.DMLCBO(
+        upper_step=1.0, lower_step=0.1, hypergradient=bilevel.LinearSolve(tol=1e-13, max_iterations=200, eta=0.3)
+    ),
+    "perturbed": bilevel.DMLCBO(
+        hypergradient=bilevel.LinearSolve(tol=1e-13, max_iterations=200, smoothing=bilevel.Perturbed(radius=1e-4))
+    ),
+}
+
+
+def pixels(*, classes=2, n=160, trusted=80, d=120, seed=0):
+    """Rows in [0, 1] of which few columns matter, 30 % of the labels wrong."""
+    rng = np.random.default_rng(seed)
+    X = rng.random((n + trusted, d)) * (rng.random(d) < 0.7)
+    y = (X @ (rng.normal(size=(d, classes)) * (np.arange(d) < 12)[:, None])).argmax(1)
+    given = y[:n].copy()
+    wrong = rng.random(n) < 0.3
+    given[wrong] = (given[wrong] + 1) % classes
+    return X[:n], given, X[n:], y[n:]
+
+
+def paper_problem(dtype=float, **options):
+    X, given, trusted, labels = pixels()
+    return CleaningProblem(X.astype(dtype), given, trusted.astype(dtype), labels, intercept=False, **options)
+
+
+def states(problem, solver, steps, seed=0):
+    run = bilevel.iterate(problem, problem.start(), solver=solver, seed=seed)
+    return [next(run) for _ in range(steps)]
+
+
+def difference(a, b):
+    """Relative, over all tensors of two vectors."""
+    return float(SPACE.norm(SPACE.add(a, b, -1.0)) / SPACE.norm(b))
+
+
+def assert_same_state(a, b, tol):
+    for name in ("x", "y", "upper_momentum", "lower_momentum", "adjoint"):
+        assert difference(getattr(a, name), getattr(b, name)) < tol, name
+    for name in ("upper_moment", "lower_moment"):
+        assert difference(getattr(a, name), getattr(b, name)) < tol, name
+    assert a.curvature == pytest.approx(b.curvature, rel=tol, nan_ok=True)
+
+
+# --- the fused step -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def taken(monkeypatch):
+    """The numbers of the steps that were fused."""
+    numbers = []
+    call = FusedStep.__call__
+
+    def counted(self, problem, state):
+        after = call(self, problem, state)
+        numbers.extend([] if after is None else [after.step])
+        return after
+
+    monkeypatch.setattr(FusedStep, "__call__", counted)
+    return numbers
+
+
+@pytest.mark.parametrize("name", SOLVERS)
+def test_200_fused_steps_are_those_of_the_general_step(name, taken):
+    fused, plain = paper_problem(), paper_problem(fused=False)
+    a, b = (states(problem, SOLVERS[name], 200)[-1] for problem in (fused, plain))
+    assert len(taken) > 150
+    assert plain.fused_step(SOLVERS[name]) is None
+    assert_same_state(a, b, 1e-10)
+    assert difference(a.carried["noisy"], b.carried["noisy"]) < 1e-10
+    assert fused.costs.projections == plain.costs.projections
+    assert fused.costs.lower_gradients == plain.costs.lower_gradients
+
+
+def test_both_are_those_of_autograd_alone():
+    """The problem as its two formulas, without any structure."""
+    problem = paper_problem()
+    generic = bilevel.Problem(problem._plain_upper, problem._plain_lower, problem.constraint, y0=problem.y0)
+    run = bilevel.iterate(generic, problem.start(), solver=SOLVERS["steps given"])
+    assert_same_state(states(problem, SOLVERS["steps given"], 60)[-1], [next(run) for _ in range(60)][-1], 1e-9)
+
+
+def test_one_fused_step_in_float32_is_that_of_float64_to_its_precision(taken):
+    last = states(paper_problem(), SOLVERS["steps given"], 80)[-1]
+    narrow = copy.deepcopy(last)
+    for name in ("x", "y", "upper_momentum", "lower_momentum", "upper_moment", "lower_moment", "upper_floor",
+                 "lower_floor", "adjoint", "carried"):  # fmt: skip
+        setattr(narrow, name, tree_map(torch.Tensor.float, getattr(last, name)))
+    solver = bilevel.DMLCBO(upper_step=1.0, lower_step=0.1, hypergradient=bilevel.LinearSolve(eta=0.3))
+    after = solver.step(paper_problem(np.float32), narrow)
+    wanted = SOLVERS["steps given"].step(paper_problem(), last)
+    assert taken[-2:] == [81, 81]
+    assert after.x.dtype == torch.float32
+    for name in ("x", "y", "lower_momentum"):
+        assert difference(tree_map(torch.Tensor.double, getattr(after, name)), getattr(wanted, name)) < 1e-5, name
+
+
+def test_the_state_given_is_left_as_it_was(taken):
+    problem, solver = paper_problem(), SOLVERS["auto"]
+    last = states(problem, solver, 50)[-1]
+    kept = copy.deepcopy(last)
+    first, again = solver.step(problem, last), solver.step(problem, last)
+    assert taken[-2:] == [51, 51]
+    for name, value in vars(kept).items():
+        if isinstance(value, dict | torch.Tensor) and name != "stats":
+            assert all(torch.equal(u, v) for u, v in zip(leaves(value), leaves(getattr(last, name)), strict=True))
+    assert torch.equal(first.x, again.x)
+
+
+@pytest.mark.parametrize(("name", "fused"), [("auto", True), ("perturbed", True), ("perturbed", False)])
+def test_a_resumed_run_has_the_same_bits(name, fused, tmp_path):
+    problem = paper_problem(fused=fused)
+    options = {"solver": SOLVERS[name], "evaluate_every": 1000}
+    whole = bilevel.minimize(problem, problem.start(), steps=70, **options)
+    part = bilevel.minimize(problem, problem.start(), steps=43, **options)
+    part.save(tmp_path / "run.safetensors")
+    resumed = bilevel.minimize(paper_problem(fused=fused), resume=tmp_path / "run.safetensors", steps=27, **options)
+    for name in ("x", "y", "adjoint", "lower_momentum", "upper_momentum", "carried"):
+        pairs = zip(leaves(getattr(whole.state, name)), leaves(getattr(resumed.state, name)), strict=True)
+        assert all(torch.equal(a, b) for a, b in pairs), name
+
+
+def test_what_is_not_written_out_takes_the_general_step():
+    solver = bilevel.DMLCBO()
+    assert isinstance(paper_problem().fused_step(solver), FusedStep)
+    X, given, trusted, labels = pixels()
+    others = [
+        CleaningProblem(X, given, trusted, labels),  # an intercept
+        paper_problem(radius="auto"),
+        paper_problem(loss="squared"),
+        paper_problem(noise="class-pairs"),
+        paper_problem(batch_size=10),
+        paper_problem(trusted_in_lower=0.5),
+        paper_problem(constraint=bilevel.sets.L2Ball(1.0)),
+    ]
+    assert [problem.fused_step(solver) for problem in others] == [None] * len(others)
+    problem = paper_problem()
+    series = bilevel.DMLCBO(hypergradient=bilevel.Neumann())
+    elementwise = bilevel.DMLCBO(adaptivity="elementwise")
+    assert problem.fused_step(series) is problem.fused_step(elementwise) is problem.fused_step(bilevel.Approx()) is None
+
+
+def test_a_face_that_is_not_small_takes_the_general_step(taken):
+    problem = paper_problem(radius=1000.0)
+    last = states(problem, SOLVERS["auto"], 30)[-1]
+    assert int((last.adjoint["weight"] != 0).sum()) > MOST
+    assert taken == []
+
+
+def test_columns_that_stay_are_not_read_again():
+    A = np.arange(12.0).reshape(3, 4)
+    store = ColumnStore(A.copy())
+    assert np.array_equal(store.take(np.array([1, 3])), A.T[[1, 3]])
+    store._array[:] = -1.0  # what is read from here on
+    assert np.array_equal(store.take(np.array([0, 3])), [[-1.0] * 3, A[:, 3]])
+    assert np.array_equal(store.take(np.array([1])), [[-1.0] * 3])
+
+
+# --- through the linearisation -----------------------------------------------------------------------------------
+
+
+def several_classes(**options):
+    X, given, trusted, labels = pixels(classes=4)
+    return CleaningProblem(X, given, trusted, labels, classes=4, **options)
+
+
+@pytest.mark.parametrize("ball", ["class", "all"])
+@pytest.mark.parametrize("noise", ["rows", "class-pairs", "transition"])
+@pytest.mark.parametrize("intercept", [True, False])
+def test_products_on_the_support_of_a_face(ball, noise, intercept):
+    options = {"trusted_in_lower": 0.3, "evidence": 0.2} if noise == "transition" else {}
+    problem = several_classes(ball=ball, noise=noise, intercept=intercept, **options)
+    x, y = problem.start(), problem.y0
+    lin = problem.linearize(x, y)
+    z = {**y, "weight": torch.where(torch.arange(120) % 11 == 0, 1.0, y["weight"])}
+    face = problem.constraint.jacobian(z)
+    near = lin.restrict(face)
+    assert isinstance(near, OnColumns)
+    assert int(face.support["weight"].sum()) == 4 * 11
+    v = face.apply(SPACE.random_like(y, torch.Generator().manual_seed(1)))
+    for product in ("lower_hvp", "lower_cross"):
+        a, b = getattr(near, product)(v), getattr(lin, product)(v)
+        if product == "lower_hvp":
+            a, b = face.apply(a), face.apply(b)
+        assert difference(a, b) < 1e-12
+    assert difference(face.apply(near.upper_grad_y), face.apply(lin.upper_grad_y)) < 1e-12
+    assert all(torch.equal(a, b) for a, b in zip(leaves(near.upper_grad_x), leaves(lin.upper_grad_x), strict=True))
+
+
+@pytest.mark.parametrize("make", [several_classes, paper_problem])
+def test_margins_carried_along_do_not_drift(make):
+    """200 steps without a refresh: rounding errors are averaged as the margins are."""
+    problem = make(fused=False, radius=0.3)
+    last = states(problem, bilevel.DMLCBO(refresh=1000), 200)[-1]
+    fresh = problem.linearize(last.x, last.y).carried
+    assert not torch.equal(last.carried["noisy"], fresh["noisy"])  # it is not computed anew
+    assert difference(last.carried, fresh) < 1e-14
+
+
+def test_restricted_and_carried_steps_of_several_classes_are_those_of_autograd():
+    problem = several_classes(radius=0.3)
+    generic = bilevel.Problem(problem._plain_upper, problem._plain_lower, problem.constraint, y0=problem.y0)
+    for estimator in (EXACT, bilevel.Neumann(terms=3, smoothing=bilevel.Perturbed(radius=1e-4))):
+        solver = bilevel.DMLCBO(hypergradient=estimator)
+        run = bilevel.iterate(generic, problem.start(), solver=solver)
+        assert_same_state(states(problem, solver, 30)[-1], [next(run) for _ in range(30)][-1], 1e-9)
+
+
+def test_margins_are_refreshed_at_fixed_steps():
+    problem, solver = paper_problem(fused=False), bilevel.DMLCBO(refresh=10)
+    for state in states(problem, solver, 30)[9::10]:
+        fresh = problem.linearize(state.x, state.y).carried
+        assert all(torch.equal(state.carried[rows], fresh[rows]) for rows in fresh)
+
+
+@pytest.mark.slow
+def test_the_published_estimator_ends_at_the_same_value():
+    """d = 20: Q = 3 terms truncated at random, two-point estimates with d directions; against the solve on the face."""
+    X, given, trusted, labels = pixels(d=20, n=200, trusted=100)
+    problem = CleaningProblem(X, given, trusted, labels, intercept=False)
+    series = bilevel.Neumann(terms=3, eta=0.3, truncation="random", smoothing=bilevel.TwoPoint())
+    values = []
+    for estimator, steps in ((EXACT, 2000), (series, 6000)):
+        solver = bilevel.DMLCBO(upper_step=1.0, hypergradient=estimator)
+        solution = bilevel.minimize(problem, problem.start(), solver=solver, steps=steps, evaluate_every=steps)
+        values.append(float(bilevel.upper_value(problem, solution.x, tol=1e-8)))
+    assert values[1] == pytest.approx(values[0], abs=1e-3)
+    start = float(bilevel.upper_value(problem, problem.start(), tol=1e-8))
+    assert values[0] < start - 1e-2  # there was something to gain
