@@ -16,6 +16,8 @@ from .probe import SPACE, Probe, slope
 
 STEPS = 5
 """How many steps of differences are tried, each a tenth of the one before."""
+NEAR = 1e-4
+"""The step where x is of size 1: a kink within it is a verdict."""
 
 
 class Path:
@@ -88,6 +90,11 @@ class Compared:
         return any(s.kinked and s.jump > 1e-3 * self.scale for s in self.slopes)
 
     @property
+    def settled(self) -> bool:
+        """A shorter step would not tell more."""
+        return self.correct or self.undecided or (self.kinked and self.step <= NEAR)
+
+    @property
     def undecided(self) -> bool:
         """The true error may lie on either side of tol."""
         return not self.correct and self.error <= self.tol + self.doubt
@@ -108,13 +115,16 @@ class Compared:
 
 
 def with_the_best_step(path: Path, drawn: list[Tensor], step: float, noise: float, h: Averaged, tol: float) -> Compared:
-    """The first step that agrees: F may bend on a shorter scale than that of x, or end nearby. Or the first finite."""
+    """The first step that agrees: F may bend on a shorter scale than that of x, or end nearby. Else a kink that stays.
+
+    A long step can take a wave for a kink, so that kinks count from NEAR on.
+    """
     tried = [Compared(path, drawn, step, noise, h, tol)]
-    while not (tried[-1].correct or tried[-1].kinked or tried[-1].undecided) and len(tried) < STEPS:
+    while not tried[-1].settled and len(tried) < STEPS:
         shorter = Compared(path, drawn, tried[-1].step / 10, noise, h, tol)
         if shorter.blur > tol:
             break
         tried.append(shorter)
-    return next((t for t in reversed(tried) if t.correct), None) or next(
-        (t for t in tried if math.isfinite(t.error)), tried[0]
-    )
+    if tried[-1].correct or tried[-1].kinked:
+        return tried[-1]
+    return next((t for t in tried if math.isfinite(t.error)), tried[0])

@@ -152,9 +152,9 @@ def kinked_function(probe: Probe, x: Tensor, y: Tensor, generator: torch.Generat
         if _is_kink(judged, float(f_x.norm() + f_y.norm())):
             return Finding(Cause.UPPER_NOT_DIFFERENTIABLE, _two_sides("f", judged.slope))
         function = lambda t, d=d, e=e, r=r: float(r @ probe.lower_grad(x + t * d, y + t * e))  # noqa: E731
-        judged = judge(function, 0.0, 0.0, probe)
-        turned = [SPACE.ravel(product(probe.as_y(r))) for product in (lin.lower_hvp, lin.lower_cross)]
-        if _is_kink(judged, sum(float(v.norm()) for v in turned)):
+        in_x, in_y = (SPACE.ravel(product(probe.as_y(r))) for product in (lin.lower_cross, lin.lower_hvp))
+        judged = judge(function, float(in_x @ d + in_y @ e), 0.0, probe)
+        if _is_kink(judged, float(in_x.norm() + in_y.norm())):
             return Finding(Cause.LOWER_NOT_DIFFERENTIABLE, _two_sides("grad_y g", judged.slope))
     return None
 
