@@ -132,6 +132,14 @@ def test_the_page_about_wrong_labels_runs(tmp_path, monkeypatch, capsys):
     exec(files, names)
 
 
+@pytest.mark.slow
+def test_the_page_about_few_shots_runs(capsys):
+    names: dict[str, Any] = {}
+    for block in python_blocks("docs/few-shot.md"):
+        exec(block, names)
+    assert "(50 tasks)" in capsys.readouterr().out
+
+
 def test_the_page_about_data_sets_lists_the_catalogue():
     """Names and licences in its table; its block without files runs."""
     text = (ROOT / "docs" / "datasets.md").read_text()
