@@ -23,6 +23,8 @@ sys.path.pop(0)
 WELL_MADE = {
     ("signed-solution-solver.safetensors", "Solution.load"),
     ("signed-solution-solver.safetensors", "load_checkpoint"),
+    ("signed-solution-solver.safetensors", "bilevel resume"),  # "this run has ended": nothing in it is needed
+    ("signed-solution-command.safetensors", "bilevel resume"),
     ("signed-solution-command.safetensors", "Solution.load"),
     ("signed-solution-command.safetensors", "load_checkpoint"),
     ("signed-cleaner-settings.safetensors", "load_cleaner"),
@@ -47,7 +49,8 @@ def readings(folder) -> list[dict]:
         [sys.executable, hostile.__file__, str(folder)], capture_output=True, text=True, cwd=folder, timeout=500
     )
     assert finished.returncode == 0, finished.stderr[-3000:]
-    return [json.loads(line) for line in finished.stdout.splitlines()]
+    # `bilevel resume` speaks to its user in between.
+    return [json.loads(line) for line in finished.stdout.splitlines() if line.startswith("{")]
 
 
 def test_every_file_was_read_by_every_reader(readings, folder):
@@ -96,8 +99,15 @@ FORBIDDEN = {"pickle", "marshal", "shelve", "zipfile", "tarfile", "gzip", "bz2",
              "cloudpickle", "joblib", "xml"}  # fmt: skip
 
 
+UNPACKED_IN_MEMORY = {"contents.py", "omniglot.py", "cifar100.py"}
+"""Readers of the official archives of data sets; tests/datasets has hostile ones for them."""
+
+
 def test_the_package_has_no_reader_of_formats_that_run_or_unpack():
-    """No pickle, no archive, no TOML: what is not there cannot be tricked. (ast.literal_eval reads a solver's text.)"""
+    """No pickle, no TOML, archives for data sets alone: what is not there cannot be tricked.
+
+    (ast.literal_eval reads a solver's text.)
+    """
     package = Path(bilevel.__file__).parent
     for path in package.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -111,4 +121,7 @@ def test_the_package_has_no_reader_of_formats_that_run_or_unpack():
                 continue
             else:
                 continue
-            assert not {name.split(".")[0] for name in names} & FORBIDDEN, path
+            found = {name.split(".")[0] for name in names} & FORBIDDEN
+            if path.parent.name == "datasets" and path.name in UNPACKED_IN_MEMORY:
+                found -= {"zipfile", "tarfile", "gzip", "bz2"}
+            assert not found, path

@@ -47,6 +47,8 @@ class TestFromCvxpy(SetTestCase):
     def small_cases(self, name, count=6):
         return super().small_cases(name, min(count, 3))
 
+    test_kinks = pytest.mark.slow(SetTestCase.test_kinks)
+
 
 CONES = {
     "l1": (lambda y: [cvxpy.norm1(y) <= 1], (4,), L1Ball(1.0)),

@@ -50,6 +50,10 @@ class TestIntersection(SetTestCase):
             half.normal.numpy() @ y <= half.offset.item(),
         ]
 
+    def small_cases(self, name, count=6):
+        """A projection takes about ten milliseconds."""
+        return super().small_cases(name, min(count, 3))
+
 
 class TestFromProjection(SetTestCase):
     def make_set(self, generator, dimension, scale):

@@ -314,8 +314,9 @@ def test_points_beyond_the_dtype_are_refused():
         with pytest.raises(InvalidInput, match=r"entries up to 3e\+38 cannot be added up in torch.float32: use z.dou"):
             Y.project(z)
         assert Y.project(z.double()).isfinite().all()
-    with pytest.raises(InvalidInput, match="divided by the factor 1e-30 overflows torch.float32"):
-        Scaled(L2Ball(), 1e-30).project(torch.tensor([1e20]))
+    with pytest.raises(InvalidInput, match="divided by the factor 1e-300 overflows torch.float64"):
+        Scaled(L2Ball(), 1e-300).project(torch.tensor([1e20]).double())
+    assert Scaled(L2Ball(), 1e-30).project(torch.tensor([1e20])) == torch.tensor([1e-30])
     with pytest.raises(InvalidInput, match=r"gamma = 1e\+200 is too large for a point or a radius of size 1"):
         ElasticNetBall(1e200).project(torch.ones(2))
 
