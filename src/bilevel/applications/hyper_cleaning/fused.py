@@ -268,10 +268,12 @@ def _conjugate_gradients(
     scale = float(b @ b) ** 0.5
     if scale == 0.0 or not np.isfinite(scale):
         return LinearSolution(b * scale, scale, 0), 0
+    x: Any
     x, residual = start, b - product(start)
     square = float(residual @ residual)
     if not square < scale * scale:
         x, residual, square = np.zeros_like(b), b, scale * scale
+    best: Any
     direction, best, best_square = residual, x, square
     for k in range(limit):
         if square**0.5 <= tol * scale:

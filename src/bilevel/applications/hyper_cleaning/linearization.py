@@ -151,7 +151,7 @@ class OnColumns(CleaningLinearization):
     def __init__(self, lin: CleaningLinearization, columns: Tensor, means: dict[str, Any]) -> None:
         super().__init__(lin.problem, lin.x, on_columns(lin.y, columns), lin.batch)  # type: ignore[arg-type]
         self._columns, self._shape = columns, lin.y["weight"].shape  # type: ignore[call-overload]
-        self.__dict__.update({f"_{rows}": mean for rows, mean in means.items()})
+        vars(self).update({f"_{rows}": mean for rows, mean in means.items()})
 
     def _upper_gradients(self) -> tuple[Vector, Vector]:
         in_x, in_y = super()._upper_gradients()
