@@ -23,8 +23,8 @@ TEST_QUERIES = 15
 
 SOLVERS: dict[str, Callable[[], Any]] = {
     "dmlcbo": lambda: DMLCBO(adaptivity="elementwise", upper_step=0.02),
-    "vpbgd": lambda: VPBGD(lower_steps=3, penalty_steps=3),
-    "rmd-pcd": lambda: RMDPCD(steps=3, inner="full", step_rule="fixed", upper_step=0.1),
+    "vpbgd": lambda: VPBGD(lower_steps=3, penalty_steps=3, upper_step=0.01),
+    "rmd-pcd": lambda: RMDPCD(steps=3, inner="full", step_rule="fixed", upper_step=0.01),
     "approx": lambda: Approx(inner_steps=3, step_rule="fixed", upper_step=0.1),
     "implicit": lambda: Implicit(step_rule="fixed", upper_step=0.1),
     "adam": lambda: None,
