@@ -108,6 +108,7 @@ def test_dmlcbo_untuned_reaches_the_minimum(known):
     assert float(bilevel.upper_value(known.problem, solution.x)) <= 0.01 * start
 
 
+@pytest.mark.slow
 @each
 def test_dmlcbo_forgets_a_bad_start_of_y(known):
     """y0 far from y*(x0) makes the first hypergradient far too large: that must not bound the steps for good."""
@@ -149,5 +150,4 @@ def test_every_iterate_is_feasible(known):
         member = constraint.contains(state.y)
         assert member, (state.step, member)
         if state.step == 200:
-            break@pytest.mark.slow
-
+            break
