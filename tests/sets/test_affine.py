@@ -133,3 +133,9 @@ def test_a_far_point_keeps_the_equations_while_the_matrix_is_followed():
     Y = AffineSet(torch.tensor([[1.0, 1.0, 1.0]], dtype=torch.float64, requires_grad=True), torch.ones(1).double())
     y = Y.project(torch.full((3,), 1e15, dtype=torch.float64))
     torch.testing.assert_close(y.sum().item(), 1.0, rtol=0, atol=1e-12)
+
+
+def test_a_normal_without_values_is_refused():
+    for make in (HalfSpace, Hyperplane):
+        with pytest.raises(InvalidInput, match="normal is on the device 'meta'"):
+            make(torch.ones(3, device="meta"), 1.0)

@@ -47,11 +47,11 @@ class HalfSpace(ConvexSet):
     def __init__(self, normal: Tensor, offset: float | Tensor = 0.0) -> None:
         if not isinstance(normal, Tensor) or normal.ndim == 0:
             raise InvalidInput(f"normal must be a tensor of shape (..., n), {got(normal)}")
-        some = (normal.detach() != 0).any(-1, keepdim=True)
+        checked: Tensor = parameter("normal", normal)  # type: ignore[assignment]
+        some = (checked.detach() != 0).any(-1, keepdim=True)
         if can_look_at_values() and not bool(some.all()):
             raise InvalidInput("normal is zero: the set would be everything or nothing")
-        normal = normal if can_look_at_values() else torch.where(some, normal, torch.nan)
-        self.normal: Tensor = parameter("normal", normal)  # type: ignore[assignment]
+        self.normal = checked if can_look_at_values() else torch.where(some, checked, torch.nan)
         self.offset = parameter("offset", offset)
 
     def _step(self, z: Tensor) -> tuple[Tensor, Tensor]:
