@@ -253,7 +253,7 @@ def few_shot_train(
     width
         Channels of conv.
     plain
-        Leave out the batch normalisation of conv, as the paper has it. It then learns more slowly.
+        Leave out the batch normalisation of conv, as the paper has it.
     tasks_per_step
         Tasks drawn for each step.
     minutes

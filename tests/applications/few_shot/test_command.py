@@ -72,6 +72,14 @@ def test_a_learner_of_another_origin_has_no_experiment(tmp_path, capsys):
     assert "does not say which experiment it belongs to" in capsys.readouterr().err
 
 
+def test_force_takes_nothing_away_from_a_run_that_cannot_start(tmp_path):
+    out = tmp_path / "net.safetensors"
+    out.write_bytes(b"an earlier network")
+    command = ["fewshot", "train", "--out", str(out), "--dataset", "omniglot", "--folder", str(tmp_path), "--force"]
+    assert main(command) == 2
+    assert out.read_bytes() == b"an earlier network"
+
+
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_every_method_takes_steps(solver):
     experiment = Experiment(dataset="generated", ways=3, shots=1, queries=2, width=4, tasks_per_step=2, solver=solver)

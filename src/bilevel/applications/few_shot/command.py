@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from ...checkpoints import Checkpoint
 from ...errors import InvalidInput
 from ...files import check_writable
 from .evaluation import Accuracy
@@ -33,9 +34,10 @@ def train(
     """Train, say how it went, draw the learning curve."""
     if picture is not None:
         check_writable(picture, overwrite=force)
-    if force and not resume:
-        _remove(model)
     splits, learner = experiment.splits(folder), experiment.learner()
+    if force and not resume:
+        for path in Checkpoint(model).files:
+            path.unlink(missing_ok=True)
     say(
         f"{experiment.ways}-way {experiment.shots}-shot tasks of {experiment.dataset}, {experiment.solver}: "
         f"{splits.train.classes} classes to train on, {splits.validation.classes} others to choose by, "
@@ -95,8 +97,3 @@ def answer(text: str) -> None:
     """A line of the result."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
-
-
-def _remove(model: Path) -> None:
-    for path in (model, model.with_suffix(f".previous{model.suffix}")):
-        path.unlink(missing_ok=True)

@@ -15,8 +15,6 @@ class ConvNet(nn.Sequential):
     The paper has "a network with four convolution-ELU-Maxpooling layers" and 100 features. It prints neither the width,
     64 here as is usual, nor a batch normalisation.
 
-    On a CPU `ConvNet().to(memory_format=torch.channels_last)` saves about a quarter of the time without normalisation.
-
     Parameters
     ----------
     channels, image_size
@@ -26,7 +24,7 @@ class ConvNet(nn.Sequential):
     width
         Channels of each block.
     normalise
-        Batch normalisation between convolution and ELU. False is the paper's; True learns faster, and makes the
+        Batch normalisation between convolution and ELU. False is the paper's; True makes the
         features of an image depend on the others of its batch while training.
 
     Examples

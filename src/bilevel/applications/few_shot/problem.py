@@ -121,12 +121,11 @@ class FewShotProblem(Problem):
         """Let go of the features that are kept, and of their graph."""
         self._latest = None
 
-    def solve(self, x: Vector, *, rounds: int | None = None) -> Tensor:
-        """y*(x) by the head's own solver; with `rounds`, at most so many projected Newton steps from 0 towards it."""
+    def solve(self, x: Vector) -> Tensor:
+        """y*(x) by the head's own solver."""
         support = self._masked(self.features(x).support.detach())
         dual = Dual(self.coded, self.head.quadratic(self.coded, support))
-        found = dual.solve(tol=self.head.tol) if rounds is None else dual.approach(rounds=rounds, tol=self.head.tol)
-        return self.coded.plain(found.y)
+        return self.coded.plain(dual.solve(tol=self.head.tol).y)
 
     def scores(self, x: Vector, y: Vector) -> Tensor:
         """The scores of the queries, (t, m, k)."""
