@@ -117,6 +117,11 @@ def test_a_demo_without_its_packages(name, capsys, monkeypatch):
             demo.run()
 
 
+# A shell shows 130 for both. Python ends by the signal itself, although `main` has returned 130, when the interrupt came
+# while it ran a text as code, as the making of a dataclass or a namedtuple does when a package is imported.
+INTERRUPTED = (cli.INTERRUPTED, -signal.SIGINT)
+
+
 def test_ctrl_c_in_the_middle_of_a_run(tmp_path):
     process = subprocess.Popen(
         [sys.executable, "-m", "bilevel", "demo", "--steps", "100000"],
@@ -131,7 +136,7 @@ def test_ctrl_c_in_the_middle_of_a_run(tmp_path):
         _, shown = process.communicate(timeout=60)
     finally:
         process.kill()
-    assert process.returncode == 130
+    assert process.returncode in INTERRUPTED
     assert shown.splitlines()[-1] == "bilevel: stopped by Ctrl-C"
     assert "Traceback" not in shown
     assert os.listdir(tmp_path) == []

@@ -334,7 +334,7 @@ def test_ctrl_c_keeps_the_best_so_far(forest):
         out, err = process.communicate(timeout=120)
     finally:
         process.kill()
-    assert process.returncode == 130, err
+    assert process.returncode in (130, -signal.SIGINT), err  # a shell shows 130 for both
     assert "Traceback" not in err
     assert "stopped by Ctrl-C: what was found until then is kept, marked as interrupted" in err
     assert "interrupted" in out

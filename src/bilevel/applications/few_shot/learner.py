@@ -143,6 +143,7 @@ class MetaLearner:
         resume: bool = False,
         progress: bool = False,
         callbacks: Iterable[Callback] = (),
+        clock: Callable[[], float] = time.perf_counter,
     ) -> Training:
         """Train until `steps` steps have been taken in all, or their time is `minutes`, whichever comes first.
 
@@ -166,6 +167,9 @@ class MetaLearner:
             Show a progress bar.
         callbacks
             Functions of (record, learner); one that returns something true ends the training.
+        clock
+            Measures the seconds. `time.process_time` counts those of the processor alone, so that a busy machine does
+            not shorten a training of so many minutes.
         """
         if steps is None and minutes is None:
             raise InvalidInput("say how long to train: fit(episodes, steps=...) or fit(episodes, minutes=...)")
@@ -180,7 +184,7 @@ class MetaLearner:
         files = None if checkpoint is None else Files(Checkpoint.of(checkpoint), resume=resume)
         if files is not None and files.found:
             self.load(files.path)
-        plan = Plan(steps, minutes, evaluate_every, validate, validate_count, files)
+        plan = Plan(steps, minutes, evaluate_every, validate, validate_count, files, clock)
         with progress_bar(progress) as bar:
             return self._train(episodes, plan, [*callbacks, lambda record, _: show(bar, record, plan)])
 
@@ -211,7 +215,7 @@ class MetaLearner:
         try:
             with interrupts_after_the_step() as interrupted:
                 while not plan.is_done(self.state) and status is Status.STEPS:
-                    self._advance(episodes)
+                    self._advance(episodes, plan.clock)
                     if plan.is_due(self.state) and self._told(self._record(plan), callbacks):
                         status = Status.STOPPED
                     elif interrupted():
@@ -233,14 +237,14 @@ class MetaLearner:
         asked = [callback(record, self) for callback in callbacks]
         return any(answer is not None and bool(answer) for answer in asked)
 
-    def _advance(self, episodes: EpisodeSource) -> None:
+    def _advance(self, episodes: EpisodeSource, clock: Callable[[], float]) -> None:
         """One step, on fresh tasks."""
-        began, k = time.perf_counter(), self.state.step + 1
+        began, k = clock(), self.state.step + 1
         judged = self._updates.step(lambda step: self._draw(episodes, step), k)
         loss, accuracy, count = self.state.recent
         self.state.recent = (loss + judged.loss, accuracy + judged.accuracy, count + 1)
         self.state.step = k
-        self.state.seconds += time.perf_counter() - began
+        self.state.seconds += clock() - began
         self._take_parameters()
 
     def _draw(self, episodes: EpisodeSource, step: int) -> FewShotProblem:

@@ -47,6 +47,10 @@ class ConvNet(nn.Sequential):
             blocks += [nn.MaxPool2d(2), nn.ELU()]  # ELU increases: the order does not matter, and this one needs less
         super().__init__(*blocks, nn.Flatten(), nn.Linear(width * (image_size // 16) ** 2, features))
 
+    def forward(self, images: Tensor) -> Tensor:
+        """(n, channels, h, w) to (n, features)."""
+        return super().forward(_channels_last(images))
+
 
 class ResNet12(nn.Sequential):
     """Four residual blocks of three convolutions each, with 64, 160, 320 and 640 channels.
@@ -91,6 +95,10 @@ class ResNet12(nn.Sequential):
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, a=0.1, mode="fan_out", nonlinearity="leaky_relu")
 
+    def forward(self, images: Tensor) -> Tensor:
+        """(n, channels, h, w) to (n, features)."""
+        return super().forward(_channels_last(images))
+
 
 class ResidualBlock(nn.Module):
     """pool(phi(c(phi(c(phi(c(a))))) + shortcut(a))), c a normalised convolution 3 x 3, phi LeakyReLU."""
@@ -108,6 +116,11 @@ class ResidualBlock(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """(n, inputs, h, w) to (n, outputs, h // 2, w // 2)."""
         return self.end(self.convolutions(images) + self.shortcut(images))
+
+
+def _channels_last(images: Tensor) -> Tensor:
+    """The same images with channels innermost in memory, which convolutions on a CPU go through twice as fast."""
+    return images.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)  # also marks images of a single channel
 
 
 def _check_positive(**sizes: int) -> None:

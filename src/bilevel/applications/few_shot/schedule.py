@@ -29,6 +29,7 @@ class Plan:
     validate: EpisodeSource | None
     validate_count: int
     files: Files | None
+    clock: Callable[[], float]
 
     def share(self, state_step: int, seconds: float) -> float:
         """How much of the plan is done, from 0 to 1."""
