@@ -117,8 +117,8 @@ def test_a_demo_without_its_packages(name, capsys, monkeypatch):
             demo.run()
 
 
-# A shell shows 130 for both. Python ends by the signal itself, although `main` has returned 130, when the interrupt came
-# while it ran a text as code, as the making of a dataclass or a namedtuple does when a package is imported.
+# A shell shows 130 for both. Python ends by the signal itself, although `main` has returned 130, when the interrupt
+# came while it ran a text as code, as the making of a dataclass or a namedtuple does when a package is imported.
 INTERRUPTED = (cli.INTERRUPTED, -signal.SIGINT)
 
 
