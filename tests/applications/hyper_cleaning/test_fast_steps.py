@@ -1,15 +1,19 @@
 """Margins carried along, products on few columns, the fused step: each the same as the plain form of it."""
 
 import copy
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 import torch
 
 import bilevel
-from bilevel.applications.hyper_cleaning import CleaningProblem
-from bilevel.applications.hyper_cleaning.fused import MOST, ColumnStore, FusedStep
+from bilevel.applications.hyper_cleaning import CleaningProblem, on_arrays
+from bilevel.applications.hyper_cleaning import fused as steps
+from bilevel.applications.hyper_cleaning.fused import FusedStep
 from bilevel.applications.hyper_cleaning.linearization import OnColumns
+from bilevel.applications.hyper_cleaning.on_arrays import FEW, SMALL
 from bilevel.spaces import Space, leaves, tree_map
 
 SPACE = Space()
@@ -61,6 +65,20 @@ def assert_same_state(a, b, tol):
 
 # --- the fused step -------------------------------------------------------------------------------------------------
 
+FORMS = ["NumPy", "compiled"]
+
+
+@pytest.fixture
+def form(request, monkeypatch):
+    """In NumPy, or compiled by numba."""
+    if request.param == "NumPy":
+        monkeypatch.setattr(steps, "arithmetic", lambda: on_arrays)
+    else:
+        from bilevel.applications.hyper_cleaning import compiled
+
+        assert steps.arithmetic() is compiled
+    return request.param
+
 
 @pytest.fixture
 def taken(monkeypatch):
@@ -77,8 +95,9 @@ def taken(monkeypatch):
     return numbers
 
 
+@pytest.mark.parametrize("form", FORMS, indirect=True)
 @pytest.mark.parametrize("name", SOLVERS)
-def test_200_fused_steps_are_those_of_the_general_step(name, taken):
+def test_200_fused_steps_are_those_of_the_general_step(form, name, taken):
     fused, plain = paper_problem(), paper_problem(fused=False)
     a, b = (states(problem, SOLVERS[name], 200)[-1] for problem in (fused, plain))
     assert len(taken) > 150
@@ -97,7 +116,8 @@ def test_both_are_those_of_autograd_alone():
     assert_same_state(states(problem, SOLVERS["steps given"], 60)[-1], [next(run) for _ in range(60)][-1], 1e-9)
 
 
-def test_one_fused_step_in_float32_is_that_of_float64_to_its_precision(taken):
+@pytest.mark.parametrize("form", FORMS, indirect=True)
+def test_one_fused_step_in_float32_is_that_of_float64_to_its_precision(form, taken):
     last = states(paper_problem(), SOLVERS["steps given"], 80)[-1]
     narrow = copy.deepcopy(last)
     for name in ("x", "y", "upper_momentum", "lower_momentum", "upper_moment", "lower_moment", "upper_floor",
@@ -112,7 +132,8 @@ def test_one_fused_step_in_float32_is_that_of_float64_to_its_precision(taken):
         assert difference(tree_map(torch.Tensor.double, getattr(after, name)), getattr(wanted, name)) < 1e-5, name
 
 
-def test_the_state_given_is_left_as_it_was(taken):
+@pytest.mark.parametrize("form", FORMS, indirect=True)
+def test_the_state_given_is_left_as_it_was(form, taken):
     problem, solver = paper_problem(), SOLVERS["auto"]
     last = states(problem, solver, 50)[-1]
     kept = copy.deepcopy(last)
@@ -124,8 +145,9 @@ def test_the_state_given_is_left_as_it_was(taken):
     assert torch.equal(first.x, again.x)
 
 
+@pytest.mark.parametrize("form", FORMS, indirect=True)
 @pytest.mark.parametrize(("name", "fused"), [("auto", True), ("perturbed", True), ("perturbed", False)])
-def test_a_resumed_run_has_the_same_bits(name, fused, tmp_path):
+def test_a_resumed_run_has_the_same_bits(form, name, fused, tmp_path):
     problem = paper_problem(fused=fused)
     options = {"solver": SOLVERS[name], "evaluate_every": 1000}
     whole = bilevel.minimize(problem, problem.start(), steps=70, **options)
@@ -157,20 +179,64 @@ def test_what_is_not_written_out_takes_the_general_step():
     assert problem.fused_step(series) is problem.fused_step(elementwise) is problem.fused_step(bilevel.Approx()) is None
 
 
-def test_a_face_that_is_not_small_takes_the_general_step(taken):
+@pytest.mark.parametrize("form", FORMS, indirect=True)
+def test_a_point_inside_of_the_ball_takes_the_general_step(form, taken):
     problem = paper_problem(radius=1000.0)
     last = states(problem, SOLVERS["auto"], 30)[-1]
-    assert int((last.adjoint["weight"] != 0).sum()) > MOST
+    assert float(last.y["weight"].abs().sum()) < 1000.0
     assert taken == []
 
 
-def test_columns_that_stay_are_not_read_again():
-    A = np.arange(12.0).reshape(3, 4)
-    store = ColumnStore(A.copy())
-    assert np.array_equal(store.take(np.array([1, 3])), A.T[[1, 3]])
-    store._array[:] = -1.0  # what is read from here on
-    assert np.array_equal(store.take(np.array([0, 3])), [[-1.0] * 3, A[:, 3]])
-    assert np.array_equal(store.take(np.array([1])), [[-1.0] * 3])
+def test_large_faces_are_for_compiled_steps_alone(monkeypatch, taken):
+    """Both the same as the general step: a face of more than a quarter of the columns, and more than `SMALL`."""
+
+    def last(**options):
+        problem = CleaningProblem(*pixels(d=60), intercept=False, radius=2.0, **options)
+        return states(problem, SOLVERS["steps given"], 60)[-1]
+
+    general = last(fused=False)
+    assert int((general.adjoint["weight"] != 0).sum()) > max(FEW * 60, SMALL)
+    assert_same_state(last(), general, 1e-10)
+    assert len(taken) > 40
+    taken.clear()
+    monkeypatch.setattr(steps, "arithmetic", lambda: on_arrays)
+    assert_same_state(last(), general, 1e-10)
+    assert taken == []
+
+
+def test_rows_are_held_once_by_columns():
+    X, given, trusted, labels = pixels()
+    problem = CleaningProblem(X, given, trusted, labels, intercept=False)
+    assert problem.design.array.T.is_contiguous()
+    assert np.shares_memory(problem.fused_step(SOLVERS["auto"])._noisy, problem.design.array.numpy())
+    assert np.array_equal(problem.design.array.numpy(), X)
+    columns = np.asfortranarray(X)
+    assert np.shares_memory(CleaningProblem(columns, given, trusted, labels, intercept=False).design.array, columns)
+    for other in ({"fused": False}, {"intercept": True}):  # what has no use for columns keeps the rows as they are
+        problem = CleaningProblem(X, given, trusted, labels, **{"intercept": False, **other})
+        assert np.shares_memory(problem.design.array.numpy(), X)
+
+
+def test_steps_without_numba_are_those_of_numpy(monkeypatch):
+    compiled = "bilevel.applications.hyper_cleaning.compiled"
+    monkeypatch.delitem(sys.modules, compiled, raising=False)
+    monkeypatch.delattr(sys.modules["bilevel.applications.hyper_cleaning"], "compiled", raising=False)
+    monkeypatch.setitem(sys.modules, "numba", None)  # what an import finds when it is not installed
+    assert steps.arithmetic() is on_arrays
+    assert states(paper_problem(), SOLVERS["auto"], 3)[-1].step == 3
+
+
+def test_numba_is_loaded_by_the_fused_step_alone():
+    code = """
+import sys, bilevel, numpy as np
+from bilevel.applications.hyper_cleaning import CleaningProblem
+X, y = np.eye(4, 3), np.array([0, 1, 0, 1])
+problem = CleaningProblem(X, y, X, y, intercept=False)
+problem.linearize(problem.start(), problem.y0).lower_grad_y
+print("numba" in sys.modules, "llvmlite" in sys.modules)
+"""
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert told.stdout.split() == ["False", "False"]
 
 
 # --- through the linearisation -----------------------------------------------------------------------------------

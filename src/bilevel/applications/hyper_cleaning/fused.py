@@ -14,7 +14,6 @@ The same mathematics as `DMLCBO` on a `CleaningLinearization`, operation by oper
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,7 +22,6 @@ from torch import Tensor
 
 from ... import tolerances
 from ...hypergradients import LinearSolve
-from ...hypergradients.krylov import LinearSolution
 from ...sets.free_space import FreeSpace
 from ...sets.product import ProductSet
 from ...sets.simplex import L1Ball
@@ -32,27 +30,20 @@ from ...solvers.dmlcbo import DMLCBO, SETTLING, DMLCBOState
 from .design import DenseDesign
 from .losses import Logistic
 from .noise import RowWeights
+from .on_arrays import Array, Estimated, Moved
 
 if TYPE_CHECKING:
     from .problem import CleaningProblem
 
-
-MOST = 48
-"""Larger faces are left to the general step: there the arithmetic outweighs the overhead."""
-FAR = 1e6
-"""So are projections from further away than so many radii, where sums of |z| lose digits."""
+AHEAD = 8
+"""The noise of so many steps is drawn together."""
 
 
-def fused_step(problem: CleaningProblem, solver: Any) -> FusedStep | None:
-    """The step of this solver on this problem, when both are of the kind written out here."""
-    estimator = getattr(solver, "hypergradient", None)
+def written_out(problem: CleaningProblem) -> bool:
+    """Whether the step of this problem is written out here, for solvers that suit."""
     ball = problem.constraint.sets.get("weight") if isinstance(problem.constraint, ProductSet) else None
-    suits = (
-        type(solver) is DMLCBO
-        and solver.adaptivity == "scalar"
-        and type(estimator) is LinearSolve
-        and type(estimator.smoothing) in (Exact, Perturbed)
-        and type(problem.loss) is Logistic
+    return (
+        type(problem.loss) is Logistic
         and type(problem.noise) is RowWeights
         and type(ball) is L1Ball
         and isinstance(ball.radius, float)
@@ -62,252 +53,164 @@ def fused_step(problem: CleaningProblem, solver: Any) -> FusedStep | None:
         and not (problem.trusted_in_lower or problem.evidence or problem.sampler)
         and all(_on_arrays(design) for design in (problem.design, problem.trusted_design))
     )
-    return FusedStep(problem, solver, ball.radius) if suits else None  # type: ignore[union-attr]
+
+
+def fused_step(problem: CleaningProblem, solver: Any) -> FusedStep | None:
+    """The step of this solver on this problem, when both are of the kind written out here."""
+    estimator = getattr(solver, "hypergradient", None)
+    suits = (
+        type(solver) is DMLCBO
+        and solver.adaptivity == "scalar"
+        and type(estimator) is LinearSolve
+        and type(estimator.smoothing) in (Exact, Perturbed)
+        and written_out(problem)
+    )
+    return FusedStep(problem, solver) if suits else None
 
 
 def _on_arrays(design: Any) -> bool:
-    return type(design) is DenseDesign and design.device.type == "cpu" and design.array.is_contiguous()
+    return type(design) is DenseDesign and design.device.type == "cpu"
+
+
+def arithmetic() -> Any:
+    """The module with the arithmetic of a step: compiled where numba is installed (the extra `fast`)."""
+    try:
+        from . import compiled
+    except (ImportError, RuntimeError):  # no numba, or no folder where it may keep what it compiled
+        from . import on_arrays as compiled
+    return compiled
 
 
 class FusedStep:
-    """(problem, state) -> state, or None where the face is not sparse or something is due for a refresh."""
+    """(problem, state) -> state, or None where the projected point is not on a small face of the ball."""
 
-    def __init__(self, problem: CleaningProblem, solver: DMLCBO, radius: float) -> None:
-        self._solver, self._radius, self._ridge = solver, radius, 2.0 * problem.ridges["weight"]
+    def __init__(self, problem: CleaningProblem, solver: DMLCBO) -> None:
+        self._solver, self._ridge = solver, 2.0 * problem.ridges["weight"]
+        self._radius = problem.constraint.sets["weight"].radius  # type: ignore[union-attr]
         self._smoothing = solver.hypergradient.smoothing  # type: ignore[attr-defined]
         self._limit = solver.hypergradient.max_iterations  # type: ignore[attr-defined]
         tol = solver.hypergradient.tol  # type: ignore[attr-defined]
         self._tol = tolerances.linear_residual(problem.design.dtype) if tol is None else tol
-        self._noisy = _Rows(problem.design, problem.labels)
-        self._trusted = _Rows(problem.trusted_design, problem.trusted_labels)
-        self._ones = np.ones(MOST, self._noisy.array.dtype)
+        self._noisy, self._signs = _columns(problem.design), _signs(problem.labels)
+        self._trusted, self._trusted_signs = _columns(problem.trusted_design), _signs(problem.trusted_labels)
+        self._pulled, self._curvatures = np.empty((2, self._noisy.shape[1]), self._noisy.dtype)
+        self._scratch = np.empty(self._trusted.shape[1], self._noisy.dtype)
+        self._noise: tuple[Any, Array] = (None, np.zeros((AHEAD, len(self._noisy)), self._noisy.dtype))
+        self._do = arithmetic()
 
     def __call__(self, problem: Any, state: DMLCBOState) -> DMLCBOState | None:
+        if state.carried is None:
+            return None
         solver, k = self._solver, state.step + 1
-        if state.carried is None or k == SETTLING or k % solver.refresh == 0:
+        average, anew = solver.averaging(k), k % solver.refresh == 0
+        w, v, near = state.upper_momentum.numpy(), _array(state.lower_momentum), _array(state.adjoint)
+        s, s_trusted = (state.carried[rows].numpy()[:, 0] for rows in ("noisy", "trusted"))
+
+        moved = self._do.move(
+            self._noisy, self._signs, self._trusted, state.x.numpy(), _array(state.y), s, s_trusted, w, v, near,  # type: ignore[union-attr]
+            self._scale(state.upper_moment, state.upper_floor, average * solver.upper_step),
+            self._lower_scale(state, average), average, self._radius, anew, self._pulled, self._curvatures,
+        )  # fmt: skip
+        if len(moved.x) == 0:
             return None
-        noisy, trusted, average = self._noisy, self._trusted, solver.averaging(k)
-        old_y, old_adjoint = state.y["weight"].numpy()[0], state.adjoint["weight"].numpy()[0]  # type: ignore[call-overload]
-        guess = old_adjoint.nonzero()[0]
+        gradient = self._noisy @ self._pulled  # the one pass over the data
+        curvature = self._curvature(problem, state, moved) if anew else state.curvature
+        eta = self._eta(curvature)
+        found = self._do.estimate(
+            self._noisy, self._trusted, self._trusted_signs, gradient, moved.y, moved.s_trusted, moved.crossed, w, v,
+            near, self._perturbation(state, k), eta, self._radius, self._ridge, self._tol, self._limit,
+            solver.upper_momentum * average, solver.lower_momentum * average, self._curvatures, self._scratch,
+        )  # fmt: skip
+        return None if found.products == 0 else self._after(problem, state, moved, found, curvature, eta)
 
-        # yhat and y
-        hat = self._projected(
-            old_y - self._lower_scale(state, average) * state.lower_momentum["weight"].numpy()[0], guess
-        )
-        if hat is None:
-            return None
-        y = _lerp(old_y, 0.0, average)
-        y[hat[0]] += average * hat[1]
-        s = noisy.margins(state.carried["noisy"].numpy()[:, 0], hat, average)
-        s_trusted = trusted.margins(state.carried["trusted"].numpy()[:, 0], hat, average)
-
-        # x, and the gradient of g: the one pass over the data
-        w, m2 = state.upper_momentum.numpy(), float(state.upper_moment)
-        x = state.x.numpy() - self._scale(m2, float(state.upper_floor), average * solver.upper_step) * w  # type: ignore[union-attr]
-        weights, p = noisy.sigmoid(x, "weights"), noisy.slopes(s)
-        slopes = p * noisy.signs_by_count
-        pulled = weights * slopes
-        gradient = noisy.array.T @ pulled
-        gradient += self._ridge * y
-
-        # the face, the linear system on it, the hypergradient
-        eta = self._eta(state)
-        face = self._projected(self._perturbed(y - eta * gradient, state, k), guess)
-        if face is None:
-            return None
-        support, _, signs = face
-        columns, curvatures = noisy.face_columns.take(support), pulled * (noisy.signs - noisy.signs * p)
-        upper = trusted.face_columns.take(support) @ (trusted.slopes(s_trusted) * trusted.signs_by_count)
-
-        def product(v: np.ndarray) -> np.ndarray:
-            return _along(columns @ (curvatures * (v @ columns)) + self._ridge * v, signs)
-
-        start = _along(old_adjoint[support], signs)
-        solution, products = _conjugate_gradients(product, _along(upper, signs), start, self._tol, self._limit)
-        adjoint = np.zeros_like(y)
-        adjoint[support] = solution.value
-        h = solution.value @ columns
-        h *= pulled
-        h *= weights - 1.0
-
-        costs = problem.costs
+    def _after(
+        self, problem: Any, state: DMLCBOState, moved: Moved, found: Estimated, curvature: float, eta: float
+    ) -> DMLCBOState:
+        """The new state, its moments, and what it cost."""
+        solver, costs, number = self._solver, problem.costs, moved.x.dtype
         costs.projections += 1
         costs.lower_gradients += 1
         costs.upper_gradients += 1
         costs.cross_products += 1
-        costs.hessian_products += products
-        return self._after(state, k, average, (x, y, h, gradient, adjoint, s, s_trusted), eta, solution)
-
-    def _after(
-        self, state: DMLCBOState, k: int, average: float, found: tuple[np.ndarray, ...], eta: float, solution: Any
-    ) -> DMLCBOState:
-        """Momenta and moments."""
-        x, y, h, gradient, adjoint, s, s_trusted = found
-        solver = self._solver
-        w = _lerp(state.upper_momentum.numpy(), h, solver.upper_momentum * average)
-        v = _lerp(state.lower_momentum["weight"].numpy()[0], gradient, solver.lower_momentum * average)
-        m2, m1 = float(h @ h) / len(h), float(gradient @ gradient) / len(gradient)
-        m2 += solver.moment_decay * (float(state.upper_moment) - m2)
-        m1 += solver.moment_decay * (float(state.lower_moment["weight"]) - m1)
-        return DMLCBOState(
-            x=torch.from_numpy(x), y=_row(y), step=k, seeds=state.seeds,
-            upper_momentum=torch.from_numpy(w), lower_momentum=_row(v),
-            upper_moment=torch.from_numpy(np.array(m2, x.dtype)),
-            lower_moment={"weight": torch.from_numpy(np.array([[m1]], x.dtype))},
-            upper_floor=state.upper_floor, lower_floor=state.lower_floor, adjoint=_row(adjoint),
-            curvature=state.curvature,
-            carried={"noisy": torch.from_numpy(s[:, None]), "trusted": torch.from_numpy(s_trusted[:, None])},
+        costs.hessian_products += found.products
+        squares = found.square_h, found.square_g
+        moments = float(state.upper_moment), float(state.lower_moment["weight"])
+        m2, m1 = (new + solver.moment_decay * (old - new) for new, old in zip(squares, moments, strict=True))
+        after = DMLCBOState(
+            x=torch.from_numpy(moved.x), y=_row(moved.y), step=state.step + 1, seeds=state.seeds,
+            upper_momentum=torch.from_numpy(moved.crossed), lower_momentum=_row(found.v),
+            upper_moment=torch.from_numpy(np.array(m2, number)), lower_moment=_row(np.array([m1], number)),
+            upper_floor=state.upper_floor, lower_floor=state.lower_floor, adjoint=_row(found.adjoint),
+            curvature=curvature, carried=_scores(moved),
             stats={
-                "eta": eta, "residual": solution.residual, "iterations": float(solution.iterations),
-                "indefinite": float(solution.indefinite),
+                "eta": eta, "residual": found.residual, "iterations": float(found.iterations),
+                "indefinite": float(found.indefinite),
             },
         )  # fmt: skip
+        if after.step == SETTLING:
+            upper, lower = (np.array(square, number) for square in squares)
+            solver._set_floors(after, torch.from_numpy(upper), _row(lower[None]))
+        return after
 
-    def _scale(self, moment: float, floor: float, step: float) -> float:
-        return step / min(max(moment**0.5 + self._solver.offset, floor), 1.0 / self._solver.smallest_scale)
+    def _curvature(self, problem: Any, state: DMLCBOState, moved: Moved) -> float:
+        """As `DMLCBO` has it, at the new point."""
+        lin = problem.linearize(torch.from_numpy(moved.x), _row(moved.y)).carrying(_scores(moved))
+        return self._solver._curvature(lin, state, state.step + 1)
+
+    def _scale(self, moment: Any, floor: Any, step: float) -> float:
+        size = float(moment) ** 0.5 + self._solver.offset
+        return step / min(max(size, float(floor)), 1.0 / self._solver.smallest_scale)
 
     def _lower_scale(self, state: DMLCBOState, average: float) -> float:
         if self._solver.lower_step == "auto":
             return 1.0 / (average * state.curvature) if state.curvature > 0 else 1.0
-        floor = float(state.lower_floor["weight"])
-        return self._scale(float(state.lower_moment["weight"]), floor, float(self._solver.lower_step))
+        return self._scale(state.lower_moment["weight"], state.lower_floor["weight"], float(self._solver.lower_step))
 
-    def _eta(self, state: DMLCBOState) -> float:
+    def _eta(self, curvature: float) -> float:
         eta = self._solver.hypergradient.eta
         if eta == "auto":
-            return 1.0 / state.curvature if state.curvature > 0 else 1.0
+            return 1.0 / curvature if curvature > 0 else 1.0
         return float(eta)
 
-    def _perturbed(self, z: np.ndarray, state: DMLCBOState, k: int) -> np.ndarray:
-        """z, or z + radius u with the u that `Perturbed` draws."""
-        if isinstance(self._smoothing, Exact):
-            return z
-        generator = state.noise(k).generator("smoothing")
-        u = torch.randn((1, len(z)), generator=generator, dtype=_TORCH[z.dtype.type]).numpy()[0]
-        size = float(torch.rand((), generator=generator, dtype=torch.float64)) ** (1.0 / len(z))
-        return z + (self._smoothing.radius * size / float(u @ u) ** 0.5) * u
-
-    def _projected(self, z: np.ndarray, guess: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
-        """The support of P(z), P(z) there and its signs; None where that is not sparse, or for the general step.
-
-        Newton's method for the level, from the support of a nearby point: no support has a level above the right one
-        (Michelot 1986).
+    def _perturbation(self, state: DMLCBOState, k: int) -> Array:
+        """0, or radius u with the u that `Perturbed` draws at step k; drawn for some steps at once, each from its own
+        seed, because after a pass over the data nothing of it is in the cache.
         """
-        size, radius = np.abs(z), self._radius
-        if not radius < np.add.reduce(size) < FAR * radius:
-            return None
-        few = size[guess] if len(guess) else size.max(keepdims=True)
-        support = (size > (np.add.reduce(few, dtype=np.float64) - radius) / len(few)).nonzero()[0]
-        while 0 < len(support) <= MOST:
-            few = size[support]
-            few = few - (np.add.reduce(few, dtype=np.float64) - radius) / len(few)
-            if few.min() > 0:
-                signs = np.copysign(self._ones[: len(few)], z[support])
-                return support, (few * signs).astype(z.dtype), signs
-            support = support[few > 0]
-        return None
+        block, noise = (state.seeds, k // AHEAD), self._noise[1]
+        if isinstance(self._smoothing, Perturbed) and self._noise[0] != block:
+            for row, step in enumerate(range(k - k % AHEAD, k - k % AHEAD + AHEAD)):
+                noise[row] = self._drawn(state.noise(step).generator("smoothing"))
+            self._noise = block, noise
+        return noise[k % AHEAD]
+
+    def _drawn(self, generator: torch.Generator) -> Array:
+        """radius u, u uniform in the unit ball."""
+        d, dtype = len(self._noisy), self._noisy.dtype
+        u = torch.randn((1, d), generator=generator, dtype=_TORCH[dtype.type]).numpy()[0]
+        size = float(torch.rand((), generator=generator, dtype=torch.float64)) ** (1.0 / d)
+        return (self._smoothing.radius * size / float(u @ u) ** 0.5) * u
 
 
-class _Rows:
-    """The noisy or the trusted rows, as arrays."""
-
-    def __init__(self, design: DenseDesign | Any, labels: Tensor) -> None:
-        self.array = design.array.numpy()
-        self.signs = (1 - 2 * labels).numpy().astype(self.array.dtype)
-        self.signs_by_count = self.signs / len(self.signs)
-        self._margin_columns, self.face_columns = ColumnStore(self.array), ColumnStore(self.array)
-        scratch = {name: torch.empty(len(labels), dtype=design.dtype) for name in ("weights", "slopes")}
-        self._scratch = {name: (tensor, tensor.numpy()) for name, tensor in scratch.items()}
-
-    def margins(self, s: np.ndarray, hat: tuple[np.ndarray, ...], average: float) -> np.ndarray:
-        """A y after the step to y_hat."""
-        return _lerp(s, hat[1] @ self._margin_columns.take(hat[0]), average)
-
-    def slopes(self, s: np.ndarray) -> np.ndarray:
-        """sigmoid(t s)."""
-        return self.sigmoid(self.signs * s, "slopes")
-
-    def sigmoid(self, values: np.ndarray, name: str) -> np.ndarray:
-        """In torch, which does it in one pass; the array is overwritten at the next call of this name."""
-        tensor, array = self._scratch[name]
-        torch.sigmoid(torch.from_numpy(values), out=tensor)
-        return array
+def _columns(design: Any) -> Array:
+    """A^T, contiguous."""
+    return design.by_columns().array.T.numpy()
 
 
-class ColumnStore:
-    """Columns of a matrix A (n, d) as rows of one array; those that stay in the support are not read from A again.
-
-    Examples
-    --------
-    >>> store = ColumnStore(np.array([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]))
-    >>> store.take(np.array([0, 2]))
-    array([[1., 4.],
-           [3., 6.]])
-    """
-
-    def __init__(self, array: np.ndarray) -> None:
-        self._array, self._index = array, np.empty(0, np.intp)
-        self._rows, self._place = np.empty((0, len(array)), array.dtype), np.full(array.shape[1], -1)
-
-    def take(self, index: np.ndarray) -> np.ndarray:
-        """The columns `index`, shape (len(index), n); not to be written to."""
-        if index.tobytes() != self._index.tobytes():
-            rows, place = np.empty((len(index), len(self._array)), self._array.dtype), self._place[index]
-            for new, old in enumerate(place):
-                rows[new] = self._rows[old] if old >= 0 else self._array[:, index[new]]
-            self._place[self._index] = -1
-            self._place[index] = np.arange(len(index))
-            self._rows, self._index = rows, index
-        return self._rows
+def _signs(labels: Tensor) -> Array:
+    """t: 1 for class 0 and -1 for class 1."""
+    return (1 - 2 * labels).to(torch.int8).numpy()
 
 
-def _conjugate_gradients(
-    product: Callable[[np.ndarray], np.ndarray], b: np.ndarray, start: np.ndarray, tol: float, limit: int
-) -> tuple[LinearSolution, int]:
-    """`bilevel.hypergradients.krylov.conjugate_gradients` on arrays, and how many products it took."""
-    scale = float(b @ b) ** 0.5
-    if scale == 0.0 or not np.isfinite(scale):
-        return LinearSolution(b * scale, scale, 0), 0
-    x: Any
-    x, residual = start, b - product(start)
-    square = float(residual @ residual)
-    if not square < scale * scale:
-        x, residual, square = np.zeros_like(b), b, scale * scale
-    best: Any
-    direction, best, best_square = residual, x, square
-    for k in range(limit):
-        if square**0.5 <= tol * scale:
-            return LinearSolution(x, square**0.5 / scale, k), k + 1
-        turned = product(direction)
-        along = float(direction @ turned)
-        if not along > 0.0:
-            return LinearSolution(best, best_square**0.5 / scale, k, indefinite=True), k + 2
-        x = x + (square / along) * direction
-        residual = residual - (square / along) * turned
-        previous, square = square, float(residual @ residual)
-        direction = residual + (square / previous) * direction
-        if square < best_square:
-            best, best_square = x, square
-    return LinearSolution(best, best_square**0.5 / scale, limit), limit + 1
+def _array(vector: Any) -> Array:
+    return vector["weight"].numpy()[0]
 
 
-def _along(v: np.ndarray, signs: np.ndarray) -> np.ndarray:
-    """The part of v along the face: v - s (s.v)/|S|."""
-    return v - (float(signs @ v) / len(signs)) * signs
-
-
-def _lerp(a: np.ndarray, b: Any, weight: float) -> np.ndarray:
-    """(1 - weight) a + weight b, exactly b at weight 1, in an array of its own."""
-    if weight == 1.0:
-        return np.broadcast_to(b, a.shape).astype(a.dtype)
-    moved = b - a
-    moved *= weight
-    moved += a
-    return moved
-
-
-def _row(y: np.ndarray) -> dict[str, Tensor]:
+def _row(y: Array) -> dict[str, Tensor]:
     return {"weight": torch.from_numpy(y[None])}
+
+
+def _scores(moved: Moved) -> dict[str, Tensor]:
+    return {"noisy": torch.from_numpy(moved.s[:, None]), "trusted": torch.from_numpy(moved.s_trusted[:, None])}
 
 
 _TORCH = {np.float32: torch.float32, np.float64: torch.float64}

@@ -19,7 +19,7 @@ from ...sets.product import ProductSet
 from ...sets.simplex import L1Ball
 from ...spaces import Vector
 from .design import Design
-from .fused import fused_step
+from .fused import fused_step, written_out
 from .linearization import CleaningLinearization
 from .losses import Loss, loss_of
 from .noise import Certain, NoiseModel, noise_of
@@ -76,7 +76,9 @@ class CleaningProblem(Problem):
     batch_size
         Noisy rows per step, drawn with replacement; None for all. The trusted rows are always all used.
     fused
-        Whether a solver may take its steps as `FusedStep` writes them out, where it can: the same up to rounding.
+        Whether a solver may take its steps as `FusedStep` writes them out, where it can: the same up to rounding. Such
+        a problem holds its rows by columns, so rows that are not (`np.asfortranarray`, `.T` of a contiguous tensor)
+        are copied once.
 
     Examples
     --------
@@ -145,6 +147,8 @@ class CleaningProblem(Problem):
             y0=y0,  # type: ignore[arg-type]
             sampler=None if batch_size is None else self._draw,
         )
+        if self.fused and written_out(self):
+            self.design, self.trusted_design = self.design.by_columns(), self.trusted_design.by_columns()  # type: ignore[attr-defined]
 
     def start(self, *, radius: float = 1.0) -> Vector:
         """x before anything is known; `radius` is where radius="auto" starts."""

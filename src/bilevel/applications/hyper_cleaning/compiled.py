@@ -1,0 +1,282 @@
+"""The functions of `on_arrays`, compiled by numba: the same mathematics as loops, which copy nothing large.
+
+Needs the extra `fast`. The first call on a machine compiles for some seconds; the result is kept on the disk.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numba
+import numpy as np
+
+from .on_arrays import FAR, SMALL, Estimated, Moved
+
+BLOCK = 1024
+"""Rows whose sums are taken together: they stay in the first cache from one column to the next."""
+
+
+def compiled(function: Any) -> Any:
+    """Compiled and kept; sums may be taken in another order, so that the processor adds several numbers at once."""
+    return numba.njit(function, cache=True, fastmath={"reassoc", "contract"})
+
+
+@compiled
+def move(
+    columns, signs, trusted, x, y, s, s_trusted, w, v, near, upper_scale, lower_scale, average, radius, anew,
+    pulled, curvatures,
+):  # fmt: skip
+    """See `on_arrays.move`."""
+    support, value = project(_moved(y, v, -lower_scale), radius, near)
+    if len(support) == 0:
+        return Moved(x[:0], y[:0], s[:0], s_trusted[:0], x[:0])
+    y = _moved(y, y, -average)
+    for a, j in enumerate(support):
+        y[j] += average * value[a]
+    if anew:
+        support, value, average = np.arange(len(y)), y, 1.0
+    s = margins(columns, s, support, value, average)
+    s_trusted = margins(trusted, s_trusted, support, value, average)
+    x = _moved(x, w, -upper_scale)
+    crossed = np.empty_like(x)
+    for i in range(len(x)):
+        crossed[i] = _sigmoid(x[i])
+    slopes(s, signs, pulled)
+    pull(pulled, crossed, signs, curvatures)
+    return Moved(x, y, s, s_trusted, crossed)
+
+
+@compiled
+def estimate(
+    columns, trusted, signs, gradient, y, s_trusted, crossed, w, v, near, noise, eta, radius, ridge, tol, limit,
+    w_average, v_average, curvatures, scratch,
+):  # fmt: skip
+    """See `on_arrays.estimate`."""
+    z = np.empty_like(y)
+    for j in range(len(y)):
+        gradient[j] += ridge * y[j]
+        z[j] = y[j] - eta * gradient[j] + noise[j]
+    face, value = project(z, radius, near)
+    if len(face) == 0:
+        return Estimated(v[:0], v[:0], 0.0, 0.0, 0.0, 0, 0, False)
+    towards, start = np.empty(len(face)), np.empty(len(face))
+    for a, j in enumerate(face):
+        towards[a], start[a] = math.copysign(1.0, value[a]), near[j]
+    upper = upper_gradient(trusted, face, s_trusted, signs, scratch)
+    found, residual, iterations, products, indefinite = solve(
+        columns, face, towards, curvatures, ridge, upper, start, tol, limit
+    )
+    adjoint, new_v = np.zeros_like(y), np.empty_like(v)
+    for a, j in enumerate(face):
+        adjoint[j] = value[a] = found[a]
+    square_h = turn(columns, face, value, crossed, w, w_average)
+    square_g = float(_dot(gradient, gradient)) / len(gradient)
+    for j in range(len(v)):
+        new_v[j] = v[j] + v_average * (gradient[j] - v[j])
+    return Estimated(new_v, adjoint, square_g, square_h, residual, iterations, products, indefinite)
+
+
+@compiled
+def project(z, radius, near):
+    """See `on_arrays.project`."""
+    count, total, level, largest = 0, 0.0, -radius, 0.0
+    for i in range(len(z)):
+        size = float(abs(z[i]))
+        total += size
+        largest = max(largest, size)
+        if near[i] != 0:
+            level += size
+            count += 1
+    level = level / count if count > 0 else largest - radius
+
+    support, kept = np.empty(len(z), np.int64), 0
+    if radius < total < FAR * radius:
+        for i in range(len(z)):
+            if abs(z[i]) > level:
+                support[kept] = i
+                kept += 1
+    before = kept + 1
+    while 0 < kept < before:  # each time the level rises, until it leaves no one out
+        before, level = kept, -radius
+        for i in support[:kept]:
+            level += abs(z[i])
+        level, kept = level / before, 0
+        for i in support[:before]:
+            if abs(z[i]) - level > 0:
+                support[kept] = i
+                kept += 1
+
+    support, value = support[:kept].copy(), np.empty(kept, z.dtype)
+    for a, i in enumerate(support):
+        value[a] = math.copysign(abs(z[i]) - level, z[i])
+    return support, value
+
+
+@compiled
+def margins(columns, s, support, value, average):
+    """See `on_arrays.margins`."""
+    moved, total, average = np.empty_like(s), np.empty(BLOCK, s.dtype), s.dtype.type(average)
+    for first in range(0, len(s), BLOCK):
+        old, new = s[first : first + BLOCK], moved[first : first + BLOCK]
+        _combine(columns, first, support, value, total)
+        for i in range(len(new)):
+            new[i] = old[i] + average * (total[i] - old[i])
+    return moved
+
+
+@compiled
+def slopes(s, signs, p):
+    """See `on_arrays.slopes`."""
+    for i in range(len(s)):
+        p[i] = _sigmoid(signs[i] * s[i])
+
+
+@compiled
+def pull(p, weights, signs, curvatures):
+    """See `on_arrays.pull`."""
+    one = p.dtype.type(1)
+    share = p.dtype.type(1 / len(p))
+    for i in range(len(p)):
+        pulled = share * weights[i] * p[i]
+        curvatures[i] = pulled * (one - p[i])
+        p[i] = pulled * signs[i]
+        weights[i] = (weights[i] - one) * p[i]
+
+
+@compiled
+def upper_gradient(columns, support, s, signs, p):
+    """See `on_arrays.upper_gradient`."""
+    slopes(s, signs, p)
+    for i in range(len(p)):
+        p[i] *= signs[i]
+    gradient = np.empty(len(support))
+    for a, j in enumerate(support):
+        gradient[a] = _dot(columns[j], p) / len(p)
+    return gradient
+
+
+@compiled
+def turn(columns, support, value, crossed, w, average):
+    """See `on_arrays.turn`."""
+    total, square, average = np.empty(BLOCK, w.dtype), 0.0, w.dtype.type(average)
+    for first in range(0, len(w), BLOCK):
+        old, new = w[first : first + BLOCK], crossed[first : first + BLOCK]
+        _combine(columns, first, support, value, total)
+        part = w.dtype.type(0)
+        for i in range(len(new)):
+            h = new[i] * total[i]
+            part += h * h
+            new[i] = old[i] + average * (h - old[i])
+        square += part
+    return square / len(w)
+
+
+@compiled
+def solve(columns, support, towards, curvatures, ridge, b, start, tol, limit):
+    """See `on_arrays.solve`: conjugate gradients, operation by operation."""
+    small = len(support) <= SMALL
+    matrix = _matrix(columns, support, curvatures, ridge) if small else np.empty((0, 0))
+    b, x = _along(b, towards), _along(start, towards)
+    scale = _dot(b, b) ** 0.5
+    if scale == 0.0 or not np.isfinite(scale):
+        return _moved(b, b, scale - 1.0), scale, 0, 1, False
+    residual = _moved(b, _product(matrix, columns, support, towards, curvatures, ridge, x), -1.0)
+    square = _dot(residual, residual)
+    if not square < scale * scale:
+        x, residual, square = np.zeros_like(b), b, scale * scale
+    direction, best, best_square = residual, x, square
+    for k in range(limit):
+        if square**0.5 <= tol * scale:
+            return x, square**0.5 / scale, k, k + 1, False
+        turned = _product(matrix, columns, support, towards, curvatures, ridge, direction)
+        along = _dot(direction, turned)
+        if not along > 0.0:
+            return best, best_square**0.5 / scale, k, k + 2, True
+        x = _moved(x, direction, square / along)
+        residual = _moved(residual, turned, -square / along)
+        previous, square = square, _dot(residual, residual)
+        direction = _moved(residual, direction, square / previous)
+        if square < best_square:
+            best, best_square = x, square
+    return best, best_square**0.5 / scale, limit, limit + 1, False
+
+
+@compiled
+def _product(matrix, columns, support, towards, curvatures, ridge, v):
+    """Pi (A_S^T diag(curvatures) A_S + ridge) v, by its matrix where there is one."""
+    product, value = np.empty_like(v), np.empty(len(v), columns.dtype)
+    if len(matrix) > 0:
+        for a in range(len(v)):
+            product[a] = _dot(matrix[a], v)
+        return _along(product, towards)
+    for a in range(len(v)):
+        product[a], value[a] = ridge * v[a], v[a]
+    total = np.empty(BLOCK, columns.dtype)
+    for first in range(0, columns.shape[1], BLOCK):
+        weights = curvatures[first : first + BLOCK]
+        _combine(columns, first, support, value, total)
+        for i in range(len(weights)):
+            total[i] *= weights[i]
+        for a, j in enumerate(support):
+            product[a] += _dot(columns[j][first : first + BLOCK], total)
+    return _along(product, towards)
+
+
+@compiled
+def _matrix(columns, support, curvatures, ridge):
+    """A_S^T diag(curvatures) A_S + ridge."""
+    matrix = np.zeros((len(support), len(support)))
+    bent = np.empty(BLOCK, columns.dtype)
+    for first in range(0, columns.shape[1], BLOCK):
+        weights = curvatures[first : first + BLOCK]
+        for a, j in enumerate(support):
+            column = columns[j][first : first + BLOCK]
+            for i in range(len(column)):
+                bent[i] = weights[i] * column[i]
+            for b in range(a + 1):
+                matrix[a, b] += _dot(columns[support[b]][first : first + BLOCK], bent)
+    for a in range(len(support)):
+        matrix[a, a] += ridge
+        for b in range(a):
+            matrix[b, a] = matrix[a, b]
+    return matrix
+
+
+@compiled
+def _combine(columns, first, support, value, total):
+    """total <- A_S value, for the block of rows from `first` on."""
+    total[:] = 0
+    for a, j in enumerate(support):
+        column, factor = columns[j][first : first + BLOCK], value[a]
+        for i in range(len(column)):
+            total[i] += factor * column[i]
+
+
+@compiled
+def _dot(u, v):
+    """u.v, for a v that may be longer."""
+    total = u.dtype.type(0)
+    for i in range(len(u)):
+        total += u[i] * v[i]
+    return total
+
+
+@compiled
+def _along(v, towards):
+    """v - t (t.v)/|S|."""
+    return _moved(v, towards, -_dot(towards, v) / len(towards))
+
+
+@compiled
+def _moved(a, b, step):
+    """a + step b, in the numbers of a."""
+    moved, step = np.empty_like(a), a.dtype.type(step)
+    for i in range(len(a)):
+        moved[i] = a[i] + step * b[i]
+    return moved
+
+
+@compiled
+def _sigmoid(value):
+    return 1 / (1 + math.exp(-value))
