@@ -24,13 +24,12 @@ def compiled(function: Any) -> Any:
 
 @compiled
 def move(
-    columns, signs, trusted, x, y, s, s_trusted, w, v, near, upper_scale, lower_scale, average, radius, anew,
-    pulled, curvatures,
-):  # fmt: skip
+    columns, trusted, signs, x, y, s, s_trusted, w, v, near, upper_scale, lower_scale, average, radius, anew, logits
+):
     """See `on_arrays.move`."""
     support, value = project(_moved(y, v, -lower_scale), radius, near)
     if len(support) == 0:
-        return Moved(x[:0], y[:0], s[:0], s_trusted[:0], x[:0])
+        return Moved(x[:0], y[:0], s[:0], s_trusted[:0])
     y = _moved(y, y, -average)
     for a, j in enumerate(support):
         y[j] += average * value[a]
@@ -38,19 +37,34 @@ def move(
         support, value, average = np.arange(len(y)), y, 1.0
     s = margins(columns, s, support, value, average)
     s_trusted = margins(trusted, s_trusted, support, value, average)
-    x = _moved(x, w, -upper_scale)
-    crossed = np.empty_like(x)
-    for i in range(len(x)):
-        crossed[i] = _sigmoid(x[i])
-    slopes(s, signs, pulled)
-    pull(pulled, crossed, signs, curvatures)
-    return Moved(x, y, s, s_trusted, crossed)
+    x, n = _moved(x, w, -upper_scale), len(x)
+    for i in range(n):
+        logits[i] = x[i]
+        logits[n + i] = signs[i] * s[i]
+    for i in range(len(s_trusted)):
+        logits[2 * n + i] = signs[n + i] * s_trusted[i]
+    return Moved(x, y, s, s_trusted)
+
+
+@compiled
+def pull(chances, signs, n):
+    """See `on_arrays.pull`."""
+    weights, p, upper, crossed = chances[:n], chances[n : 2 * n], chances[2 * n :], np.empty(n, chances.dtype)
+    one, share, upper_share = p.dtype.type(1), p.dtype.type(1 / n), p.dtype.type(1 / len(upper))
+    for i in range(n):
+        weight, weighted = weights[i], share * weights[i] * p[i]
+        p[i] = weighted * (one - p[i])
+        weights[i] = signs[i] * weighted
+        crossed[i] = (weight - one) * weights[i]
+    for i in range(len(upper)):
+        upper[i] *= upper_share * signs[n + i]
+    return crossed
 
 
 @compiled
 def estimate(
-    columns, trusted, signs, gradient, y, s_trusted, crossed, w, v, near, noise, eta, radius, ridge, tol, limit,
-    w_average, v_average, curvatures, scratch,
+    columns, trusted, gradient, chances, crossed, y, w, v, near, noise, eta, radius, ridge, tol, limit,
+    w_average, v_average,
 ):  # fmt: skip
     """See `on_arrays.estimate`."""
     z = np.empty_like(y)
@@ -63,7 +77,10 @@ def estimate(
     towards, start = np.empty(len(face)), np.empty(len(face))
     for a, j in enumerate(face):
         towards[a], start[a] = math.copysign(1.0, value[a]), near[j]
-    upper = upper_gradient(trusted, face, s_trusted, signs, scratch)
+    n, upper = len(w), np.empty(len(face))
+    for a, j in enumerate(face):
+        upper[a] = _dot(trusted[j], chances[2 * n :])
+    curvatures = chances[n : 2 * n]
     found, residual, iterations, products, indefinite = solve(
         columns, face, towards, curvatures, ridge, upper, start, tol, limit
     )
@@ -123,37 +140,6 @@ def margins(columns, s, support, value, average):
         for i in range(len(new)):
             new[i] = old[i] + average * (total[i] - old[i])
     return moved
-
-
-@compiled
-def slopes(s, signs, p):
-    """See `on_arrays.slopes`."""
-    for i in range(len(s)):
-        p[i] = _sigmoid(signs[i] * s[i])
-
-
-@compiled
-def pull(p, weights, signs, curvatures):
-    """See `on_arrays.pull`."""
-    one = p.dtype.type(1)
-    share = p.dtype.type(1 / len(p))
-    for i in range(len(p)):
-        pulled = share * weights[i] * p[i]
-        curvatures[i] = pulled * (one - p[i])
-        p[i] = pulled * signs[i]
-        weights[i] = (weights[i] - one) * p[i]
-
-
-@compiled
-def upper_gradient(columns, support, s, signs, p):
-    """See `on_arrays.upper_gradient`."""
-    slopes(s, signs, p)
-    for i in range(len(p)):
-        p[i] *= signs[i]
-    gradient = np.empty(len(support))
-    for a, j in enumerate(support):
-        gradient[a] = _dot(columns[j], p) / len(p)
-    return gradient
 
 
 @compiled
@@ -275,8 +261,3 @@ def _moved(a, b, step):
     for i in range(len(a)):
         moved[i] = a[i] + step * b[i]
     return moved
-
-
-@compiled
-def _sigmoid(value):
-    return 1 / (1 + math.exp(-value))

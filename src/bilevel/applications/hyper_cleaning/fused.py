@@ -91,10 +91,9 @@ class FusedStep:
         self._limit = solver.hypergradient.max_iterations  # type: ignore[attr-defined]
         tol = solver.hypergradient.tol  # type: ignore[attr-defined]
         self._tol = tolerances.linear_residual(problem.design.dtype) if tol is None else tol
-        self._noisy, self._signs = _columns(problem.design), _signs(problem.labels)
-        self._trusted, self._trusted_signs = _columns(problem.trusted_design), _signs(problem.trusted_labels)
-        self._pulled, self._curvatures = np.empty((2, self._noisy.shape[1]), self._noisy.dtype)
-        self._scratch = np.empty(self._trusted.shape[1], self._noisy.dtype)
+        self._noisy, self._trusted = (_columns(d) for d in (problem.design, problem.trusted_design))
+        self._signs = _signs(torch.cat((problem.labels, problem.trusted_labels)))
+        self._logits = torch.empty(len(self._signs) + len(problem.labels), dtype=problem.design.dtype)
         self._noise: tuple[Any, Array] = (None, np.zeros((AHEAD, len(self._noisy)), self._noisy.dtype))
         self._do = arithmetic()
 
@@ -105,26 +104,29 @@ class FusedStep:
         average, anew = solver.averaging(k), k % solver.refresh == 0
         w, v, near = state.upper_momentum.numpy(), _array(state.lower_momentum), _array(state.adjoint)
         s, s_trusted = (state.carried[rows].numpy()[:, 0] for rows in ("noisy", "trusted"))
+        logits = self._logits.numpy()
 
         moved = self._do.move(
-            self._noisy, self._signs, self._trusted, state.x.numpy(), _array(state.y), s, s_trusted, w, v, near,  # type: ignore[union-attr]
+            self._noisy, self._trusted, self._signs, state.x.numpy(), _array(state.y), s, s_trusted, w, v, near,  # type: ignore[union-attr]
             self._scale(state.upper_moment, state.upper_floor, average * solver.upper_step),
-            self._lower_scale(state, average), average, self._radius, anew, self._pulled, self._curvatures,
+            self._lower_scale(state, average), average, self._radius, anew, logits,
         )  # fmt: skip
         if len(moved.x) == 0:
             return None
-        gradient = self._noisy @ self._pulled  # the one pass over the data
+        self._logits.sigmoid_()  # in torch, which does several at once
+        w_new = self._do.pull(logits, self._signs, len(w))
+        gradient = self._noisy @ logits[: len(w)]  # the one pass over the data
         curvature = self._curvature(problem, state, moved) if anew else state.curvature
         eta = self._eta(curvature)
         found = self._do.estimate(
-            self._noisy, self._trusted, self._trusted_signs, gradient, moved.y, moved.s_trusted, moved.crossed, w, v,
-            near, self._perturbation(state, k), eta, self._radius, self._ridge, self._tol, self._limit,
-            solver.upper_momentum * average, solver.lower_momentum * average, self._curvatures, self._scratch,
+            self._noisy, self._trusted, gradient, logits, w_new, moved.y, w, v, near, self._perturbation(state, k),
+            eta, self._radius, self._ridge, self._tol, self._limit,
+            solver.upper_momentum * average, solver.lower_momentum * average,
         )  # fmt: skip
-        return None if found.products == 0 else self._after(problem, state, moved, found, curvature, eta)
+        return None if found.products == 0 else self._after(problem, state, moved, w_new, found, curvature, eta)
 
     def _after(
-        self, problem: Any, state: DMLCBOState, moved: Moved, found: Estimated, curvature: float, eta: float
+        self, problem: Any, state: DMLCBOState, moved: Moved, w: Array, found: Estimated, curvature: float, eta: float
     ) -> DMLCBOState:
         """The new state, its moments, and what it cost."""
         solver, costs, number = self._solver, problem.costs, moved.x.dtype
@@ -138,7 +140,7 @@ class FusedStep:
         m2, m1 = (new + solver.moment_decay * (old - new) for new, old in zip(squares, moments, strict=True))
         after = DMLCBOState(
             x=torch.from_numpy(moved.x), y=_row(moved.y), step=state.step + 1, seeds=state.seeds,
-            upper_momentum=torch.from_numpy(moved.crossed), lower_momentum=_row(found.v),
+            upper_momentum=torch.from_numpy(w), lower_momentum=_row(found.v),
             upper_moment=torch.from_numpy(np.array(m2, number)), lower_moment=_row(np.array([m1], number)),
             upper_floor=state.upper_floor, lower_floor=state.lower_floor, adjoint=_row(found.adjoint),
             curvature=curvature, carried=_scores(moved),

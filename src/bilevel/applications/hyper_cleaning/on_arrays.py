@@ -1,7 +1,7 @@
-"""The arithmetic of a fused step (see `fused`) in NumPy: `move` before the pass over the data, `estimate` after it.
+"""The arithmetic of a fused step (see `fused`) in NumPy: `move` and `pull` come before the pass, `estimate` after it.
 
 The matrix comes as its columns, an array (d, n) whose rows are contiguous: those of a face are used where they lie.
-`compiled` has the same two functions, compiled.
+`compiled` has the same three functions, compiled.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
 from .linearization import FEW
 
@@ -23,13 +22,12 @@ Array = np.ndarray
 
 
 class Moved(NamedTuple):
-    """The point after a step, and what its rows are multiplied with; x is empty where the general step is asked for."""
+    """The point after a step with its margins; x is empty where the general step is asked for."""
 
     x: Array
     y: Array
     s: Array
     s_trusted: Array
-    crossed: Array  # -G_xy v = crossed A v
 
 
 class Estimated(NamedTuple):
@@ -46,17 +44,16 @@ class Estimated(NamedTuple):
 
 
 def move(
-    columns: Array, signs: Array, trusted: Array, x: Array, y: Array, s: Array, s_trusted: Array, w: Array, v: Array,
-    near: Array, upper_scale: float, lower_scale: float, average: float, radius: float, anew: bool,
-    pulled: Array, curvatures: Array,
+    columns: Array, trusted: Array, signs: Array, x: Array, y: Array, s: Array, s_trusted: Array, w: Array, v: Array,
+    near: Array, upper_scale: float, lower_scale: float, average: float, radius: float, anew: bool, logits: Array,
 ) -> Moved:  # fmt: skip
     """x - upper_scale w and y + average (P(y - lower_scale v) - y) with their margins, carried along or made anew.
 
-    `pulled` and `curvatures` are overwritten with what A^T is multiplied with, see `pull`.
+    `logits` becomes x, t s and t' s', one after the other; `signs` are t and t'.
     """
     support, value = project(y - lower_scale * v, radius, near)
     if len(support) == 0:
-        return Moved(*(z[:0] for z in (x, y, s, s_trusted, x)))
+        return Moved(*(z[:0] for z in (x, y, s, s_trusted)))
     y = y - average * y
     y[support] += average * value
     if anew:
@@ -64,29 +61,51 @@ def move(
     else:
         s = margins(columns, s, support, value, average)
         s_trusted = margins(trusted, s_trusted, support, value, average)
+    n = len(x)
     x = x - upper_scale * w
-    crossed = torch.sigmoid(torch.from_numpy(x)).numpy()
-    slopes(s, signs, pulled)
-    pull(pulled, crossed, signs, curvatures)
-    return Moved(x, y, s, s_trusted, crossed)
+    logits[:n] = x
+    np.multiply(signs[:n], s, out=logits[n : 2 * n])
+    np.multiply(signs[n:], s_trusted, out=logits[2 * n :])
+    return Moved(x, y, s, s_trusted)
+
+
+def pull(chances: Array, signs: Array, n: int) -> Array:
+    """What rows are multiplied with, from `chances` = sigmoid(logits), which are overwritten:
+
+    chances[:n]   <- sigmoid(x) p t / n                      for grad_y g
+    chances[n:2n] <- sigmoid(x) p (1 - p) / n                for G_yy
+    chances[2n:]  <- p' t' / m                               for grad_y f
+    the answer is    sigmoid(x) (sigmoid(x) - 1) p t / n     for -G_xy
+    """
+    weights, p, upper = chances[:n], chances[n : 2 * n], chances[2 * n :]
+    upper *= signs[n:]
+    upper /= len(upper)
+    crossed = weights - 1.0
+    weights *= p
+    weights /= n
+    np.subtract(1.0, p, out=p)
+    p *= weights
+    weights *= signs[:n]
+    crossed *= weights
+    return crossed
 
 
 def estimate(
-    columns: Array, trusted: Array, signs: Array, gradient: Array, y: Array, s_trusted: Array, crossed: Array,
-    w: Array, v: Array, near: Array, noise: Array, eta: float, radius: float, ridge: float, tol: float, limit: int,
-    w_average: float, v_average: float, curvatures: Array, scratch: Array,
+    columns: Array, trusted: Array, gradient: Array, chances: Array, crossed: Array, y: Array, w: Array, v: Array,
+    near: Array, noise: Array, eta: float, radius: float, ridge: float, tol: float, limit: int,
+    w_average: float, v_average: float,
 ) -> Estimated:  # fmt: skip
     """The hypergradient on the face of y - eta grad_y g + noise, and the new momenta.
 
-    `gradient` comes as A^T pulled; `crossed` is overwritten with the new w; `scratch` holds one number per trusted row.
+    `gradient` comes as A^T chances[:n]; `crossed`, the answer of `pull`, is overwritten with the new w.
     """
     gradient += ridge * y
     face, value = project(y - eta * gradient + noise, radius, near)
     if len(face) == 0:
         return Estimated(v, near, 0.0, 0.0, 0.0, 0, 0, False)
     towards = np.copysign(1.0, value.astype(np.float64))
-    upper = upper_gradient(trusted, face, s_trusted, signs, scratch)
-    start = near[face].astype(np.float64)
+    n, start = len(w), near[face].astype(np.float64)
+    curvatures, upper = chances[n : 2 * n], np.array([trusted[j] @ chances[2 * n :] for j in face], np.float64)
     found, *stats = solve(columns, face, towards, curvatures, ridge, upper, start, tol, limit)
     adjoint = np.zeros_like(y)
     adjoint[face] = found
@@ -123,36 +142,6 @@ def margins(columns: Array, s: Array, support: Array, value: Array, average: flo
     moved *= average
     moved += s
     return moved
-
-
-def slopes(s: Array, signs: Array, p: Array) -> None:
-    """p <- sigmoid(t s)."""
-    np.multiply(signs, s, out=p)
-    torch.from_numpy(p).sigmoid_()
-
-
-def pull(p: Array, weights: Array, signs: Array, curvatures: Array) -> None:
-    """What A^T and A_S are multiplied with, from p = sigmoid(t s) and sigmoid(x), which are overwritten.
-
-    p          <- sigmoid(x) p t / n                      for grad_y g
-    curvatures <- sigmoid(x) p (1 - p) / n                for G_yy
-    weights    <- sigmoid(x) (sigmoid(x) - 1) p t / n     for -G_xy
-    """
-    np.subtract(1.0, p, out=curvatures)
-    curvatures *= signs
-    p *= weights
-    p *= signs
-    p /= len(p)
-    curvatures *= p
-    weights -= 1.0
-    weights *= p
-
-
-def upper_gradient(columns: Array, support: Array, s: Array, signs: Array, p: Array) -> Array:
-    """A_S^T (sigmoid(t s) t) / n; p is overwritten."""
-    slopes(s, signs, p)
-    p *= signs
-    return np.array([columns[j] @ p for j in support], np.float64) / len(p)
 
 
 def solve(
