@@ -28,7 +28,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 NONE_YET = { code=$$?; [ $$code = 5 ] && echo "There is no such test yet." || exit $$code; }
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test slow reliability browser bench lint format docs pins clean distclean
+.PHONY: help demo test slow reliability browser bench pieces lint format docs pins clean distclean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -51,6 +51,9 @@ browser: $(STAMP) ## Run the tests that open pages in Chromium (installs Debian'
 
 bench: $(STAMP) ## Measure speed, as ratios taken side by side
 	@$(BIN)/python -m benchmarks $(ARGS)
+
+pieces: $(STAMP) ## Time small pieces of a step, by pytest-benchmark
+	@$(BIN)/python -m pytest -q benchmarks/test_pieces.py $(ARGS)
 
 lint: $(STAMP) ## Run all checks of .pre-commit-config.yaml: style, types, layers
 	@$(BIN)/pre-commit run --all-files --show-diff-on-failure $(ARGS)
