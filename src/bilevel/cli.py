@@ -207,12 +207,13 @@ def few_shot_train(
     ways: int = 5,
     shots: int = 5,
     queries: int = 5,
+    train_ways: int = 20,
     solver: Literal["dmlcbo", "vpbgd", "rmd-pcd", "approx", "implicit", "adam"] = "dmlcbo",
     step: float | None = None,
     network: Literal["conv", "resnet12"] = "conv",
     width: int = 64,
     plain: bool = False,
-    tasks_per_step: int = 4,
+    tasks_per_step: int = 1,
     minutes: float | None = None,
     steps: int | None = None,
     evaluate_every: int | None = None,
@@ -244,6 +245,8 @@ def few_shot_train(
         Images of each class to learn from.
     queries
         Images of each class to be judged by, in training. In tests there are 15.
+    train_ways
+        Classes of a task in training. More than in tests teach more, since few classes are soon told apart.
     solver
         The method of bilevel optimisation. adam hands the hypergradient of the solved lower level to torch's optimiser.
     step
@@ -278,8 +281,8 @@ def few_shot_train(
 
     _one_thread()
     experiment = Experiment(
-        dataset=dataset, ways=ways, shots=shots, queries=queries, solver=solver, step=step, network=network,
-        width=width, normalise=not plain, tasks_per_step=tasks_per_step, seed=seed,
+        dataset=dataset, ways=ways, shots=shots, queries=queries, train_ways=train_ways, solver=solver,
+        step=step, network=network, width=width, normalise=not plain, tasks_per_step=tasks_per_step, seed=seed,
     )  # fmt: skip
     return command.train(
         experiment, out, minutes=minutes, steps=steps, evaluate_every=evaluate_every, picture=picture, folder=folder,
