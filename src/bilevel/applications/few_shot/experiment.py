@@ -117,7 +117,7 @@ class Experiment:
         def judged(images: Any) -> Episodes:
             return Episodes(images, self.ways, self.shots, min(TEST_QUERIES, images.shape[1] - self.shots))
 
-        extra = {"omniglot": {"rotations": True}, "fc100": {"augment": True}}.get(self.dataset, {})
+        extra: dict[str, Any] = {"omniglot": {"rotations": True}, "fc100": {"augment": True}}.get(self.dataset, {})
         tasks = Episodes(train, self.train_ways, self.shots, self.queries, **extra)
         return Splits(tasks, judged(validation), judged(test), judged(train))
 
