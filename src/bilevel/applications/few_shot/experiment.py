@@ -22,7 +22,7 @@ TEST_QUERIES = 15
 """Query images per class of a test task, as is usual."""
 
 SOLVERS: dict[str, Callable[[], Any]] = {
-    "dmlcbo": lambda: DMLCBO(adaptivity="elementwise", upper_step=0.02),
+    "dmlcbo": lambda: DMLCBO(adaptivity="elementwise", upper_step=0.02, largest_scale=1e8),
     "vpbgd": lambda: VPBGD(lower_steps=3, penalty_steps=3, upper_step=0.01),
     "rmd-pcd": lambda: RMDPCD(steps=3, inner="full", step_rule="fixed", upper_step=0.01),
     "approx": lambda: Approx(inner_steps=3, step_rule="fixed", upper_step=0.1),
