@@ -63,7 +63,7 @@ def main() -> None:
     elif arguments.curves:
         draw(arguments.out)
     else:
-        arguments.out.mkdir(parents=True, exist_ok=True)
+        (arguments.out / "networks").mkdir(parents=True, exist_ok=True)
         side_by_side([run for run in runs if not is_done(arguments.out, *run, arguments.minutes)], arguments)
         text = markdown(arguments.out)
         (arguments.out / "table.md").write_text(text)
