@@ -52,6 +52,7 @@ def main() -> None:
     parser.add_argument("--datasets", nargs="+", default=["omniglot", "fc100"], choices=["omniglot", "fc100"])
     parser.add_argument("--ways", nargs="+", type=int, default=[5, 10], choices=[5, 10])
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
+    parser.add_argument("--width", type=int, default=32, help="channels of the network")
     parser.add_argument("--out", type=Path, default=Path("build/few-shot"))
     parser.add_argument("--curves", action="store_true", help="only draw the curves of what is stored")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
@@ -99,6 +100,7 @@ def side_by_side(runs: list[tuple[str, int, str]], arguments: Any) -> None:
             running.pop(0).wait()
         command = [sys.executable, "-m", "benchmarks.few_shot_table", "--one", "--out", str(arguments.out)]
         command += ["--minutes", str(arguments.minutes), "--datasets", data, "--ways", str(ways), "--methods", method]
+        command += ["--width", str(arguments.width)]
         running.append(subprocess.Popen(command + (["--data", str(arguments.data)] if arguments.data else [])))
     for process in running:
         process.wait()
@@ -111,7 +113,8 @@ def train(data: str, ways: int, method: str, arguments: Any) -> None:
     from bilevel.applications.few_shot.experiment import Experiment
 
     torch.set_num_threads(1)
-    experiment, path = Experiment(dataset=data, ways=ways, solver=method), stored(arguments.out, data, ways, method)
+    experiment = Experiment(dataset=data, ways=ways, solver=method, width=arguments.width)
+    path = stored(arguments.out, data, ways, method)
     splits, learner = experiment.splits(arguments.data), experiment.learner()
     result = {"experiment": experiment.about(), "curve": read(arguments.out, data, ways, method)["curve"]}
     points = result["curve"]

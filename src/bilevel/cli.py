@@ -211,7 +211,7 @@ def few_shot_train(
     solver: Literal["dmlcbo", "vpbgd", "rmd-pcd", "approx", "implicit", "adam"] = "dmlcbo",
     step: float | None = None,
     network: Literal["conv", "resnet12"] = "conv",
-    width: int = 64,
+    width: int = 32,
     plain: bool = False,
     tasks_per_step: int = 1,
     minutes: float | None = None,

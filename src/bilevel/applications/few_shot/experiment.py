@@ -79,7 +79,7 @@ class Experiment:
     solver: str = "dmlcbo"
     step: float | None = None
     network: str = "conv"
-    width: int = 64
+    width: int = 32
     normalise: bool = True
     scale: float = 10.0
     tasks_per_step: int = 1
