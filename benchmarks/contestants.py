@@ -21,12 +21,12 @@ import bilevel
 from bilevel import loop
 from bilevel.applications.hyper_cleaning import CleaningProblem
 
-from .environments import peer_python
+from .environments import JAXOPT, peer_python
 from .paper_data import Task
 
 HERE = Path(__file__).parent / "peers"
 INSTALLS: dict[str, list[tuple[str, ...]]] = {
-    "jaxopt": [("numpy", "jax==0.4.38", "jaxlib==0.4.38", "jaxopt==0.8.5")],
+    "jaxopt": [JAXOPT],
     "torchopt": [("torchopt==0.7.3",)],
     "boat": [("--no-deps", "boat-torch==1.1.1", "higher==0.2.1")],  # torchvision would bring a CUDA build of torch
     "betty": [("pip<24.1",), ("--no-deps", "betty-ml==0.1.1")],  # later ones refuse what its metadata say of torch

@@ -11,6 +11,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PEERS = ROOT / "build" / "peers"
+JAXOPT = ("numpy", "jax==0.4.38", "jaxlib==0.4.38", "jaxopt==0.8.5")
+"""Two benchmarks share this environment."""
 
 
 def peer_python(name: str, *installs: tuple[str, ...], shared: bool = True) -> Path:

@@ -32,7 +32,7 @@ os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false intra_op_paralleli
 import torch
 
 from .contestants import Run, Trace, contestants
-from .harness import Row, hardware
+from .harness import Row, hardware, reason_of
 from .paper_data import paper_task
 from .true_value import Value, lower_bound
 
@@ -94,8 +94,7 @@ class Race:
             try:
                 self.state["chosen"][name] = self._best_setting(name)
             except (subprocess.SubprocessError, OSError) as error:
-                output = str(getattr(error, "stderr", None) or error).strip()
-                self.state["failed"][name] = output.splitlines()[-1]
+                self.state["failed"][name] = reason_of(error)
                 say(f"{name} does not run: {self.state['failed'][name]}")
             self._keep()
 
