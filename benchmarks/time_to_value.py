@@ -8,8 +8,9 @@ the lower level solved for x, evaluated outside of the clock. The best there is:
 which no F can fall below. A method has arrived the first time F is that near.
 
 First each method looks for its best upper step of 0.01, 0.1, 1, 10 in each of its ways (`contestants`), one run each:
-the one that is first within 1e-4, or else comes closest. A run ends after `--budget` seconds on the clock, or after 1.2
-times the best so far. Then all are run in turn, several times, and medians are told. Times are processor seconds.
+the one that is first within 1e-4, or else comes closest. It starts at 1, and goes on to the neighbours of the best so
+far. A run ends after `--budget` seconds on the clock, or after 1.2 times the best so far. Then all are run in turn,
+several times, and medians are told. Times are processor seconds.
 Everything is kept in FILE.part while it runs: the same command goes on from there.
 """
 
@@ -36,7 +37,7 @@ from .harness import Row, hardware, reason_of
 from .paper_data import paper_task
 from .true_value import Value, lower_bound
 
-GAPS, STEPS = ("1e-3", "1e-4", "1e-5"), (1.0, 0.1, 10.0, 0.01)
+GAPS, STEPS = ("1e-3", "1e-4", "1e-5"), (0.01, 0.1, 1.0, 10.0)
 GOAL = "1e-4"
 Found = dict[str, Any]
 
@@ -99,19 +100,28 @@ class Race:
             self._keep()
 
     def _best_setting(self, name: str) -> Found:
-        budget = limit = self.state["budget"]
-        tried = []
-        for way, run in self.methods[name].items():
-            for step in STEPS:
-                found = {"way": way, "step": step, "limit": limit, **self._judged(run(step, limit, 10**6))}
-                tried.append(found)
-                limit = min(limit, 1.2 * found["reached"].get(GOAL, (0, math.inf))[1])
-                shown = ", ".join(f"{gap} at step {k}, {at:.2f} s" for gap, (k, at) in found["reached"].items())
-                say(f"  {name}, {way or 'as it is'}, upper step {step:g}: closest {found['closest']:.1e}; {shown}")
-        best = min(tried, key=lambda t: (t["reached"].get(GOAL, (0, math.inf))[1], t["closest"]))
+        """The ways one after the other; each climbs the grid of upper steps from the best so far, first from 1."""
+        budget, best, count = self.state["budget"], None, 0
+        for way in self.methods[name]:
+            at, known = STEPS.index(1.0 if best is None else best["step"]), {}
+            while untried := {at - 1, at, at + 1} & set(range(len(STEPS))) - set(known):
+                for k in sorted(untried, key=lambda k: abs(k - at)):
+                    limit = budget if best is None else min(budget, 1.2 * arrival(best))
+                    known[k] = self._tried(name, way, STEPS[k], limit)
+                    best = known[k] if best is None else min(best, known[k], key=score)
+                    count += 1
+                at = min(known, key=lambda k: score(known[k]))
+        assert best is not None
         if best["limit"] < budget and GAPS[-1] not in best["reached"]:  # it was cut short: how far does it get?
             best |= self._judged(self.methods[name][best["way"]](best["step"], budget, 10**6))
-        return {**best, "tried": len(tried)}
+        return {**best, "tried": count}
+
+    def _tried(self, name: str, way: str, step: float, limit: float) -> Found:
+        """One run of a method, which is told."""
+        found = self._judged(self.methods[name][way](step, limit, 10**6))
+        shown = ", ".join(f"{gap} at step {k}, {at:.2f} s" for gap, (k, at) in found["reached"].items())
+        say(f"  {name}, {way or 'as it is'}, upper step {step:g}: closest {found['closest']:.1e}; {shown}")
+        return {"way": way, "step": step, "limit": limit, **found}
 
     def _judged(self, path: Trace) -> Found:
         """How close a path comes, and the steps and seconds at which it is first within each gap."""
@@ -181,6 +191,16 @@ class Race:
     def _keep(self) -> None:
         self.part.parent.mkdir(parents=True, exist_ok=True)
         self.part.write_text(json.dumps(self.state))
+
+
+def arrival(found: Found) -> float:
+    """Seconds to the goal."""
+    return found["reached"].get(GOAL, (0, math.inf))[1]
+
+
+def score(found: Found) -> tuple[float, float]:
+    """The sooner at the goal, or else the closer to it, the better."""
+    return arrival(found), found["closest"]
 
 
 def say(text: str) -> None:
