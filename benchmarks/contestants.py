@@ -68,12 +68,14 @@ def cleaning(task: Task, columns: Any = slice(None)) -> CleaningProblem:
 def contestants(task: Task) -> dict[str, dict[str, Run]]:
     """By name, and by the way it runs; the first is ours."""
     found = {name: {} for name in ("DMLCBO", "DMLCBO, defaults", "Approx", "RMDPCD", "VPBGD", *PEERS)}
-    two_steps, n = bilevel.LinearSolve(tol=0.1, max_iterations=2, eta=0.3), len(task.given)
+    n = len(task.given)
 
     def ours(name: str, way: str, solver: Callable[[float], Any], every: int = 1, steps: int = 1000) -> None:
         found[name][way] = through_minimize(task, solver, every, steps)
 
-    ours("DMLCBO", "", lambda s: bilevel.DMLCBO(upper_step=s, lower_step=1.0, hypergradient=two_steps), 5, 500)
+    for eta in (0.3, 1.0, 3.0):  # it has a part in which face is looked at, and none in the solution there
+        few = {"lower_step": 1.0, "hypergradient": bilevel.LinearSolve(tol=0.1, max_iterations=2, eta=eta)}
+        ours("DMLCBO", f"eta {eta:g}", lambda s, f=few: bilevel.DMLCBO(upper_step=s, **f), 2, 200)
     ours("DMLCBO, defaults", "", lambda s: bilevel.DMLCBO(upper_step=s), 40, 2000)
     # f and g are means over rows, and these methods do not scale their hypergradients: their steps are in units of n.
     for rule in ("adaptive", "fixed"):
