@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
+from functools import cached_property
 from typing import ClassVar, Literal, Self
 
 import torch
@@ -57,7 +58,7 @@ class Coded(ABC):
         self.own = torch.nn.functional.one_hot(labels.where(mask, 0), ways).to(dtype) * present
         self.present, self.ways, self.C = present, ways, C
 
-    @property
+    @cached_property
     def upper(self) -> Tensor:
         """The upper bound of the dual variables, (t, n, p)."""
         return self.C * self.indicator

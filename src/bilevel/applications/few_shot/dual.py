@@ -15,6 +15,7 @@ primal-dual active-set iteration does on correlated features at small C. On the 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -126,8 +127,8 @@ class Dual:
         return DualSolution(y, residual, k)
 
     def _round(self, y: Tensor) -> Tensor:
-        gradient, bound = self.gradient(y), self.quadratic.abs().sum(-1).amax(-1)[:, None, None]
-        z = y - gradient / (bound * self._diagonal).sqrt()
+        gradient, bound = self.gradient(y), self.bound
+        z = y - gradient / self._scaling
         free = self.free(z)
         held = torch.where(free, y, self.project(z))
         newton = self.on_face(free, -self.gradient(held))
@@ -136,9 +137,15 @@ class Dual:
         others = torch.stack([y + self._reach(y, move) * move, y - gradient / bound])
         return self._best(self.project(torch.cat([held + lengths * newton, others])))
 
-    @property
-    def _diagonal(self) -> Tensor:
-        return self.quadratic.diagonal(dim1=-2, dim2=-1).unsqueeze(-1)
+    @cached_property
+    def bound(self) -> Tensor:
+        """L, at least the largest eigenvalue of G; (t, 1, 1)."""
+        return self.quadratic.abs().sum(-1).amax(-1)[:, None, None]
+
+    @cached_property
+    def _scaling(self) -> Tensor:
+        """sqrt(L G_ii), (t, n, 1)."""
+        return (self.bound * self.quadratic.diagonal(dim1=-2, dim2=-1).unsqueeze(-1)).sqrt()
 
     def _reach(self, y: Tensor, move: Tensor) -> Tensor:
         """How far, at most 1, y may go along `move` until it meets a bound; shape (t, 1, 1)."""
