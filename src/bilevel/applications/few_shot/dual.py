@@ -35,7 +35,7 @@ NEARLY_CENTRAL = 1e-4
 
 
 class DualSolution(NamedTuple):
-    """The dual variables (t, n, p), the largest entry of |y - P(y - gradient)| of each task (t,), and the rounds."""
+    """The dual variables (t, n, p), the residual of each task (t,), and the rounds."""
 
     y: Tensor
     residual: Tensor
@@ -84,11 +84,14 @@ class Dual:
         return below if self.coded.balanced else below & (y > 0)
 
     def residual(self, y: Tensor) -> Tensor:
-        """max |y - P(y - gradient)| for each task: zero exactly at the solution."""
+        """L max |y - P(y - gradient / L)| for each task: zero exactly at the solution.
+
+        In units of the gradient G y - b, which features, ridge and 1/C of another scale leave as it is.
+        """
         return self._residual(y, self.gradient(y))
 
     def _residual(self, y: Tensor, gradient: Tensor) -> Tensor:
-        return (y - self.project(y - gradient)).abs().amax((-2, -1))
+        return (self.bound * (y - self.project(y - gradient / self.bound))).abs().amax((-2, -1))
 
     @torch.no_grad()
     def solve(self, *, tol: float, start: Tensor | None = None) -> DualSolution:

@@ -42,7 +42,8 @@ class SVMHead(nn.Module):
         A factor on the scores, 1 in the paper. At the margin the scores of a support example differ by 1, which a
         cross-entropy loss takes for doubt: it then never lets go of examples that are classified well.
     tol
-        The largest entry of |y - P(y - gradient)| that counts as solved.
+        The largest entry of L |y - P(y - gradient / L)| that counts as solved, L the largest row sum of |G|. A support
+        example at the margin has the gradient 0 and one beside it at most 1, whatever the scale of the features.
 
     Examples
     --------
