@@ -29,7 +29,15 @@ from bilevel.files import write_atomically
 
 from .harness import hardware
 
-METHODS = {"dmlcbo": "DMLCBO", "vpbgd": "V-PBGD", "approx": "Approx", "rmd-pcd": "RMD-PCD", "adam": "Implicit + Adam"}
+METHODS = {
+    "dmlcbo": "DMLCBO (upper level)",
+    "vpbgd": "V-PBGD",
+    "approx": "Approx",
+    "rmd-pcd": "RMD (full projected steps)",
+    "adam": "Implicit + Adam",
+}
+"""What ran. All methods begin at the solved duals of fresh tasks: of DMLCBO the upper level is left, and RMD-PCD takes
+steps of all dual variables at once, since a batch of tasks is one product."""
 PAPER: dict[tuple[str, int], dict[str, tuple[float, float]]] = {
     (data, ways): dict(zip(("dmlcbo", "vpbgd", "approx", "rmd-pcd"), printed, strict=True))
     for data, ways, *printed in (
@@ -65,7 +73,7 @@ def main() -> None:
         draw(arguments.out)
     else:
         (arguments.out / "networks").mkdir(parents=True, exist_ok=True)
-        side_by_side([run for run in runs if not is_done(arguments.out, *run, arguments.minutes)], arguments)
+        side_by_side([run for run in runs if not is_done(*run, arguments)], arguments)
         text = markdown(arguments.out)
         (arguments.out / "table.md").write_text(text)
         print(text)
@@ -75,10 +83,14 @@ def stored(folder: Path, data: str, method: str) -> Path:
     return folder / f"{data}-{method}.json"
 
 
-def is_done(folder: Path, data: str, method: str, minutes: float) -> bool:
+def is_done(data: str, method: str, arguments: Any) -> bool:
     """Trained for so long, or ended by itself."""
-    row = read(folder, data, method)
-    return "novel" in row and (row["minutes"] >= minutes or row["status"] != "STEPS")
+    row = read(arguments.out, data, method)
+    if row["curve"] and row["experiment"]["width"] != arguments.width:
+        sys.exit(
+            f"{stored(arguments.out, data, method)} has {row['experiment']['width']} channels: choose another --out"
+        )
+    return "novel" in row and (row["minutes"] >= arguments.minutes or row["status"] in ("DIVERGED", "FAILED"))
 
 
 def read(folder: Path, data: str, method: str) -> dict[str, Any]:
@@ -95,15 +107,21 @@ def save(path: Path, result: dict[str, Any]) -> None:
 def side_by_side(runs: list[tuple[str, str]], arguments: Any) -> None:
     """Each run in a process of its own, as many at once as there are workers."""
     running: list[subprocess.Popen] = []
+
+    def wait_for_one() -> None:
+        process = running.pop(0)
+        if process.wait():
+            print(f"failed: {' '.join(process.args)}", file=sys.stderr)  # type: ignore[arg-type]
+
     for data, method in runs:
         if len(running) == arguments.workers:
-            running.pop(0).wait()
+            wait_for_one()
         command = [sys.executable, "-m", "benchmarks.few_shot_table", "--one", "--out", str(arguments.out)]
         command += ["--minutes", str(arguments.minutes), "--datasets", data, "--methods", method]
         command += ["--width", str(arguments.width)]
         running.append(subprocess.Popen(command + (["--data", str(arguments.data)] if arguments.data else [])))
-    for process in running:
-        process.wait()
+    while running:
+        wait_for_one()
 
 
 def train(data: str, method: str, arguments: Any) -> None:
@@ -154,8 +172,8 @@ def results(folder: Path) -> dict[tuple[str, int], dict[str, dict]]:
 
 
 def markdown(folder: Path) -> str:
-    """The table: ours with its 95 % interval over tasks, the paper's mean and +-."""
-    lines = ["| problem | method | paper | novel classes | training classes | steps | minutes |",
+    """The table: ours with its 95 % interval over tasks, the paper's mean and +- over runs."""
+    lines = ["| problem | method | paper, ± over runs | novel classes, ± over tasks | training classes | steps | minutes |",
              "| --- | --- | --- | --- | --- | --- | --- |"]  # fmt: skip
     for (data, ways), methods in results(folder).items():
         for method, row in methods.items():
@@ -164,9 +182,14 @@ def markdown(folder: Path) -> str:
             novel, seen = (row[part][str(ways)] for part in ("novel", "seen"))
             lines.append(
                 f"| {data} {ways}-way 5-shot | {METHODS[method]} | {paper} | {novel['mean']:.2f} ± "
-                f"{novel['interval']:.2f} | {seen['mean']:.2f} | {row['steps']} | {row['minutes']:.1f} |"
+                f"{novel['interval']:.2f} | {seen['mean']:.2f} | {row['steps']} | {ended(row)} |"
             )
     return "\n".join(lines) + "\n"
+
+
+def ended(row: dict[str, Any]) -> str:
+    """Minutes, and the status if it was not the end of the time."""
+    return f"{row['minutes']:.1f}" + ("" if row["status"] == "STEPS" else f", {row['status'].lower()}")
 
 
 def draw(folder: Path) -> None:
