@@ -39,6 +39,13 @@ def test_derivative_agrees_with_central_differences(coding, C):
     assert found
 
 
+def test_estimators_that_draw_draw_anew():
+    support, labels, query = tasks_of("clustered", 2, 3, 3, 5, queries=3)
+    head = SVMHead(3, C=0.3, hypergradient=bilevel.Neumann(terms=10, truncation="random"))
+    one, two = (gradients(head, support, labels, query)[0] for _ in range(2))
+    assert not torch.equal(one, two)
+
+
 @pytest.mark.parametrize("coding", CODINGS)
 def test_what_counts_as_solved_does_not_depend_on_the_scale_of_the_features(coding):
     """Features s a, ridge s^2 and C / s^2 have the dual variables y / s^2, and the same scores."""

@@ -76,10 +76,6 @@ class Coded(ABC):
         """The weight of each example in each class score, (t, n, k), from y of shape (t, n, p)."""
 
     @abstractmethod
-    def adjoint(self, alpha: Tensor) -> Tensor:
-        """The transpose of `alpha`: from (t, n, k) to (t, n, p)."""
-
-    @abstractmethod
     def quadratic(self, kernel: Tensor) -> Tensor:
         """G of the quadratic form, (t, n, n), from the Gram matrix K."""
 
@@ -109,9 +105,6 @@ class Centred(Coded):
     def alpha(self, y: Tensor) -> Tensor:
         return y * self.codes
 
-    def adjoint(self, alpha: Tensor) -> Tensor:
-        return (alpha * self.codes).sum(-1, keepdim=True)
-
     def quadratic(self, kernel: Tensor) -> Tensor:
         return kernel * (self.codes @ self.codes.mT)
 
@@ -136,9 +129,6 @@ class CrammerSinger(Coded):
 
     def alpha(self, y: Tensor) -> Tensor:
         return y
-
-    def adjoint(self, alpha: Tensor) -> Tensor:
-        return alpha
 
     def quadratic(self, kernel: Tensor) -> Tensor:
         return kernel

@@ -57,11 +57,6 @@ class Dual:
     coded: Coded
     quadratic: Tensor
 
-    @classmethod
-    def of(cls, coded: Coded, kernel: Tensor, ridge: float) -> Dual:
-        """From the Gram matrices (t, n, n)."""
-        return cls(coded, with_ridge(coded.quadratic(kernel), ridge))
-
     def gradient(self, y: Tensor) -> Tensor:
         """G y - b."""
         return self.quadratic @ y - self.coded.indicator

@@ -132,16 +132,14 @@ class Experiment:
 
     def learner(self) -> MetaLearner:
         """A learner that has not learned anything yet, and says in its files what it is."""
-        settings: dict[str, Any] = {"tasks_per_step": self.tasks_per_step, "seed": self.seed}
+        settings: dict[str, Any] = {"tasks_per_step": self.tasks_per_step, "seed": self.seed, "about": self.about()}
         if self.solver == "adam":
             rate = 1e-3 if self.step is None else self.step
             settings["optimizer"] = lambda parameters: torch.optim.Adam(parameters, lr=rate)
         else:
             solver = SOLVERS[self.solver]()
             settings["solver"] = solver if self.step is None else with_step(solver, self.step)
-        learner = MetaLearner(self.make_network(), SVMHead(self.train_ways, scale=self.scale), **settings)
-        learner.state.settings["about"] = self.about()
-        return learner
+        return MetaLearner(self.make_network(), SVMHead(self.train_ways, scale=self.scale), **settings)
 
 
 def with_step(solver: Any, step: float) -> Any:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from ...checks import check_positive
 from ...errors import InvalidInput, InvalidType
 from ...hypergradients import Estimator, LinearSolve
+from ...randomness import Noise, Seeds
 from .codes import Coded, CodingName, coding_of
 from .dual import Dual, with_ridge
 from .inputs import check_features, check_finite, check_labels, check_mask
@@ -76,6 +77,7 @@ class SVMHead(nn.Module):
         self.ways, self.C, self.ridge = ways, float(C), float(ridge)
         self.coding: CodingName = coding
         self.hypergradient, self.scale, self.tol = hypergradient, float(scale), float(tol)
+        self._calls = 0
 
     def with_ways(self, ways: int) -> SVMHead:
         """The same head for tasks of another number of classes.
@@ -113,7 +115,9 @@ class SVMHead(nn.Module):
         support = support.where(mask.unsqueeze(-1), 0.0)
         coded = self.coded(labels, mask)
         quadratic = self.quadratic(coded, support)
-        y = solved(Dual(coded, quadratic.detach()), quadratic, self.hypergradient, tol=self.tol)
+        self._calls += 1  # an estimator that draws draws anew
+        noise = Noise(Seeds(), self._calls)
+        y = solved(Dual(coded, quadratic.detach()), quadratic, self.hypergradient, noise, tol=self.tol)
         scores = self.scores(coded, y, support, query)
         return scores.reshape(*batch, *scores.shape[1:])
 
