@@ -97,7 +97,8 @@ def train(
     train_ways
         Classes of a task in training. More than in tests teach more, since few classes are soon told apart.
     solver
-        The method of bilevel optimisation. adam hands the hypergradient of the solved lower level to torch's optimiser.
+        The method of bilevel optimisation; each starts at the solved machines of fresh tasks (of dmlcbo the upper level
+        is left). adam hands the hypergradient of the solved lower level to torch's optimiser.
     step
         Its step size for the network (default: one that works).
     network
