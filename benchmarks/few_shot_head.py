@@ -10,12 +10,11 @@ packages, made on first use under build/peers.
 from __future__ import annotations
 
 import json
+import math
 import os
-import site
 import subprocess
 import sys
 import time
-import venv
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -25,10 +24,9 @@ from torch import Tensor
 from bilevel.applications.few_shot import ConvNet, SVMHead
 from bilevel.applications.few_shot.dual import Dual
 
-from .harness import Row
+from .environments import ROOT, peer_python
+from .harness import Row, reason_of
 
-ROOT = Path(__file__).resolve().parents[1]
-PEER = ROOT / "build" / "peers" / "qp"
 TASKS, WAYS, SHOTS, QUERIES, FEATURES, C, RIDGE = 32, 5, 5, 15, 100, 10.0, 1e-3
 RESIDUAL = 1e-6
 ROUNDS = 10
@@ -108,8 +106,14 @@ def against(kind: str) -> Iterator[Row]:
     head = SVMHead(WAYS, C=C, ridge=RIDGE, tol=RESIDUAL)
     dual = Dual(head.coded(labels), head.quadratic(head.coded(labels), support))
     ours = float(dual.solve(tol=RESIDUAL).residual.max())
-    peers = {"qpth": loosest(qpth_of, dual), "cvxpylayers": loosest(cvxpylayers_of, dual)}
-    layers: list[Callable[..., Tensor]] = [head, *(Machine(solve, head) for solve, _ in peers.values())]
+    peers: dict[str, tuple[Callable[..., Tensor], float]] = {}
+    for name, make in (("qpth", qpth_of), ("cvxpylayers", cvxpylayers_of)):
+        try:
+            solve, residual = loosest(make, dual)
+            peers[name] = Machine(solve, head), residual
+        except Exception as error:  # one that fails does not lose the other
+            yield Row(f"{name}, {kind} features: does not run", math.nan, "", reason_of(error))
+    layers: list[Callable[..., Tensor]] = [head, *(layer for layer, _ in peers.values())]
     best = fastest([lambda layer=layer: forward_and_back(layer, support, labels, query) for layer in layers])
     for (name, (_, residual)), seconds in zip(peers.items(), best[1:], strict=True):
         note = f"{seconds * 1e3:.1f} ms / {best[0] * 1e3:.1f} ms at residuals {residual:.0e} and {ours:.0e}"
@@ -146,26 +150,15 @@ def fastest(functions: list[Callable[[], object]], rounds: int = ROUNDS, share: 
     return best
 
 
-def peer_python() -> Path:
-    """The interpreter of the peers' environment, made on first use: this one's packages, and the peers."""
-    python = PEER / ("Scripts" if os.name == "nt" else "bin") / "python"
-    if not (PEER / "ready").exists():
-        venv.create(PEER, with_pip=True, clear=True)
-        ask = "import site; print(site.getsitepackages()[0])"
-        theirs = subprocess.run([python, "-c", ask], capture_output=True, text=True, check=True).stdout.strip()
-        Path(theirs, "ours.pth").write_text("\n".join(site.getsitepackages()) + "\n")
-        # qpth forbids NumPy 2 without need.
-        for packages in (("--no-deps", "qpth==0.0.18"), ("cvxpylayers==1.2.0", "diffcp==1.1.9")):
-            subprocess.run([python, "-m", "pip", "install", "-q", *packages], check=True)
-        (PEER / "ready").touch()
-    return python
-
-
 def rows() -> list[Row]:
     """All ratios, measured in the peers' environment."""
+    try:  # qpth forbids NumPy 2 without need
+        python = peer_python("qp", ("--no-deps", "qpth==0.0.18"), ("cvxpylayers==1.2.0", "diffcp==1.1.9"))
+    except subprocess.CalledProcessError:
+        python = Path(sys.executable)  # without the peers, which will say so
     path = os.pathsep.join([str(ROOT), str(ROOT / "src")])
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    command = [peer_python(), "-W", "ignore", "-m", "benchmarks.few_shot_head"]
+    command = [python, "-W", "ignore", "-m", "benchmarks.few_shot_head"]
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
     return [Row(*row) for row in json.loads(done.stdout.splitlines()[-1])]
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import statistics
+import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -24,10 +26,28 @@ class Row:
     @property
     def met(self) -> bool | None:
         """Whether the bound holds; None without one."""
-        if not self.bound:
+        if not self.bound or math.isnan(self.ratio):
             return None
         sign, number = self.bound.split()
         return self.ratio <= float(number) if sign == "<=" else self.ratio >= float(number)
+
+
+def collected(name: str, found: Iterable[Row]) -> list[Row]:
+    """The rows as they come; where one fails, those before it and one that says why."""
+    rows: list[Row] = []
+    try:
+        for row in found:
+            rows.append(row)
+    except Exception as error:
+        rows.append(Row(f"{name}: does not run", math.nan, "", reason_of(error)))
+    return rows
+
+
+def reason_of(error: Exception) -> str:
+    """The last line of what a program or an exception said."""
+    output = error.stderr if isinstance(error, subprocess.CalledProcessError) else None
+    said = (output or str(error) or type(error).__name__).strip()
+    return said.splitlines()[-1]
 
 
 def seconds(function: Callable[[], object], *, budget: float = 0.3) -> float:
@@ -77,20 +97,30 @@ def hardware() -> dict[str, object]:
 
 
 def report(rows: list[Row], path: Path) -> None:
-    """Print the table and store it as JSON and as Markdown."""
+    """Print the table, and store it."""
     width = max(len(row.name) for row in rows)
     for row in rows:
         verdict = {True: "met", False: "NOT MET", None: ""}[row.met]
-        print(f"{row.name:<{width}}  {row.ratio:>10.3g}  {row.bound:>10}  {verdict:>7}  {row.note}")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"hardware": hardware(), "rows": [asdict(row) for row in rows]}, indent=2) + "\n")
-    path.with_suffix(".md").write_text(markdown(rows))
+        print(f"{row.name:<{width}}  {_shown(row):>10}  {row.bound:>10}  {verdict:>7}  {row.note}")
+    store(rows, path)
     print(f"\nstored in {path}; one thread; hardware: {hardware()}")
+
+
+def store(rows: list[Row], path: Path) -> None:
+    """Write the rows as JSON, with the facts of the machine, and as Markdown."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    found = [{**asdict(row), "ratio": None if math.isnan(row.ratio) else row.ratio} for row in rows]
+    path.write_text(json.dumps({"hardware": hardware(), "rows": found}, indent=2) + "\n")
+    path.with_suffix(".md").write_text(markdown(rows))
 
 
 def markdown(rows: list[Row]) -> str:
     """The table for a page of the manual."""
     verdict = {True: "yes", False: "no", None: ""}
     lines = ["| what | ratio | wanted | met |", "| --- | --- | --- | --- |"]
-    lines += [f"| {row.name} | {row.ratio:.3g} | {row.bound} | {verdict[row.met]} |" for row in rows]
+    lines += [f"| {row.name} | {_shown(row)} | {row.bound} | {verdict[row.met]} |" for row in rows]
     return "\n".join(lines) + "\n"
+
+
+def _shown(row: Row) -> str:
+    return "-" if math.isnan(row.ratio) else f"{row.ratio:.3g}"

@@ -11,7 +11,6 @@ import json
 import os
 import subprocess
 import tempfile
-import venv
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -20,10 +19,8 @@ import torch
 
 from bilevel import sets
 
-from .harness import Row, best_times, ratio, seconds
-
-PEER = Path(__file__).resolve().parents[1] / "build" / "peers" / "jaxopt"
-PEER_PACKAGES = ("jax", "jaxlib", "jaxopt==0.8.5")
+from .environments import JAXOPT, peer_python
+from .harness import Row, best_times, collected, ratio, seconds
 
 
 def compare(name: str, ours: Callable[[], object], other: Callable[[], object], bound: float) -> Row:
@@ -150,16 +147,6 @@ def jacobian_products() -> Iterator[Row]:
         yield Row(name, ratio(product, projection), "<= 2", f"project: {seconds(projection) * 1e3:.3f} ms")
 
 
-def peer_python() -> Path:
-    """The interpreter of jaxopt's own environment, made on first use."""
-    python = PEER / ("Scripts" if os.name == "nt" else "bin") / "python"
-    if not (PEER / "ready").exists():
-        venv.create(PEER, with_pip=True, clear=True)
-        subprocess.run([python, "-m", "pip", "install", "-q", *PEER_PACKAGES], check=True)
-        (PEER / "ready").touch()
-    return python
-
-
 PEER_WORKER = """
 import json, sys, time, warnings
 warnings.simplefilter("ignore")
@@ -183,7 +170,7 @@ print(json.dumps(best))
 
 def against_jaxopt() -> Iterator[Row]:
     """At least 5 times faster than jaxopt on long vectors and batches, twice at 1e3; the answers agree."""
-    python = peer_python()
+    python = peer_python("jaxopt", JAXOPT, shared=False)
     one_thread = {
         **os.environ,
         "OMP_NUM_THREADS": "1",
@@ -206,4 +193,4 @@ def against_jaxopt() -> Iterator[Row]:
 
 def rows() -> list[Row]:
     """All ratios."""
-    return [*against_sort(), *against_numpy(), *against_jaxopt(), *jacobian_products()]
+    return [*against_sort(), *against_numpy(), *collected("jaxopt", against_jaxopt()), *jacobian_products()]

@@ -1,6 +1,6 @@
 """What the scripts of this folder share: they run in environments of their own, without bilevel.
 
-    python PEER.py DATA.npz OUT.npz STEP SECONDS STEPS adam|descent default|plain
+    python PEER.py DATA.npz OUT.npz STEP SECONDS STEPS adam|descent INNER
 
 DATA holds A, a (rows and labels -1, 1 of the noisy rows), B, b (trusted rows), x0. OUT gets x after some steps, with
 the processor seconds on the clock: compilation and storing are not counted.
@@ -15,8 +15,8 @@ from collections.abc import Callable
 import numpy as np
 
 RIDGE, RADIUS = 1e-3, 1.0
-ADAM, PLAIN = sys.argv[6] == "adam", sys.argv[7] == "plain"
-"""How x moves, and whether the lower level takes 100 plain projected steps instead of the peer's own way."""
+ADAM, INNER = sys.argv[6] == "adam", int(sys.argv[7])
+"""How x moves, and how many plain projected steps the lower level takes, or 0: the peer's own way."""
 
 
 def arguments() -> tuple[dict[str, np.ndarray], float]:

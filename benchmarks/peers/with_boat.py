@@ -1,4 +1,4 @@
-"""BOAT (boat-torch 1.1.1): NGD with RAD, reverse mode through 10 lower-level steps from the last y.
+"""BOAT (boat-torch 1.1.1): NGD with RAD, reverse mode through INNER lower-level steps from the last y.
 
 Its lower level knows no constraint (and its CG ignores one in the hypergradient): the projection is put into the
 lower-level optimiser by hand, where `higher` differentiates it with the rest.
@@ -11,7 +11,7 @@ import tempfile
 import higher
 import torch
 from boat_torch.boat_opt import Problem
-from recorder import record
+from recorder import INNER, record
 from torch_parts import A, data, largest_curvature, lower, project, upper, upper_optimizer
 
 ETA = 1.0 / largest_curvature(torch.full((len(A),), 4.0, dtype=A.dtype))
@@ -55,7 +55,7 @@ sys.modules["losses"] = sys.modules[__name__]  # BOAT loads them by name
 def make():
     x, y = Vector(torch.from_numpy(data["x0"].copy())), Vector(torch.zeros(A.shape[1], dtype=A.dtype))
     config = {
-        "fo_op": None, "gm_op": ["NGD"], "na_op": ["RAD"], "lower_iters": 10, "device": "cpu",
+        "fo_op": None, "gm_op": ["NGD"], "na_op": ["RAD"], "lower_iters": INNER, "device": "cpu",
         "lower_level_model": y, "upper_level_model": x,
         "lower_level_var": list(y.parameters()), "upper_level_var": list(x.parameters()),
         "lower_level_opt": ProjectedSGD(y.parameters(), lr=ETA),

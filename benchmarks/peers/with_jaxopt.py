@@ -1,12 +1,12 @@
 """jaxopt 0.8.5: ProjectedGradient at its defaults (line search, acceleration, implicit differentiation), warm starts,
-the whole outer step compiled. With `plain`, 100 steps of fixed length without acceleration instead.
+the whole outer step compiled. With INNER, so many steps of fixed length without acceleration instead.
 """
 
 import jax
 import jax.numpy as jnp
 import jaxopt
 from jaxopt.projection import projection_l1_ball
-from recorder import ADAM, PLAIN, RADIUS, RIDGE, arguments, record
+from recorder import ADAM, INNER, RADIUS, RIDGE, arguments, record
 
 jax.config.update("jax_enable_x64", True)
 data, STEP = arguments()
@@ -18,7 +18,7 @@ def lower(y, x):
 
 
 L = float(jnp.linalg.norm(A, 2)) ** 2 / (4 * len(a)) + 2 * RIDGE
-settings = {"stepsize": 1 / L, "acceleration": False, "maxiter": 100, "tol": 0.0} if PLAIN else {}
+settings = {"stepsize": 1 / L, "acceleration": False, "maxiter": INNER, "tol": 0.0} if INNER else {}
 solver = jaxopt.ProjectedGradient(fun=lower, projection=projection_l1_ball, **settings)
 
 

@@ -1,11 +1,11 @@
-"""TorchOpt 0.7.3: `implicit.custom_root` of the fixed point y = P(y - eta grad_y g), the lower level by 100 plain
+"""TorchOpt 0.7.3: `implicit.custom_root` of the fixed point y = P(y - eta grad_y g), the lower level by INNER plain
 projected steps from the last y (accelerated ones keep columns out), the linear system by its own normal-equation
 conjugate gradients.
 """
 
 import torch
 import torchopt
-from recorder import record
+from recorder import INNER, record
 from torch_parts import A, data, largest_curvature, lower_grad, project, upper, upper_optimizer
 
 ETA = 1.0 / largest_curvature(torch.full((len(A),), 4.0, dtype=A.dtype))
@@ -18,7 +18,7 @@ def residual(y, x):
 @torchopt.diff.implicit.custom_root(residual, argnums=1, solve=torchopt.linear_solve.solve_normal_cg(maxiter=20))
 def solve(y, x):
     with torch.no_grad():
-        for _ in range(100):
+        for _ in range(INNER):
             y = project(y - ETA * lower_grad(y, x))
     return y
 

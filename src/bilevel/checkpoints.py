@@ -133,23 +133,25 @@ class CheckpointFiles:
         Where they are.
     resumed
         The file the run goes on from, which it may replace; any other file is left alone.
+    replace
+        Files of another run may be replaced: at the first write, and not before.
     """
 
-    def __init__(self, settings: Checkpoint, resumed: Path | None = None) -> None:
+    def __init__(self, settings: Checkpoint, resumed: Path | None = None, *, replace: bool = False) -> None:
         self.settings, self.path = settings, Path(settings.path)
         self.step: int | str | None = None  # of the newest state on the disk
         self.remedy = f"minimize(..., resume={str(self.path)!r}) or bilevel resume {shlex.quote(str(self.path))}"
         check_writable(self.path, overwrite=True)
         self.resumed = same = resumed is not None and resumed.resolve() == self.path.resolve()
         for old in settings.files:
-            if old.exists() and not same:
+            if old.exists() and not (same or replace):
                 raise FileExists(
                     f"{old} exists and was left as it is: resume={str(self.path)!r} goes on from it; to start anew, "
                     "choose another name or delete it"
                 )
         for old in settings.files:  # only now: they may be those of a running program, which this call leaves alone
             remove_temporaries(old)
-        self._newest_is_good = same and is_intact(self.path)
+        self._newest_is_good, self._replacing = same and is_intact(self.path), replace and not same
 
     def holds(self, step: int) -> bool:
         """Whether the newest file is intact and of this step."""
@@ -173,6 +175,9 @@ class CheckpointFiles:
                 raise
             warnings.warn(f"{error}. {self}", CheckpointWarning, stacklevel=3)
             return False
+        if self._replacing:
+            self.settings.previous.unlink(missing_ok=True)  # of another run
+            self._replacing = False
         self._newest_is_good, self.step = True, step
         return True
 

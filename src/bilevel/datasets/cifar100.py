@@ -19,7 +19,8 @@ from typing import Literal
 import numpy as np
 
 from ..errors import InvalidInput
-from .contents import Files, damaged, reading, require
+from ..files import Damaged
+from .contents import Files, reading, require
 from .entry import Entry, ImageClasses, RemoteFile, Rows
 
 CLASSES, SUPERCLASSES = 100, 20
@@ -64,7 +65,7 @@ def read(root: Path, *, train: int = 500, test: int = 100) -> Cifar100:
 
 def _from_folder(files: Files, path: Path, name: str, size: int) -> bytes:
     if not (path / name).exists():
-        raise damaged(path / name, "is missing")
+        raise Damaged(f"{path / name} is missing: fetch or copy the set again; `bilevel data verify` checks it")
     return files.unpacked(path / name, limit=size)
 
 

@@ -38,7 +38,7 @@ class VPBGDState(State):
     stats: dict[str, float] = field(default_factory=dict)
 
     def _begun_anew(self, y: Vector) -> dict[str, Any]:
-        return {"auxiliary": y}
+        return {"auxiliary": y, "upper_curvature": math.nan}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from bilevel.cli import main
 from bilevel.errors import InvalidInput
 
 SMALL = ["--dataset", "generated", "--ways", "3", "--shots", "1", "--queries", "2", "--width", "4"]
-SMALL += ["--tasks-per-step", "2"]
+SMALL += ["--tasks-per-step", "2", "--train-ways", "4"]
 
 
 def train(*arguments: object) -> int:
@@ -66,7 +66,7 @@ def test_what_is_wrong_is_named(tmp_path, capsys):
 
 def test_a_learner_of_another_origin_has_no_experiment(tmp_path, capsys):
     learner = Experiment(dataset="generated", ways=3, width=4).learner()
-    del learner.state.settings["about"]
+    learner.state.settings["about"] = None
     path = learner.save(tmp_path / "own.safetensors")
     assert main(["fewshot", "evaluate", str(path)]) == 2
     assert "does not say which experiment it belongs to" in capsys.readouterr().err
@@ -78,6 +78,35 @@ def test_force_takes_nothing_away_from_a_run_that_cannot_start(tmp_path):
     command = ["fewshot", "train", "--out", str(out), "--dataset", "omniglot", "--folder", str(tmp_path), "--force"]
     assert main(command) == 2
     assert out.read_bytes() == b"an earlier network"
+
+
+def test_force_takes_nothing_away_when_an_argument_is_wrong(tmp_path, capsys):
+    out = tmp_path / "net.safetensors"
+    assert train("--out", out, "--steps", 2) == 0
+    before = out.read_bytes()
+    assert train("--out", out, "--minutes", -1, "--force") == 2
+    assert train("--out", out, "--steps", 2, "--force", "--picture", tmp_path / "c.xyz") == 2
+    assert "must end in .png, .svg or .pdf" in capsys.readouterr().err
+    assert out.read_bytes() == before
+
+
+def test_another_experiment_is_not_resumed(tmp_path, capsys):
+    out, picture = tmp_path / "net.safetensors", tmp_path / "curve.png"
+    assert train("--out", out, "--steps", 2, "--picture", picture) == 0
+    assert train("--out", out, "--steps", 3, "--resume", "--seed", 5) == 2
+    assert "holds a learner with seed = 0, and this one has 5" in capsys.readouterr().err
+    assert train("--out", out, "--steps", 3, "--resume", "--picture", picture) == 0  # the same command again
+
+
+def test_a_training_that_fails_at_once_is_a_failure(tmp_path):
+    assert train("--out", tmp_path / "net.safetensors", "--steps", 2, "--solver", "approx", "--step", 1e30) == 2
+
+
+def test_the_parts_of_a_set_share_no_class():
+    splits = Experiment(dataset="generated").splits()
+    parts = [splits.train.images, splits.validation.images, splits.test.images]
+    classes = [image.tobytes() for part in parts for image in part[:, 0].numpy()]
+    assert len(set(classes)) == len(classes) == 60
 
 
 @pytest.mark.parametrize("solver", SOLVERS)

@@ -11,7 +11,7 @@ from sklearn.svm import LinearSVC
 from bilevel.applications.few_shot import SVMHead
 from bilevel.applications.few_shot import dual as dual_module
 from bilevel.applications.few_shot.codes import CODINGS
-from bilevel.applications.few_shot.dual import Dual
+from bilevel.applications.few_shot.dual import Dual, with_ridge
 from bilevel.errors import NotConverged, NotFinite
 
 from .support import KINDS, tasks_of
@@ -22,7 +22,7 @@ def dual_of(kind: str, coding: str, *, C: float, tasks=4, ways=5, shots=5, featu
     mask = torch.ones_like(labels, dtype=torch.bool) if mask is None else mask
     coded = CODINGS[coding](labels, mask, ways, C, torch.float64)
     support = support * mask.unsqueeze(-1)
-    return Dual.of(coded, support @ support.mT, ridge)
+    return Dual(coded, with_ridge(coded.quadratic(support @ support.mT), ridge))
 
 
 def clarabel(dual: Dual, task: int) -> np.ndarray:

@@ -39,6 +39,23 @@ def test_derivative_agrees_with_central_differences(coding, C):
     assert found
 
 
+def test_estimators_that_draw_draw_anew():
+    support, labels, query = tasks_of("clustered", 2, 3, 3, 5, queries=3)
+    head = SVMHead(3, C=0.3, hypergradient=bilevel.Neumann(terms=10, truncation="random"))
+    one, two = (gradients(head, support, labels, query)[0] for _ in range(2))
+    assert not torch.equal(one, two)
+
+
+@pytest.mark.parametrize("coding", CODINGS)
+def test_what_counts_as_solved_does_not_depend_on_the_scale_of_the_features(coding):
+    """Features s a, ridge s^2 and C / s^2 have the dual variables y / s^2, and the same scores."""
+    support, labels, query = tasks_of("clustered", 3, 4, 3, 20, queries=3)
+    expected = SVMHead(4, ridge=1e-3, C=10.0, coding=coding, tol=1e-10)(support, labels, query)
+    for s in (1e-3, 1e2, 1e4):
+        head = SVMHead(4, ridge=1e-3 * s**2, C=10.0 / s**2, coding=coding)
+        torch.testing.assert_close(head(s * support, labels, s * query), expected, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("coding", CODINGS)
 @pytest.mark.parametrize("peer", ["qpth", "cvxpylayers"])
 def test_derivative_agrees_with_peers(coding, peer):

@@ -11,6 +11,7 @@ from torch import nn
 
 import bilevel
 from bilevel.applications.few_shot import Accuracy, Episodes, MetaLearner, SVMHead, generated_images, meta_train
+from bilevel.applications.few_shot.evaluation import VALIDATION, evaluate
 
 
 @functools.cache
@@ -117,7 +118,8 @@ def test_save_and_load(tmp_path):
     for wrong, message in (
         (learner(seed=1), "seed = 0, and this one has 1"),
         (learner(tasks_per_step=3), "tasks_per_step = 2, and this one has 3"),
-        (learner(optimizer=adam), "updates = .DMLCBO.*and this one has 'Adam'"),
+        (learner(optimizer=adam), "updates = .DMLCBO.*and this one has .Adam"),
+        (learner(about={"ways": 3}), "about = None, and this one has {'ways': 3}"),
         (MetaLearner(network(), SVMHead(3, C=1.0), tasks_per_step=2), "head = "),
         (MetaLearner(nn.Sequential(nn.Flatten(), nn.Linear(256, 4)), SVMHead(3), tasks_per_step=2), "network = "),
     ):
@@ -128,7 +130,7 @@ def test_save_and_load(tmp_path):
 def test_a_checkpoint_is_not_overwritten_and_a_damaged_one_falls_back(tmp_path):
     path = tmp_path / "run.safetensors"
     learner().fit(episodes(), steps=4, evaluate_every=2, checkpoint=path)
-    with pytest.raises(bilevel.InvalidInput, match=r"exists and was left as it is: fit\(..., resume=True\)"):
+    with pytest.raises(bilevel.InvalidInput, match=r"exists and was left as it is: resume="):
         learner().fit(episodes(), steps=4, checkpoint=path)
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
@@ -140,11 +142,62 @@ def test_a_checkpoint_is_not_overwritten_and_a_damaged_one_falls_back(tmp_path):
 
 
 def test_the_network_in_the_end_is_that_of_the_best_record():
-    made = learner()
-    training = made.fit(episodes(), steps=6, evaluate_every=2, validate=novel(), validate_count=20)
+    made = learner(optimizer=lambda parameters: torch.optim.SGD(parameters, lr=3.0))
+    training = made.fit(episodes(), steps=5, evaluate_every=1, validate=novel(), validate_count=20)
     best = max(record.validation for record in training.history)
     assert training.best is not None
     assert training.best.mean == best
+    found = evaluate(made.network, made.head, novel(), count=20, seed=made.seed, stream=VALIDATION)
+    assert found == training.best
+    assert training.history[-1].validation != best  # or it could be the last one, which is nothing to restore
+
+
+def test_a_file_of_another_training_is_replaced_at_the_first_checkpoint_and_not_before(tmp_path):
+    path = tmp_path / "run.safetensors"
+    learner().fit(episodes(), steps=4, evaluate_every=2, checkpoint=path)
+    before = path.read_bytes()
+    with pytest.raises(bilevel.InvalidInput, match="minutes must be"):
+        learner().fit(episodes(), minutes=-1, checkpoint=path, overwrite=True)
+    assert path.read_bytes() == before
+    learner(seed=1).fit(episodes(), steps=1, checkpoint=path, overwrite=True)
+    assert learner(seed=1).load(path).state.step == 1
+    assert not path.with_name("run.previous.safetensors").exists()
+
+
+def test_each_step_has_tasks_of_its_own():
+    made = learner()
+    one, two = (made._draw(episodes(), step).tasks.support for step in (1, 2))
+    assert not torch.equal(one, two)
+    assert torch.equal(one, made._draw(episodes(), 1).tasks.support)
+
+
+def test_one_step_goes_down_the_gradient_through_the_head():
+    """x - step * gradient, the gradient by autograd through `SVMHead`; a solver's first one is that of tasks 0."""
+    for settings, first in (
+        ({"solver": bilevel.Implicit(step_rule="fixed", upper_step=0.01)}, 0),
+        ({"optimizer": lambda parameters: torch.optim.SGD(parameters, lr=0.01)}, 1),
+    ):
+        made = learner(**settings)
+        tasks, plain = made._draw(episodes(), first).tasks, network()
+        support, query = (
+            plain(part.flatten(0, 1)).unflatten(0, part.shape[:2]) for part in (tasks.support, tasks.query)
+        )
+        scores = SVMHead(3)(support, tasks.support_labels, query)
+        nn.functional.cross_entropy(scores.flatten(0, 1), tasks.query_labels.flatten()).backward()
+        made.fit(episodes(), steps=1)
+        for found, start in zip(made.network.parameters(), plain.parameters(), strict=True):
+            torch.testing.assert_close(found, start - 0.01 * start.grad, rtol=1e-4, atol=1e-6)
+
+
+def test_parts_that_are_frozen_stay_so():
+    made = learner(normalise=True)
+    made.network.train()
+    made.network[1].eval()
+    before = made.network[1].running_mean.clone()
+    made.fit(episodes(), steps=2)
+    made.evaluate(novel(), count=2)
+    assert [part.training for part in made.network] == [True, False, True, True, True, True, True]
+    assert torch.equal(made.network[1].running_mean, before)
 
 
 def test_a_loss_that_is_not_finite_ends_the_training_with_the_last_good_network(tmp_path):
@@ -196,6 +249,21 @@ def test_callbacks_end_the_training_and_minutes_do():
     assert training.step == 1
 
 
+def test_minutes_are_those_of_the_clock():
+    """A clock that runs an hour per look: 59 minutes are over after one step."""
+    hours = iter(range(0, 3600 * 100, 3600))
+    training = learner().fit(episodes(), minutes=59, clock=lambda: float(next(hours)))
+    assert (training.step, training.seconds) == (1, 3600.0)
+
+
+def test_tasks_to_train_on_may_have_more_ways_than_those_to_be_judged_by():
+    made = MetaLearner(network(), SVMHead(6, C=2.0, scale=3.0), tasks_per_step=1)
+    training = made.fit(episodes(ways=6), steps=2, validate=novel(), validate_count=5, evaluate_every=1)
+    expected = evaluate(made.network, SVMHead(3, C=2.0, scale=3.0), novel(), count=7)
+    assert training.best is not None
+    assert made.evaluate(novel(), count=7) == expected
+
+
 def test_running_statistics_follow_and_modes_are_restored():
     made = learner(normalise=True)
     made.network.eval()
@@ -233,6 +301,9 @@ def test_the_interval_covers():
         (lambda: learner(solver=bilevel.AiPOD()).fit(episodes(), steps=1), "AiPOD cannot use set"),
         (lambda: learner(optimizer=0.1), "optimizer must be a function of the parameters"),
         (lambda: learner(scheduler=lambda optimizer: None), "scheduler goes with optimizer"),
+        (lambda: learner(optimizer=torch.optim.LBFGS), "LBFGS looks at losses by itself"),
+        (lambda: learner().fit(episodes(dtype=torch.float64), steps=1), r"float64 and the network is torch.float32"),
+        (lambda: learner().fit(episodes(), steps=1, validate_count=0), "validate_count must be"),
         (lambda: learner(tasks_per_step=0), "tasks_per_step must be an integer of at least 1"),
         (lambda: MetaLearner(None, SVMHead(3)), "network must be a torch.nn.Module"),
         (lambda: MetaLearner(network(), network()), "head must be an SVMHead"),

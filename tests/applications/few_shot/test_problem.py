@@ -52,6 +52,20 @@ def test_linearization_agrees_with_autograd(coding, mask):
     torch.testing.assert_close(ours.reduced_gradient(v), plain.reduced_gradient(v))
 
 
+def test_what_the_mask_hides_is_not_looked_at():
+    """Neither by the head nor by the statistics of a batch."""
+    problems = []
+    for filling in (0.0, torch.nan):
+        torch.manual_seed(0)
+        network = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, 4)).double()
+        tasks = small_tasks(mask=True)
+        tasks.support[0, -1] = filling
+        problems.append(FewShotProblem(network, SVMHead(3), tasks))
+    gradients = [problem.linearize(problem.x0, problem.solve(problem.x0)).upper_grad_x for problem in problems]
+    torch.testing.assert_close(*gradients)
+    torch.testing.assert_close(*(problem.buffers for problem in problems))
+
+
 @pytest.mark.parametrize("coding", CODINGS)
 def test_its_own_solver_solves_the_lower_level(coding):
     problem = small_problem(coding)

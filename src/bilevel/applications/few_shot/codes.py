@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
+from functools import cached_property
 from typing import ClassVar, Literal, Self
 
 import torch
@@ -57,7 +58,7 @@ class Coded(ABC):
         self.own = torch.nn.functional.one_hot(labels.where(mask, 0), ways).to(dtype) * present
         self.present, self.ways, self.C = present, ways, C
 
-    @property
+    @cached_property
     def upper(self) -> Tensor:
         """The upper bound of the dual variables, (t, n, p)."""
         return self.C * self.indicator
@@ -73,10 +74,6 @@ class Coded(ABC):
     @abstractmethod
     def alpha(self, y: Tensor) -> Tensor:
         """The weight of each example in each class score, (t, n, k), from y of shape (t, n, p)."""
-
-    @abstractmethod
-    def adjoint(self, alpha: Tensor) -> Tensor:
-        """The transpose of `alpha`: from (t, n, k) to (t, n, p)."""
 
     @abstractmethod
     def quadratic(self, kernel: Tensor) -> Tensor:
@@ -108,9 +105,6 @@ class Centred(Coded):
     def alpha(self, y: Tensor) -> Tensor:
         return y * self.codes
 
-    def adjoint(self, alpha: Tensor) -> Tensor:
-        return (alpha * self.codes).sum(-1, keepdim=True)
-
     def quadratic(self, kernel: Tensor) -> Tensor:
         return kernel * (self.codes @ self.codes.mT)
 
@@ -135,9 +129,6 @@ class CrammerSinger(Coded):
 
     def alpha(self, y: Tensor) -> Tensor:
         return y
-
-    def adjoint(self, alpha: Tensor) -> Tensor:
-        return alpha
 
     def quadratic(self, kernel: Tensor) -> Tensor:
         return kernel

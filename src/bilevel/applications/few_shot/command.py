@@ -5,14 +5,14 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from ...checkpoints import Checkpoint
 from ...errors import InvalidInput
 from ...files import check_writable
+from ...solution import Status
 from .evaluation import Accuracy
 from .experiment import Experiment
 from .learner import MetaLearner, Training
-from .picture import plot_curve
-from .training_state import load_state
+from .picture import check_picture, plot_curve
+from .schedule import load_training
 
 SUCCESS, FAILURE, INTERRUPTED = 0, 2, 130
 EVALUATIONS = 20
@@ -33,11 +33,9 @@ def train(
 ) -> int:
     """Train, say how it went, draw the learning curve."""
     if picture is not None:
-        check_writable(picture, overwrite=force)
+        check_picture(picture)
+        check_writable(picture, overwrite=force or resume)
     splits, learner = experiment.splits(folder), experiment.learner()
-    if force and not resume:
-        for path in Checkpoint(model).files:
-            path.unlink(missing_ok=True)
     say(
         f"{experiment.ways}-way {experiment.shots}-shot tasks of {experiment.dataset}, {experiment.solver}: "
         f"{splits.train.classes} classes to train on, {splits.validation.classes} others to choose by, "
@@ -52,6 +50,7 @@ def train(
         evaluate_every=evaluate_every or (max(1, steps // EVALUATIONS) if steps else 100),
         checkpoint=model,
         resume=resume,
+        overwrite=force,
         progress=True,
     )
     return _report(training, learner, splits.test, model, picture)
@@ -61,7 +60,7 @@ def evaluate(model: Path, *, episodes: int, seed: int, folder: Path | None) -> i
     """The accuracy of a trained network on novel classes and, for comparison, on those of training."""
     if episodes < 2:
         raise InvalidInput(f"episodes must be at least 2, as an interval needs a spread, got {episodes}")
-    experiment = Experiment.of(load_state(model).settings.get("about"))
+    experiment = Experiment.of(load_training(model).settings.get("about"))
     learner, splits = experiment.learner().load(model), experiment.splits(folder)
     answer(
         f"{experiment.ways}-way {experiment.shots}-shot tasks of {experiment.dataset}, {experiment.solver}, "
@@ -76,14 +75,15 @@ def _report(training: Training, learner: MetaLearner, test: object, model: Path,
     if training.history and picture is not None:
         plot_curve({"training": training.history}, picture)
         say(f"learning curve: {picture}")
-    say(f"{training.step} steps in {training.seconds / 60:.1f} minutes: {training.status.value}. {training.message}")
-    say(f"network: {model}; go on with the same command and --resume")
-    if not training.step:
+    interrupted = training.status is Status.INTERRUPTED
+    how = "stopped by Ctrl-C" if interrupted else training.status.value
+    say(f"{training.step} steps in {training.seconds / 60:.1f} minutes: {how}. {training.message}")
+    say(f"network: {model}; go on with the same command and --resume, or judge it: bilevel fewshot evaluate {model}")
+    if interrupted:
         return INTERRUPTED
-    found: Accuracy = learner.evaluate(test)  # type: ignore[arg-type]
-    answer(f"accuracy on novel classes: {found}")
-    if training.status.name == "INTERRUPTED":
-        return INTERRUPTED
+    if training.step:
+        found: Accuracy = learner.evaluate(test)  # type: ignore[arg-type]
+        answer(f"accuracy on novel classes: {found}")
     return SUCCESS if training.status.ok else FAILURE
 
 

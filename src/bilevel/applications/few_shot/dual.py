@@ -15,6 +15,7 @@ primal-dual active-set iteration does on correlated features at small C. On the 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -34,7 +35,7 @@ NEARLY_CENTRAL = 1e-4
 
 
 class DualSolution(NamedTuple):
-    """The dual variables (t, n, p), the largest entry of |y - P(y - gradient)| of each task (t,), and the rounds."""
+    """The dual variables (t, n, p), the residual of each task (t,), and the rounds."""
 
     y: Tensor
     residual: Tensor
@@ -55,11 +56,6 @@ class Dual:
 
     coded: Coded
     quadratic: Tensor
-
-    @classmethod
-    def of(cls, coded: Coded, kernel: Tensor, ridge: float) -> Dual:
-        """From the Gram matrices (t, n, n)."""
-        return cls(coded, with_ridge(coded.quadratic(kernel), ridge))
 
     def gradient(self, y: Tensor) -> Tensor:
         """G y - b."""
@@ -83,11 +79,14 @@ class Dual:
         return below if self.coded.balanced else below & (y > 0)
 
     def residual(self, y: Tensor) -> Tensor:
-        """max |y - P(y - gradient)| for each task: zero exactly at the solution."""
+        """L max |y - P(y - gradient / L)| for each task: zero exactly at the solution.
+
+        In units of the gradient G y - b, which features, ridge and 1/C of another scale leave as it is.
+        """
         return self._residual(y, self.gradient(y))
 
     def _residual(self, y: Tensor, gradient: Tensor) -> Tensor:
-        return (y - self.project(y - gradient)).abs().amax((-2, -1))
+        return (self.bound * (y - self.project(y - gradient / self.bound))).abs().amax((-2, -1))
 
     @torch.no_grad()
     def solve(self, *, tol: float, start: Tensor | None = None) -> DualSolution:
@@ -126,8 +125,8 @@ class Dual:
         return DualSolution(y, residual, k)
 
     def _round(self, y: Tensor) -> Tensor:
-        gradient, bound = self.gradient(y), self.quadratic.abs().sum(-1).amax(-1)[:, None, None]
-        z = y - gradient / (bound * self._diagonal).sqrt()
+        gradient, bound = self.gradient(y), self.bound
+        z = y - gradient / self._scaling
         free = self.free(z)
         held = torch.where(free, y, self.project(z))
         newton = self.on_face(free, -self.gradient(held))
@@ -136,9 +135,15 @@ class Dual:
         others = torch.stack([y + self._reach(y, move) * move, y - gradient / bound])
         return self._best(self.project(torch.cat([held + lengths * newton, others])))
 
-    @property
-    def _diagonal(self) -> Tensor:
-        return self.quadratic.diagonal(dim1=-2, dim2=-1).unsqueeze(-1)
+    @cached_property
+    def bound(self) -> Tensor:
+        """L, at least the largest eigenvalue of G; (t, 1, 1)."""
+        return self.quadratic.abs().sum(-1).amax(-1)[:, None, None]
+
+    @cached_property
+    def _scaling(self) -> Tensor:
+        """sqrt(L G_ii), (t, n, 1)."""
+        return (self.bound * self.quadratic.diagonal(dim1=-2, dim2=-1).unsqueeze(-1)).sqrt()
 
     def _reach(self, y: Tensor, move: Tensor) -> Tensor:
         """How far, at most 1, y may go along `move` until it meets a bound; shape (t, 1, 1)."""

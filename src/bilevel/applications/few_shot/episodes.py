@@ -28,12 +28,16 @@ class Tasks:
         come from uint8. Images of one class follow each other.
     support_labels, query_labels
         0 .. ways - 1, (tasks, ways * shots) and (tasks, ways * queries), int64.
+    support_mask
+        Booleans (tasks, ways * shots): which support images there are, for tasks with different numbers of them; None
+        when all are there. What is at the other places is not looked at.
     """
 
     support: Tensor
     support_labels: Tensor
     query: Tensor
     query_labels: Tensor
+    support_mask: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.support)
@@ -118,11 +122,11 @@ class Episodes:
         return shifted_and_mirrored(images, generator) if self.augment else images
 
     def _check_sizes(self) -> None:
-        classes, per_class, _, height, width = self.images.shape
+        _, per_class, _, height, width = self.images.shape
         if self.ways < 2:
             raise InvalidInput(f"ways must be at least 2, got {self.ways}")
         if self.ways > self.classes:
-            raise InvalidInput(f"ways must be at most the {classes} classes of images, got {self.ways}")
+            raise InvalidInput(f"ways must be at most the {self.classes} classes of images, got {self.ways}")
         if self.shots + self.queries > per_class:
             raise InvalidInput(
                 f"shots + queries must be at most the {per_class} images of a class, got {self.shots} + {self.queries}"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,10 +15,14 @@ from ...checks import check_count
 from ...errors import InvalidInput, InvalidType
 from ...randomness import Noise, Seeds
 from .head import SVMHead
-from .inputs import TaskBatch
+from .inputs import TaskBatch, check_same_dtype, check_tasks
+from .problem import features_of
 
 TRAINING, EVALUATION, VALIDATION = 0, 1, 2
 """Draws of one seed that share no task: index of `Noise.generator`."""
+
+AT_ONCE = 4
+"""Tasks that are evaluated at once: more would need more memory, and not less time."""
 
 
 class EpisodeSource(Protocol):
@@ -60,7 +66,6 @@ def evaluate(
     *,
     count: int = 600,
     seed: int = 0,
-    batch: int = 16,
     stream: int = EVALUATION,
 ) -> Accuracy:
     """The accuracy on `count` tasks, in evaluation mode; the mode of the network is restored.
@@ -71,8 +76,8 @@ def evaluate(
         From images to features, and from features to scores.
     episodes
         Where the tasks come from: for an honest number, of classes that training has not seen.
-    count, batch
-        How many tasks, and how many at once.
+    count
+        How many tasks.
     seed
         The same seed gives the same tasks.
     stream
@@ -87,26 +92,37 @@ def evaluate(
     """
     check_count("count", count)
     check_episodes("episodes", episodes, head.ways)
-    was_training = network.training
-    network.eval()
     values: list[Tensor] = []
-    try:
-        for start in range(0, count, batch):
+    with in_mode(network, training=False):
+        for start in range(0, count, AT_ONCE):
             generator = Noise(Seeds.of(seed), start).generator("data", stream)
-            values.append(_accuracies(network, head, episodes.sample(min(batch, count - start), generator)))
-    finally:
-        network.train(was_training)
+            values.append(_accuracies(network, head, episodes.sample(min(AT_ONCE, count - start), generator)))
     return Accuracy.of(torch.cat(values))
+
+
+@contextmanager
+def in_mode(network: nn.Module, *, training: bool) -> Iterator[None]:
+    """The network in this mode, and afterwards every part of it in the mode that it had.
+
+    In a network that trains already, parts that were put into evaluation mode (a frozen batch normalisation) stay so.
+    """
+    modes = [(part, part.training) for part in network.modules()]
+    if network.training != training or not training:
+        network.train(training)
+    try:
+        yield
+    finally:
+        for part, mode in modes:
+            part.training = mode
 
 
 def _accuracies(network: nn.Module, head: SVMHead, tasks: TaskBatch) -> Tensor:
     """The share of right answers of each task, (t,)."""
 
-    def features(images: Tensor) -> Tensor:
-        return network(images.flatten(0, 1)).flatten(1).unflatten(0, images.shape[:2])
-
-    mask = getattr(tasks, "support_mask", None)
-    scores = head(features(tasks.support), tasks.support_labels, features(tasks.query), mask)
+    mask = check_tasks(tasks, head.ways)
+    check_same_dtype(network, tasks.query)
+    support, query = features_of(network, tasks, mask)
+    scores = head(support, tasks.support_labels, query, mask)
     return (scores.argmax(-1) == tasks.query_labels).double().mean(-1)
 
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from ...checks import check_positive
 from ...errors import InvalidInput, InvalidType
 from ...hypergradients import Estimator, LinearSolve
+from ...randomness import Noise, Seeds
 from .codes import Coded, CodingName, coding_of
 from .dual import Dual, with_ridge
 from .inputs import check_features, check_finite, check_labels, check_mask
@@ -42,7 +43,8 @@ class SVMHead(nn.Module):
         A factor on the scores, 1 in the paper. At the margin the scores of a support example differ by 1, which a
         cross-entropy loss takes for doubt: it then never lets go of examples that are classified well.
     tol
-        The largest entry of |y - P(y - gradient)| that counts as solved.
+        The largest entry of L |y - P(y - gradient / L)| that counts as solved, L the largest row sum of |G|. A support
+        example at the margin has the gradient 0 and one beside it at most 1, whatever the scale of the features.
 
     Examples
     --------
@@ -72,8 +74,23 @@ class SVMHead(nn.Module):
         hypergradient = LinearSolve() if hypergradient is None else hypergradient
         if isinstance(hypergradient, type) or not hasattr(hypergradient, "estimate"):
             raise InvalidType(f"hypergradient must be an object such as LinearSolve(), got {hypergradient!r}")
-        self.ways, self.C, self.ridge, self.coding = ways, float(C), float(ridge), coding
+        self.ways, self.C, self.ridge = ways, float(C), float(ridge)
+        self.coding: CodingName = coding
         self.hypergradient, self.scale, self.tol = hypergradient, float(scale), float(tol)
+        self._calls = 0
+
+    def with_ways(self, ways: int) -> SVMHead:
+        """The same head for tasks of another number of classes.
+
+        Examples
+        --------
+        >>> SVMHead(ways=20, C=1.0).with_ways(5)
+        SVMHead(ways=5, C=1, ridge=0.001, coding='centred', scale=5)
+        """
+        return SVMHead(
+            ways, C=self.C, ridge=self.ridge, coding=self.coding, hypergradient=self.hypergradient, scale=self.scale,
+            tol=self.tol,
+        )  # fmt: skip
 
     def forward(self, support: Tensor, labels: Tensor, query: Tensor, mask: Tensor | None = None) -> Tensor:
         """The scores of the queries, (..., m, k).
@@ -98,7 +115,9 @@ class SVMHead(nn.Module):
         support = support.where(mask.unsqueeze(-1), 0.0)
         coded = self.coded(labels, mask)
         quadratic = self.quadratic(coded, support)
-        y = solved(Dual(coded, quadratic.detach()), quadratic, self.hypergradient, tol=self.tol)
+        self._calls += 1  # an estimator that draws draws anew
+        noise = Noise(Seeds(), self._calls)
+        y = solved(Dual(coded, quadratic.detach()), quadratic, self.hypergradient, noise, tol=self.tol)
         scores = self.scores(coded, y, support, query)
         return scores.reshape(*batch, *scores.shape[1:])
 

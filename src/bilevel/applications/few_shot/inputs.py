@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...errors import InvalidInput, InvalidType, NotFinite
 
@@ -30,6 +30,24 @@ def check_features(name: str, features: Any) -> None:
         raise InvalidType(f"{name} must be a floating-point tensor of features, got {shown}")
     if features.ndim < 2 or features.numel() == 0:
         raise InvalidInput(f"{name} must have the shape (..., examples, features), got {tuple(features.shape)}")
+
+
+def check_network_output(features: Any, count: int) -> None:
+    """One row of floating-point features per image."""
+    fits = isinstance(features, Tensor) and features.ndim >= 2 and len(features) == count and features.numel() > 0
+    if not fits or not features.is_floating_point():
+        shown = f"{features.dtype} {tuple(features.shape)}" if isinstance(features, Tensor) else type(features).__name__
+        raise InvalidInput(f"network returned {shown} for {count} images: it must return float features ({count}, d)")
+
+
+def check_same_dtype(network: nn.Module, images: Tensor) -> None:
+    """The images are of the type of the network's parameters."""
+    dtypes = {value.dtype for value in network.parameters() if value.is_floating_point()}
+    if len(dtypes) == 1 and images.dtype not in dtypes:
+        dtype = dtypes.pop()
+        raise InvalidType(
+            f"the images are {images.dtype} and the network is {dtype}: draw them as Episodes(dtype={dtype})"
+        )
 
 
 def check_finite(name: str, features: Tensor, mask: Tensor | None = None) -> None:

@@ -51,16 +51,29 @@ class InteriorPoint:
         """Where the method stands."""
         return self._start()
 
+    @cached_property
+    def _first_gap(self) -> Tensor:
+        return self._gap(self._start())
+
+    @cached_property
+    def diagonal(self) -> Tensor:
+        """G_ii, (t, n, 1)."""
+        return self.quadratic.diagonal(dim1=-2, dim2=-1).unsqueeze(-1)
+
+    @cached_property
+    def ceiling(self) -> Tensor:
+        """Of what a barrier adds to G, (t, 1, 1): beyond it an entry stands still."""
+        return 1e12 * self.diagonal.amax(-2, keepdim=True)
+
     def progress(self) -> Tensor:
         """The mean complementarity of each task, relative to the first one, shape (t,)."""
-        return self._gap(self.point) / self._gap(self._start())
+        return self._gap(self.point) / self._first_gap
 
     def bounds(self) -> tuple[Tensor, Tensor, Tensor]:
         """y, and which entries seem to be 0 and u: those smaller than their multipliers, in units of G_ii."""
         y, z, v, _ = self.point
-        diagonal = self.quadratic.diagonal(dim1=-2, dim2=-1).unsqueeze(-1)
-        high = self._slack(y) * diagonal <= v if self.upper is not None else torch.zeros_like(y, dtype=torch.bool)
-        return y, y * diagonal <= z, high
+        high = self._slack(y) * self.diagonal <= v if self.upper is not None else torch.zeros_like(y, dtype=torch.bool)
+        return y, y * self.diagonal <= z, high
 
     def advance(self, open_tasks: Tensor) -> None:
         """One step of the tasks that are still open, booleans (t,)."""
@@ -122,7 +135,7 @@ class _System:
         self.point, self.slack = point, problem._slack(point.y)
         self.bounded, self.summed = problem.upper is not None, problem.total is not None
         barrier = point.z / point.y + point.v / self.slack
-        ceiling = 1e12 * problem.quadratic.diagonal(dim1=-2, dim2=-1).amax(-1)[:, None, None]
+        ceiling = problem.ceiling
         matrices = problem.quadratic.unsqueeze(1) + torch.diag_embed(barrier.minimum(ceiling).mT)
         self.factors = torch.linalg.cholesky_ex(matrices).L
         if self.summed:

@@ -18,17 +18,17 @@ from ...spaces import Space, Vector
 from .dual import Dual
 
 
-def solved(dual: Dual, quadratic: Tensor, method: Estimator, *, tol: float) -> Tensor:
+def solved(dual: Dual, quadratic: Tensor, method: Estimator, noise: Noise, *, tol: float) -> Tensor:
     """y* (t, n, p) as a function of `quadratic`, whose values are those of the dual."""
-    return _Solution.apply(quadratic, dual, dual.solve(tol=tol).y, method)  # type: ignore[return-value]
+    return _Solution.apply(quadratic, dual, dual.solve(tol=tol).y, method, noise)  # type: ignore[return-value]
 
 
 class _Solution(torch.autograd.Function):
     """y*(G) forwards; -w y' backwards."""
 
     @staticmethod
-    def forward(ctx: Any, quadratic: Tensor, dual: Dual, y: Tensor, method: Estimator) -> Tensor:
-        ctx.dual, ctx.method = dual, method
+    def forward(ctx: Any, quadratic: Tensor, dual: Dual, y: Tensor, method: Estimator, noise: Noise) -> Tensor:
+        ctx.dual, ctx.method, ctx.noise = dual, method, noise
         ctx.save_for_backward(y)
         return y.clone()
 
@@ -37,16 +37,15 @@ class _Solution(torch.autograd.Function):
     def backward(ctx: Any, cotangent: Tensor) -> tuple[Any, ...]:
         (y,) = ctx.saved_tensors
         if ctx.method == LinearSolve():
-            return -adjoint(ctx.dual, y, cotangent) @ y.mT, None, None, None
+            return -adjoint(ctx.dual, y, cotangent) @ y.mT, None, None, None, None
         problem, plain = DualProblem(ctx.dual, cotangent), ctx.dual.coded.plain
         lin = problem.linearize(ctx.dual.quadratic, plain(y))
-        return ctx.method.estimate(lin, Noise()).gradient, None, None, None
+        return ctx.method.estimate(lin, ctx.noise).gradient, None, None, None, None
 
 
 def adjoint(dual: Dual, y: Tensor, cotangent: Tensor) -> Tensor:
     """w = Pi (Pi G Pi)^+ Pi v on the face of y: one small system per task."""
-    bound = dual.quadratic.abs().sum(-1).amax(-1)[:, None, None]
-    return dual.on_face(dual.free(y - dual.gradient(y) / bound), cotangent)
+    return dual.on_face(dual.free(y - dual.gradient(y) / dual.bound), cotangent)
 
 
 class DualProblem(Problem):

@@ -11,16 +11,16 @@ from typing import Any
 
 from torch import nn
 
-from ...checkpoints import Checkpoint
+from ...checkpoints import Checkpoint, CheckpointFiles
 from ...checks import check_count, check_positive
 from ...errors import Incompatible, InvalidInput, InvalidType, NotConverged, NotFinite
 from ...randomness import Noise, Seeds
 from ...solution import Status
 from ...solvers import DMLCBO, Solver
-from .evaluation import TRAINING, VALIDATION, Accuracy, EpisodeSource, check_episodes, evaluate
+from .evaluation import TRAINING, VALIDATION, Accuracy, EpisodeSource, check_episodes, evaluate, in_mode
 from .head import SVMHead
 from .problem import FewShotProblem
-from .schedule import Files, Plan, interrupts_after_the_step, load_newest, progress_bar, show
+from .schedule import Plan, interrupts_after_the_step, load_training, progress_bar, show, write
 from .training_state import TrainingRecord, TrainingState, save_state
 from .updates import OptimizerUpdates, SolverUpdates, Updates, copied, place, place_buffers
 
@@ -70,7 +70,8 @@ class MetaLearner:
     network
         From images (N, ...) to features (N, d); its parameters are learned in place.
     head
-        `SVMHead(ways=...)`.
+        `SVMHead(ways=...)`, of as many ways as the training tasks. Tasks to validate and evaluate on may have another
+        number of ways: they are given the same head of theirs. Training on tasks of more ways teaches more per image.
     solver
         Any solver of the library that takes a box; default `DMLCBO()`. Rules that compare f from step to step
         (step_rule="adaptive") do not go with fresh tasks.
@@ -79,6 +80,8 @@ class MetaLearner:
         takes the steps, with the hypergradient in `.grad`; of the solver only its estimator `hypergradient` is used.
     scheduler
         optimiser -> scheduler, stepped after every step.
+    about
+        Plain values by name that files of this learner keep; a file with others is not resumed.
     tasks_per_step
         Tasks drawn for each step.
     seed
@@ -105,6 +108,7 @@ class MetaLearner:
         scheduler: Callable[[Any], Any] | None = None,
         tasks_per_step: int = 8,
         seed: int = 0,
+        about: dict[str, Any] | None = None,
     ) -> None:
         if not isinstance(network, nn.Module):
             raise InvalidType(f"network must be a torch.nn.Module, got {type(network).__name__}")
@@ -114,7 +118,7 @@ class MetaLearner:
             raise InvalidInput("scheduler goes with optimizer: a solver of the library has its own step sizes")
         check_count("tasks_per_step", tasks_per_step)
         self.network, self.head, self.tasks_per_step, self.seed = network, head, tasks_per_step, seed
-        self.solver = DMLCBO() if solver is None else solver
+        self.solver, self.about = DMLCBO() if solver is None else solver, about
         seeds = Seeds.of(seed)
         self._updates: Updates
         if optimizer is None:
@@ -141,6 +145,7 @@ class MetaLearner:
         evaluate_every: int = 100,
         checkpoint: str | Path | Checkpoint | None = None,
         resume: bool = False,
+        overwrite: bool = False,
         progress: bool = False,
         callbacks: Iterable[Callback] = (),
         clock: Callable[[], float] = time.perf_counter,
@@ -160,9 +165,11 @@ class MetaLearner:
             A record is made, and callbacks are called, every so many steps and at the end.
         checkpoint
             A file, or `Checkpoint(path, every=...)`: written at every record (or every so many steps) and at the end;
-            the one before it is kept. An existing file is refused unless it is resumed.
+            the one before it is kept. An existing file is refused unless it is resumed or may be overwritten.
         resume
             Go on from `checkpoint` if it exists, with the same bits as a run that was never interrupted.
+        overwrite
+            Replace the file of another training, when the first checkpoint is written.
         progress
             Show a progress bar.
         callbacks
@@ -177,20 +184,29 @@ class MetaLearner:
             check_count("steps", steps)
         if minutes is not None:
             check_positive("minutes", minutes)
-        check_count("evaluate_every", evaluate_every)
+        for name, count in (("evaluate_every", evaluate_every), ("validate_count", validate_count)):
+            check_count(name, count)
         check_episodes("episodes", episodes, self.head.ways)
         if validate is not None:
-            check_episodes("validate", validate, self.head.ways)
-        files = None if checkpoint is None else Files(Checkpoint.of(checkpoint), resume=resume)
-        if files is not None and files.found:
-            self.load(files.path)
+            check_episodes("validate", validate, self._head_for(validate).ways)
+        files = None
+        if checkpoint is not None:
+            settings = Checkpoint.of(checkpoint)
+            if resume and any(path.exists() for path in settings.files):
+                self.load(settings.path)
+            files = CheckpointFiles(settings, Path(settings.path) if resume else None, replace=overwrite)
+            files.remedy = "fit(..., resume=True)"
         plan = Plan(steps, minutes, evaluate_every, validate, validate_count, files, clock)
         with progress_bar(progress) as bar:
-            return self._train(episodes, plan, [*callbacks, lambda record, _: show(bar, record, plan)])
+            return self._train(episodes, plan, list(callbacks), bar)
 
     def evaluate(self, episodes: EpisodeSource, *, count: int = 600, seed: int = 0) -> Accuracy:
         """The accuracy on `count` fresh tasks, with its 95 % interval; see `evaluate`."""
-        return evaluate(self.network, self.head, episodes, count=count, seed=seed, batch=self.tasks_per_step)
+        return evaluate(self.network, self._head_for(episodes), episodes, count=count, seed=seed)
+
+    def _head_for(self, episodes: EpisodeSource) -> SVMHead:
+        ways = getattr(episodes, "ways", self.head.ways)
+        return self.head if ways == self.head.ways else self.head.with_ways(ways)
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
         """Write network and training to one safetensors file, complete or not at all."""
@@ -198,7 +214,7 @@ class MetaLearner:
 
     def load(self, path: str | Path) -> MetaLearner:
         """Go on from a file of a learner with the same settings, and give its network to this one."""
-        state = load_newest(Path(path))
+        state = load_training(path)
         self._check_settings(state, path)
         place(self.network, state.parameters)
         place_buffers(self.network, state.buffers)
@@ -207,15 +223,15 @@ class MetaLearner:
         self._show_best()
         return self
 
-    def _train(self, episodes: EpisodeSource, plan: Plan, callbacks: list[Callback]) -> Training:
-        status, message, was_training = Status.STEPS, "", self.network.training
+    def _train(self, episodes: EpisodeSource, plan: Plan, callbacks: list[Callback], bar: Any) -> Training:
+        status, message = Status.STEPS, ""
         place(self.network, self.state.parameters)  # the latest, not the best
         place_buffers(self.network, self.state.buffers)
-        self.network.train()
         try:
-            with interrupts_after_the_step() as interrupted:
+            with in_mode(self.network, training=True), interrupts_after_the_step() as interrupted:
                 while not plan.is_done(self.state) and status is Status.STEPS:
                     self._advance(episodes, plan.clock)
+                    show(bar, self.state, plan)
                     if plan.is_due(self.state) and self._told(self._record(plan), callbacks):
                         status = Status.STOPPED
                     elif interrupted():
@@ -224,18 +240,16 @@ class MetaLearner:
         except (NotFinite, NotConverged) as error:
             status = Status.DIVERGED if isinstance(error, NotFinite) else Status.FAILED
             message = f"step {self.state.step + 1} failed ({error}); the network is that of step {self.state.step}"
-        finally:
-            self.network.train(was_training)
         if plan.files is not None:
-            plan.files.write(self._snapshot())
+            write(plan.files, self._snapshot())
         self._show_best()
         best = None if self.state.best is None else Accuracy(**self.state.best["accuracy"])
         return Training(status, self.history, self.state.step, self.state.seconds, best, message)
 
     def _told(self, record: TrainingRecord, callbacks: list[Callback]) -> bool:
         """Whether a callback asks to stop."""
-        asked = [callback(record, self) for callback in callbacks]
-        return any(answer is not None and bool(answer) for answer in asked)
+        answers = [callback(record, self) for callback in callbacks]  # all of them are told
+        return any(map(bool, answers))
 
     def _advance(self, episodes: EpisodeSource, clock: Callable[[], float]) -> None:
         """One step, on fresh tasks."""
@@ -258,8 +272,8 @@ class MetaLearner:
         found = None
         if plan.validate is not None:
             found = evaluate(
-                self.network, self.head, plan.validate, count=plan.validate_count, seed=self.seed,
-                batch=self.tasks_per_step, stream=VALIDATION,
+                self.network, self._head_for(plan.validate), plan.validate, count=plan.validate_count, seed=self.seed,
+                stream=VALIDATION,
             )  # fmt: skip
             self._keep_if_best(found)
         record = TrainingRecord(
@@ -295,24 +309,28 @@ class MetaLearner:
     def _settings(self) -> dict[str, Any]:
         """What a file must agree with."""
         shapes = [(name, tuple(value.shape)) for name, value in self.network.named_parameters()]
-        by = "optimizer" if isinstance(self._updates, OptimizerUpdates) else repr(self.solver)
+        head = self.head
         return {
+            "about": self.about,
             "network": hashlib.sha256(repr(shapes).encode()).hexdigest()[:16],
-            "head": self.head.extra_repr(),
-            "updates": type(self._updates.optimizer).__name__ if by == "optimizer" else by,  # type: ignore[union-attr]
+            "head": f"{head.extra_repr()}, tol={head.tol:g}, hypergradient={head.hypergradient!r}",
+            "updates": repr(self._updates),
             "tasks_per_step": self.tasks_per_step,
             "seed": self.seed,
         }
 
     def _check_settings(self, state: TrainingState, path: str | Path) -> None:
         ours = self._settings()
-        different = [name for name in ours if state.settings.get(name) != ours[name]]
-        if different:
-            name = different[0]
-            raise Incompatible(
-                f"{path} holds a learner with {name} = {state.settings.get(name)!r}, and this one has {ours[name]!r}: "
-                "make a learner with the same settings, or start anew"
-            )
+        for name, own in ours.items():
+            theirs = state.settings.get(name)
+            if theirs != own:
+                if isinstance(own, dict) and isinstance(theirs, dict):
+                    name = next(key for key in {**own, **theirs} if own.get(key) != theirs.get(key))
+                    own, theirs = own.get(name), theirs.get(name)
+                raise Incompatible(
+                    f"{path} holds a learner with {name} = {theirs!r}, and this one has {own!r}: make a learner with "
+                    "the same settings, or start anew"
+                )
 
 
 def meta_train(

@@ -10,6 +10,12 @@ from ...errors import InvalidInput, MissingExtra
 from .training_state import TrainingRecord
 
 
+def check_picture(path: Path) -> None:
+    """A name that tells a format."""
+    if path.suffix.lower() not in (".png", ".svg", ".pdf"):
+        raise InvalidInput(f"--picture {path}: the name of the picture must end in .png, .svg or .pdf")
+
+
 def plot_curve(
     curves: Mapping[str, Sequence[TrainingRecord]], path: str | Path | None = None, *, title: str = ""
 ) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -16,7 +17,7 @@ from ...sets.base import ConvexSet
 from ...spaces import Space, Vector, leaves, like, tree_map
 from .dual import Dual
 from .head import SVMHead
-from .inputs import TaskBatch, check_tasks
+from .inputs import TaskBatch, check_finite, check_network_output, check_same_dtype, check_tasks
 
 Parameters = dict[str, Tensor]
 
@@ -41,6 +42,25 @@ class Features:
                 materialize_grads=True,
             )
         )
+
+
+def features_of(network: Callable[[Tensor], Tensor], tasks: TaskBatch, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The features of support (t, n, d) and query (t, m, d) examples in one pass; zeros for support that is not there.
+
+    Images where the mask is false are not looked at: they are no part of the statistics of a batch either.
+    """
+    support = tasks.support.flatten(0, 1) if mask is None else tasks.support[mask]
+    images = torch.cat([support, tasks.query.flatten(0, 1)])
+    features = network(images)
+    check_network_output(features, len(images))
+    features = features.flatten(1)
+    check_finite("the output of the network", features)
+    found, query = features.split([len(support), len(images) - len(support)])
+    if mask is None:
+        placed = found.unflatten(0, tasks.support.shape[:2])
+    else:
+        placed = found.new_zeros(*mask.shape, found.shape[-1]).masked_scatter(mask.unsqueeze(-1), found)
+    return placed, query.unflatten(0, tasks.query.shape[:2])
 
 
 class FewShotProblem(Problem):
@@ -85,10 +105,10 @@ class FewShotProblem(Problem):
             raise InvalidType(f"head must be an SVMHead, got {type(head).__name__}")
         self.network, self.head, self.tasks, self.seed = network, head, tasks, seed
         mask = check_tasks(tasks, head.ways)
+        check_same_dtype(network, tasks.query)
         self.mask, self.coded = mask, head.coded(tasks.support_labels, mask)
         self._latest: Features | None = None
         self.buffers: Parameters = {}  # running statistics and the like after the latest pass of all images
-        self.judged: tuple[float, float] | None = None  # loss and accuracy of the latest point at which f was asked for
         x0 = {name: value.detach().clone() for name, value in network.named_parameters() if value.requires_grad}
         if not x0:
             raise InvalidInput("network has no parameters that require a gradient: there is nothing to learn")
@@ -123,39 +143,33 @@ class FewShotProblem(Problem):
 
     def solve(self, x: Vector) -> Tensor:
         """y*(x) by the head's own solver."""
-        support = self._masked(self.features(x).support.detach())
+        support = self.features(x).support.detach()
         dual = Dual(self.coded, self.head.quadratic(self.coded, support))
         return self.coded.plain(dual.solve(tol=self.head.tol).y)
 
-    def scores(self, x: Vector, y: Vector) -> Tensor:
-        """The scores of the queries, (t, m, k)."""
+    @torch.no_grad()
+    def judge(self, x: Vector, y: Vector) -> tuple[float, float]:
+        """Loss and accuracy on the queries."""
         features = self.features(x)
-        return self._scores(y, features.support, features.query).detach()
+        scores = self._scores(y, features.support, features.query)
+        right = scores.argmax(-1) == self.tasks.query_labels
+        return float(self._loss(scores)), float(right.double().mean())
 
     def _forward(self, x: Any) -> Features:
-        (support, query), self.buffers = self._run(x, [self.tasks.support, self.tasks.query])
+        """One pass of all images that are there, and the buffers after it."""
+        buffers = {name: value.clone() for name, value in self.network.named_buffers()}
+
+        def network(images: Tensor) -> Tensor:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(self.seed)
+                return functional_call(self.network, {**x, **buffers}, (images,))
+
+        support, query = features_of(network, self.tasks, self.mask)
+        self.buffers = buffers
         return Features(leaves(x), support, query)
 
-    def _run(self, x: Any, images: list[Tensor]) -> tuple[list[Tensor], Parameters]:
-        """The features of several stacks of images (t, count, ...), in one pass, and the buffers after it."""
-        buffers = {name: value.clone() for name, value in self.network.named_buffers()}
-        joined = torch.cat([part.flatten(0, 1) for part in images])
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.seed)
-            features = functional_call(self.network, {**x, **buffers}, (joined,))
-        if not isinstance(features, Tensor) or features.ndim < 2 or len(features) != len(joined):
-            shown = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
-            raise InvalidInput(
-                f"network returned {shown} for {len(joined)} images: it must return features ({len(joined)}, d)"
-            )
-        parts = features.flatten(1).split([part.shape[0] * part.shape[1] for part in images])
-        return [part.unflatten(0, stack.shape[:2]) for part, stack in zip(parts, images, strict=True)], buffers
-
-    def _masked(self, support: Tensor) -> Tensor:
-        return support if self.mask is None else support.where(self.mask.unsqueeze(-1), 0.0)
-
     def _scores(self, y: Any, support: Tensor, query: Tensor) -> Tensor:
-        return self.head.scores(self.coded, self.coded.columns(y), self._masked(support), query)
+        return self.head.scores(self.coded, self.coded.columns(y), support, query)
 
     def _loss(self, scores: Tensor) -> Tensor:
         return nn.functional.cross_entropy(scores.flatten(0, -2), self.tasks.query_labels.flatten().long())
@@ -167,7 +181,7 @@ class FewShotProblem(Problem):
 
     def _plain_lower(self, x: Any, y: Any) -> Tensor:
         """g as autograd can follow it."""
-        quadratic = self.head.quadratic(self.coded, self._masked(self._forward(x).support))
+        quadratic = self.head.quadratic(self.coded, self._forward(x).support)
         y = self.coded.columns(y)
         return (y * (0.5 * (quadratic @ y) - self.coded.indicator)).sum()
 
@@ -188,7 +202,7 @@ class FewShotLinearization(Linearization):
 
     @cached_property
     def _support(self) -> Tensor:
-        return self.problem._masked(self._features.support.detach()).double()
+        return self._features.support.detach().double()
 
     @cached_property
     def _dual(self) -> Dual:
@@ -204,10 +218,7 @@ class FewShotLinearization(Linearization):
         self.problem.costs.upper_gradients += 1
         point = [u.detach().requires_grad_() for u in (self.y, self._features.support, self._features.query)]
         with torch.enable_grad():
-            scores = self.problem._scores(*point)
-            loss = self.problem._loss(scores)
-        right = scores.detach().argmax(-1) == self.problem.tasks.query_labels
-        self.problem.judged = float(loss.detach()), float(right.double().mean())
+            loss = self.problem._loss(self.problem._scores(*point))
         return loss.detach(), *torch.autograd.grad(loss, point)  # type: ignore[return-value]
 
     @property

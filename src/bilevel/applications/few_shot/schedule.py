@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import math
 import signal
 import threading
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ...checkpoints import Checkpoint, CheckpointWarning
-from ...files import Damaged, FileExists, FileMissing, NotWritten, check_writable
+from ...checkpoints import CheckpointFiles, load_newest
 from ...progress import ProgressBar, Silent
 from .evaluation import EpisodeSource
-from .training_state import TrainingRecord, TrainingState, load_state, save_state
+from .training_state import TrainingState, load_state, save_state
 
 
 @dataclass
@@ -28,7 +26,7 @@ class Plan:
     evaluate_every: int
     validate: EpisodeSource | None
     validate_count: int
-    files: Files | None
+    files: CheckpointFiles | None
     clock: Callable[[], float]
 
     def share(self, state_step: int, seconds: float) -> float:
@@ -47,54 +45,32 @@ class Plan:
         if self.files is not None:
             state = snapshot()
             if state.step % (self.files.settings.every or self.evaluate_every) == 0:
-                self.files.write(state)
+                write(self.files, state)
 
 
-class Files:
-    """The checkpoint on disk, and the one before it."""
-
-    def __init__(self, settings: Checkpoint, *, resume: bool) -> None:
-        self.settings, self.path = settings, Path(settings.path)
-        check_writable(self.path, overwrite=True)
-        self.found = self.path.exists() or settings.previous.exists()
-        if self.found and not resume:
-            raise FileExists(
-                f"{self.path} exists and was left as it is: fit(..., resume=True) goes on from it; to start "
-                "anew, choose another name or delete it"
-            )
-        self._keep = False
-
-    def write(self, state: TrainingState) -> None:
-        """A full disk is a warning, and leaves what was there."""
-        try:
-            save_state(state, self.path, overwrite=True, previous=self.settings.previous if self._keep else None)
-            self._keep = True
-        except NotWritten as error:
-            warnings.warn(f"{error}. The training goes on", CheckpointWarning, stacklevel=2)
+def write(files: CheckpointFiles, state: TrainingState) -> None:
+    """Make the state the newest checkpoint; a full disk is a warning, and leaves what was there."""
+    files.write_by(partial(save_state, state), state.step)
 
 
-def load_newest(path: Path) -> TrainingState:
+def load_training(path: str | Path) -> TrainingState:
     """A file, or if it is damaged or missing the one before it, with a warning."""
-    try:
-        return load_state(path)
-    except (Damaged, FileMissing) as error:
-        before = Checkpoint(path).previous
-        if not before.exists():
-            raise
-        warnings.warn(f"{error}. The one before it is used: {before}", CheckpointWarning, stacklevel=3)
-        return load_state(before)
+    return load_newest(Path(path), load_state, lambda state: f"step {state.step}")
 
 
 def progress_bar(wanted: bool) -> Any:
     return ProgressBar(100, counter="{done:.0f} %") if wanted else Silent()
 
 
-def show(bar: Any, record: TrainingRecord, plan: Plan) -> None:
+def show(bar: Any, state: TrainingState, plan: Plan) -> None:
+    """How far the training is, and how it does: on its own tasks since the last record, and at that record."""
     if isinstance(bar, ProgressBar):
-        text = f"step {record.step}  loss {record.loss:.4g}  accuracy {100 * record.accuracy:.1f} %"
-        if record.validation is not None and record.interval is not None and not math.isnan(record.interval):
-            text += f"  validation {100 * record.validation:.1f} +- {100 * record.interval:.1f} %"
-        bar.show(100 * plan.share(record.step, record.seconds), text)
+        loss, accuracy, count = state.recent
+        text = f"step {state.step}  loss {loss / count:.4g}  accuracy {100 * accuracy / count:.1f} %"
+        last = state.history[-1] if state.history else None
+        if last is not None and last.validation is not None and last.interval is not None:
+            text += f"  validation {100 * last.validation:.1f} +- {100 * last.interval:.1f} %"
+        bar.show(100 * plan.share(state.step, state.seconds), text)
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from ...errors import Incompatible, InvalidType, NotFinite
 from ...hypergradients import LinearSolve
@@ -52,9 +53,11 @@ class SolverUpdates:
             self.state = self._first(draw(0))
         problem = draw(k)
         ahead = getattr(self.solver, "next_x", lambda problem, state: state.x)
-        y = problem.solve(ahead(problem, self.state))
+        x = ahead(problem, self.state)
+        y = problem.solve(x)
+        judged = Judged(*problem.judge(x, y))
         new = self.solver.step(problem, self.state.renewed(y))
-        judged = judged_by(problem, new.x)
+        check_finite(problem, judged, new.x)
         self.state = new
         place(self.network, new.x)
         place_buffers(self.network, problem.buffers)
@@ -66,6 +69,9 @@ class SolverUpdates:
         y = problem.solve(x)  # type: ignore[arg-type]
         check_compatible(solver, problem, problem.constraint_at(x), y)  # type: ignore[arg-type]
         return solver.init(problem, x, y, self.seeds)
+
+    def __repr__(self) -> str:
+        return repr(self.solver)
 
     def saved(self) -> dict[str, Any]:
         """What a file needs to go on from here."""
@@ -105,20 +111,27 @@ class OptimizerUpdates:
         self.parameters = {name: value for name, value in network.named_parameters() if value.requires_grad}
         self.optimizer: Any = make_optimizer(list(self.parameters.values()))
         self.scheduler: Any = None if make_scheduler is None else make_scheduler(self.optimizer)
+        for made, kinds in ((self.optimizer, (torch.optim.LBFGS,)), (self.scheduler, (ReduceLROnPlateau,))):
+            if isinstance(made, kinds):
+                raise Incompatible(
+                    f"{type(made).__name__} looks at losses by itself, but each step has tasks of its own: choose "
+                    "another, such as torch.optim.Adam with CosineAnnealingLR"
+                )
 
     def step(self, draw: Draw, k: int) -> Judged:
         """Step k, on tasks of its own."""
         problem, x = draw(k), {name: value.detach() for name, value in self.parameters.items()}
         lin = problem.linearize(x, problem.solve(x))
+        judged = Judged(*problem.judge(x, lin.y))
         h: Any = self.estimator.estimate(lin, Noise(self.seeds, k)).gradient
-        judged = judged_by(problem, h)
+        check_finite(problem, judged, h)
         before = {name: value.clone() for name, value in x.items()}
         for name, value in self.parameters.items():
             value.grad = h[name]
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         try:
-            judged_by(problem, x)
+            check_finite(problem, judged, x)
         except NotFinite:
             place(self.network, before)
             raise
@@ -127,6 +140,10 @@ class OptimizerUpdates:
         if self.scheduler is not None:
             self.scheduler.step()
         return judged
+
+    def __repr__(self) -> str:
+        scheduler = "" if self.scheduler is None else f" with {type(self.scheduler).__name__}"
+        return f"{type(self.optimizer).__name__}({self.optimizer.defaults}){scheduler}, {self.estimator!r}"
 
     def saved(self) -> dict[str, Any]:
         """What a file needs to go on from here."""
@@ -144,12 +161,10 @@ class OptimizerUpdates:
 Updates = SolverUpdates | OptimizerUpdates
 
 
-def judged_by(problem: FewShotProblem, vector: Any) -> Judged:
-    """Loss and accuracy of the step, if they and the vector are finite."""
-    loss, accuracy = problem.judged or (math.nan, math.nan)
-    if not (math.isfinite(loss) and problem.x_space.is_finite(vector)):
-        raise NotFinite(f"the loss is {loss:g}, or parameters or hypergradient are not finite")
-    return Judged(loss, accuracy)
+def check_finite(problem: FewShotProblem, judged: Judged, vector: Any) -> None:
+    """The loss and the new parameters, or the hypergradient, are numbers."""
+    if not (math.isfinite(judged.loss) and problem.x_space.is_finite(vector)):
+        raise NotFinite(f"the loss is {judged.loss:g}, or parameters or hypergradient are not finite")
 
 
 @torch.no_grad()

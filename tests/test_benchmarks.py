@@ -1,0 +1,96 @@
+"""The benchmarks measure what they say: one problem for all, F at the solved lower level; a failure loses nothing."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from benchmarks.contestants import HERE, cleaning, contestants
+from benchmarks.few_shot_step import Stopwatch
+from benchmarks.harness import Row, collected, markdown, reason_of
+from benchmarks.paper_data import Task
+from benchmarks.true_value import Value, lower_bound
+
+import bilevel
+
+
+@pytest.fixture
+def task() -> Task:
+    rng = np.random.default_rng(0)
+    X, trusted = rng.normal(size=(60, 12)) ** 2, rng.normal(size=(50, 12)) ** 2
+    y, trusted_y = (rows @ np.linspace(-1, 1, 12) > 0 for rows in (X, trusted))
+    wrong = rng.random(60) < 0.3
+    return Task(X, (y ^ wrong).astype(int), wrong, trusted, trusted_y.astype(int), trusted, trusted_y.astype(int))
+
+
+def test_the_value_on_few_columns_is_that_of_the_whole_lower_level(task: Task) -> None:
+    value, problem = Value(task), cleaning(task)
+    for seed in range(3):
+        x = torch.randn(60, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        whole = float(bilevel.upper_value(problem, x))
+        assert value(x) == pytest.approx(whole, abs=1e-7)
+        assert lower_bound(task) <= whole
+    assert value(torch.full((60,), math.nan)) == math.inf
+
+
+def test_the_peers_have_the_same_problem(task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = (2.0 * labels - 1 for labels in (task.given, task.trusted_y))
+    np.savez(tmp_path / "data.npz", A=task.X, a=a, B=task.trusted_X, b=b, x0=np.zeros(60))
+    monkeypatch.setattr(sys, "argv", ["", str(tmp_path / "data.npz"), "", "1", "1", "1", "adam", "10"])
+    monkeypatch.syspath_prepend(str(HERE))
+    for name in ("recorder", "torch_parts"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    parts = importlib.import_module("torch_parts")
+    x, y = (torch.randn(n, generator=torch.Generator().manual_seed(n), dtype=torch.float64) for n in (60, 12))
+    problem, z = cleaning(task), y
+    y = bilevel.sets.L1Ball(1.0).project(z)
+    torch.testing.assert_close(parts.project(z), y, rtol=0, atol=1e-12)
+    assert torch.equal(parts.project(0.9 * y), 0.9 * y)
+    lin = problem.linearize(x, {"weight": y[None]})
+    torch.testing.assert_close(parts.lower(y, x), lin.lower_value)
+    torch.testing.assert_close(parts.upper(y), lin.upper_value)
+    torch.testing.assert_close(parts.lower_grad(y, x), lin.lower_grad_y["weight"][0])
+    for name in ("recorder", "torch_parts"):
+        del sys.modules[name]
+
+
+def test_our_runs_are_on_the_clock_and_go_from_zero_to_the_last_step(task: Task) -> None:
+    path = contestants(task)["DMLCBO"]["eta 0.3"](1.0, math.inf, 20)
+    assert path.steps[-1] == 20
+    assert path.seconds == sorted(path.seconds)
+    assert path.seconds[0] > 0
+    assert Value(task)(path.xs[-1]) < Value(task)(torch.zeros(60))
+
+
+def test_a_failure_keeps_the_rows_before_it_and_says_why() -> None:
+    def rows() -> Iterator[Row]:
+        yield Row("first", 2.0, "<= 3")
+        raise ValueError("no peer\nthere is no network")
+
+    first, failed = collected("peer", rows())
+    assert first.met
+    assert failed.met is None
+    assert failed.note == "there is no network"
+    assert markdown([first, failed]).splitlines()[2:] == [
+        "| first | 2 | <= 3 | yes |",
+        "| peer: does not run | - |  |  |",
+    ]
+    assert reason_of(subprocess.CalledProcessError(1, ["pip"], stderr="ERROR: a\nERROR: b\n")) == "ERROR: b"
+
+
+def test_a_part_is_not_charged_for_what_another_part_does() -> None:
+    watch = Stopwatch()
+
+    def busy(turns: int) -> int:
+        return sum(k * k for k in range(turns))
+
+    inner = watch.timed(lambda: busy(400_000), "inner")
+    watch.timed(lambda: (inner(), busy(1_000)), "outer")()
+    assert 0 <= watch.seconds["outer"] < 0.3 * watch.seconds["inner"]
