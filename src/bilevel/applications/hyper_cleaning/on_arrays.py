@@ -106,12 +106,16 @@ def estimate(
     towards = np.copysign(1.0, value.astype(np.float64))
     n, start = len(w), near[face].astype(np.float64)
     curvatures, upper = chances[n : 2 * n], np.array([trusted[j] @ chances[2 * n :] for j in face], np.float64)
-    found, *stats = solve(columns, face, towards, curvatures, ridge, upper, start, tol, limit)
+    found, residual, iterations, products, indefinite = solve(
+        columns, face, towards, curvatures, ridge, upper, start, tol, limit
+    )
     adjoint = np.zeros_like(y)
     adjoint[face] = found
     square_h = turn(columns, face, adjoint[face], crossed, w, w_average)
     square_g = float(gradient @ gradient) / len(gradient)
-    return Estimated(v + v_average * (gradient - v), adjoint, square_g, square_h, *stats)
+    return Estimated(
+        v + v_average * (gradient - v), adjoint, square_g, square_h, residual, iterations, products, indefinite
+    )
 
 
 def project(z: Array, radius: float, near: Array) -> tuple[Array, Array]:
