@@ -28,7 +28,8 @@ import torch
 from bilevel.applications.few_shot.dual import Dual
 from bilevel.applications.few_shot.experiment import Experiment
 from bilevel.applications.few_shot.learner import MetaLearner
-from bilevel.applications.few_shot.problem import Features, FewShotProblem
+from bilevel.applications.few_shot.networks import ConvNet
+from bilevel.applications.few_shot.problem import Features
 from bilevel.hypergradients import LinearSolve
 from bilevel.solvers import DMLCBO
 
@@ -39,7 +40,7 @@ NETWORK = ("network, forward", "network, backward")
 REST = "the rest: copies, checks, loss and accuracy"
 PARTS: dict[tuple[Any, str], str] = {
     (MetaLearner, "_draw"): "drawing tasks",
-    (FewShotProblem, "_forward"): NETWORK[0],
+    (ConvNet, "forward"): NETWORK[0],
     (Dual, "solve"): "dual solve",
     (LinearSolve, "estimate"): "hypergradient on the face",
     (Features, "pull_back"): NETWORK[1],

@@ -141,7 +141,7 @@ class FewShotProblem(Problem):
         buffers = {name: value.clone() for name, value in self.network.named_buffers()}
         joined = torch.cat([part.flatten(0, 1) for part in images])
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.seed)
+            _seed(joined.device, self.seed)
             features = functional_call(self.network, {**x, **buffers}, (joined,))
         if not isinstance(features, Tensor) or features.ndim < 2 or len(features) != len(joined):
             shown = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
@@ -263,6 +263,14 @@ class FewShotLinearization(Linearization):
 
     def _lower_cross(self, v: Any) -> Vector:
         return self._pull_back(self._cross(v))
+
+
+def _seed(device: torch.device, seed: int) -> None:
+    """Seed random layers on this device. `torch.manual_seed` looks at all kinds of devices: a millisecond each time."""
+    if device.type == "cpu":
+        torch.default_generator.manual_seed(seed)
+    else:
+        torch.manual_seed(seed)
 
 
 def _same(a: list[Tensor], b: list[Tensor]) -> bool:
