@@ -12,7 +12,7 @@ from bilevel.cli import main
 from bilevel.errors import InvalidInput
 
 SMALL = ["--dataset", "generated", "--ways", "3", "--shots", "1", "--queries", "2", "--width", "4"]
-SMALL += ["--tasks-per-step", "2"]
+SMALL += ["--tasks-per-step", "2", "--train-ways", "4"]
 
 
 def train(*arguments: object) -> int:

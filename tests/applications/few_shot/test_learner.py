@@ -11,6 +11,7 @@ from torch import nn
 
 import bilevel
 from bilevel.applications.few_shot import Accuracy, Episodes, MetaLearner, SVMHead, generated_images, meta_train
+from bilevel.applications.few_shot.evaluation import evaluate
 
 
 @functools.cache
@@ -194,6 +195,21 @@ def test_callbacks_end_the_training_and_minutes_do():
     assert (training.status, seen) == (bilevel.Status.STOPPED, [2, 4])
     training = learner().fit(episodes(), minutes=1e-9)
     assert training.step == 1
+
+
+def test_minutes_are_those_of_the_clock():
+    """A clock that runs an hour per look: 59 minutes are over after one step."""
+    hours = iter(range(0, 3600 * 100, 3600))
+    training = learner().fit(episodes(), minutes=59, clock=lambda: float(next(hours)))
+    assert (training.step, training.seconds) == (1, 3600.0)
+
+
+def test_tasks_to_train_on_may_have_more_ways_than_those_to_be_judged_by():
+    made = MetaLearner(network(), SVMHead(6, C=2.0, scale=3.0), tasks_per_step=1)
+    training = made.fit(episodes(ways=6), steps=2, validate=novel(), validate_count=5, evaluate_every=1)
+    expected = evaluate(made.network, SVMHead(3, C=2.0, scale=3.0), novel(), count=7, batch=4)
+    assert training.best is not None
+    assert made.evaluate(novel(), count=7) == expected
 
 
 def test_running_statistics_follow_and_modes_are_restored():

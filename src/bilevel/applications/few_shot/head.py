@@ -72,8 +72,22 @@ class SVMHead(nn.Module):
         hypergradient = LinearSolve() if hypergradient is None else hypergradient
         if isinstance(hypergradient, type) or not hasattr(hypergradient, "estimate"):
             raise InvalidType(f"hypergradient must be an object such as LinearSolve(), got {hypergradient!r}")
-        self.ways, self.C, self.ridge, self.coding = ways, float(C), float(ridge), coding
+        self.ways, self.C, self.ridge = ways, float(C), float(ridge)
+        self.coding: CodingName = coding
         self.hypergradient, self.scale, self.tol = hypergradient, float(scale), float(tol)
+
+    def with_ways(self, ways: int) -> SVMHead:
+        """The same head for tasks of another number of classes.
+
+        Examples
+        --------
+        >>> SVMHead(ways=20, C=1.0).with_ways(5)
+        SVMHead(ways=5, C=1, ridge=0.001, coding='centred', scale=5)
+        """
+        return SVMHead(
+            ways, C=self.C, ridge=self.ridge, coding=self.coding, hypergradient=self.hypergradient, scale=self.scale,
+            tol=self.tol,
+        )  # fmt: skip
 
     def forward(self, support: Tensor, labels: Tensor, query: Tensor, mask: Tensor | None = None) -> Tensor:
         """The scores of the queries, (..., m, k).

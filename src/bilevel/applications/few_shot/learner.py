@@ -24,6 +24,9 @@ from .schedule import Files, Plan, interrupts_after_the_step, load_newest, progr
 from .training_state import TrainingRecord, TrainingState, save_state
 from .updates import OptimizerUpdates, SolverUpdates, Updates, copied, place, place_buffers
 
+AT_ONCE = 4
+"""Tasks that are evaluated at once: more would need more memory, and not less time."""
+
 Callback = Callable[[TrainingRecord, "MetaLearner"], Any]
 
 
@@ -70,7 +73,8 @@ class MetaLearner:
     network
         From images (N, ...) to features (N, d); its parameters are learned in place.
     head
-        `SVMHead(ways=...)`.
+        `SVMHead(ways=...)`, of as many ways as the training tasks. Tasks to validate and evaluate on may have another
+        number of ways: they are given the same head of theirs. Training on tasks of more ways teaches more per image.
     solver
         Any solver of the library that takes a box; default `DMLCBO()`. Rules that compare f from step to step
         (step_rule="adaptive") do not go with fresh tasks.
@@ -180,7 +184,7 @@ class MetaLearner:
         check_count("evaluate_every", evaluate_every)
         check_episodes("episodes", episodes, self.head.ways)
         if validate is not None:
-            check_episodes("validate", validate, self.head.ways)
+            check_episodes("validate", validate, self._head_for(validate).ways)
         files = None if checkpoint is None else Files(Checkpoint.of(checkpoint), resume=resume)
         if files is not None and files.found:
             self.load(files.path)
@@ -190,7 +194,11 @@ class MetaLearner:
 
     def evaluate(self, episodes: EpisodeSource, *, count: int = 600, seed: int = 0) -> Accuracy:
         """The accuracy on `count` fresh tasks, with its 95 % interval; see `evaluate`."""
-        return evaluate(self.network, self.head, episodes, count=count, seed=seed, batch=self.tasks_per_step)
+        return evaluate(self.network, self._head_for(episodes), episodes, count=count, seed=seed, batch=AT_ONCE)
+
+    def _head_for(self, episodes: EpisodeSource) -> SVMHead:
+        ways = getattr(episodes, "ways", self.head.ways)
+        return self.head if ways == self.head.ways else self.head.with_ways(ways)
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
         """Write network and training to one safetensors file, complete or not at all."""
@@ -258,8 +266,8 @@ class MetaLearner:
         found = None
         if plan.validate is not None:
             found = evaluate(
-                self.network, self.head, plan.validate, count=plan.validate_count, seed=self.seed,
-                batch=self.tasks_per_step, stream=VALIDATION,
+                self.network, self._head_for(plan.validate), plan.validate, count=plan.validate_count, seed=self.seed,
+                batch=AT_ONCE, stream=VALIDATION,
             )  # fmt: skip
             self._keep_if_best(found)
         record = TrainingRecord(

@@ -37,7 +37,7 @@ BLOCK_ROWS = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """The arguments of `bilevel clean`; `bilevel.cli.clean` says what each is."""
+    """The arguments of `bilevel clean`; `bilevel.cli.cleaning.clean` says what each is."""
 
     table: Path
     label: str
