@@ -28,6 +28,7 @@ import torch
 from bilevel.applications.few_shot.dual import Dual
 from bilevel.applications.few_shot.experiment import Experiment
 from bilevel.applications.few_shot.learner import MetaLearner
+from bilevel.applications.few_shot.memory import keep_freed_memory
 from bilevel.applications.few_shot.networks import ConvNet
 from bilevel.applications.few_shot.problem import Features
 from bilevel.hypergradients import LinearSolve
@@ -89,6 +90,7 @@ class Stopwatch:
 
 def seconds_by_part(ways: int, data: Path | None, steps: int = STEPS) -> dict[str, float]:
     """Of one step, by part; the network first."""
+    keep_freed_memory()  # as `bilevel fewshot train` does
     experiment = Experiment(dataset="omniglot" if data else "generated", ways=ways)
     tasks, learner, watch = experiment.splits(data).train, experiment.learner(), Stopwatch()
     learner.fit(tasks, steps=WARM_UP, evaluate_every=WARM_UP + steps)

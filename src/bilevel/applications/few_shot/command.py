@@ -11,6 +11,7 @@ from ...files import check_writable
 from .evaluation import Accuracy
 from .experiment import Experiment
 from .learner import MetaLearner, Training
+from .memory import keep_freed_memory
 from .picture import plot_curve
 from .training_state import load_state
 
@@ -34,6 +35,7 @@ def train(
     """Train, say how it went, draw the learning curve."""
     if picture is not None:
         check_writable(picture, overwrite=force)
+    keep_freed_memory()
     splits, learner = experiment.splits(folder), experiment.learner()
     if force and not resume:
         for path in Checkpoint(model).files:
