@@ -56,7 +56,7 @@ def main() -> None:
     race = Race(arguments.data, arguments.budget, arguments.out)
     race.choose(arguments.methods)
     if not arguments.choose_only:
-        race.run(arguments.repetitions)
+        race.run(arguments.repetitions, arguments.methods)
         table = race.finish()
         print(f"{table}\n{hardware()}\nstored in {arguments.out} and {arguments.out.with_suffix('.md')}")
 
@@ -136,10 +136,11 @@ class Race:
                 break
         return {"closest": closest, "reached": reached}
 
-    def run(self, repetitions: int) -> None:
+    def run(self, repetitions: int, names: list[str] | None = None) -> None:
         """All methods in turn, so many times, each to the last gap that it reaches."""
+        chosen = {name: best for name, best in self.state["chosen"].items() if name in (names or self.methods)}
         for repetition in range(repetitions):
-            for name, best in self.state["chosen"].items():
+            for name, best in chosen.items():
                 times = self.state["seconds"].setdefault(name, [])
                 if len(times) > repetition or not best["reached"]:
                     continue
@@ -151,9 +152,14 @@ class Race:
                 self._keep()
 
     def median(self, name: str, gap: str) -> float:
-        """Seconds to the gap; infinite if it was not reached."""
+        """Seconds to the gap, where there is no other of the run that chose the step; infinite if it is not reached."""
         times = [times[gap] for times in self.state["seconds"].get(name, []) if gap in times]
-        return median(times) if times else math.inf
+        found = self.state["chosen"][name]["reached"]
+        return median(times) if times else found[gap][1] if gap in found else math.inf
+
+    def mark(self, name: str) -> str:
+        """Before the seconds of a single run."""
+        return "" if self.state["seconds"].get(name) else "~"
 
     def verdict(self) -> Row:
         """The fastest of the others over ours."""
@@ -179,7 +185,7 @@ class Race:
         for name in (name for name in self.methods if name in self.state["chosen"]):
             best = self.state["chosen"][name]
             cells = [
-                f"{self.median(name, gap):.2f} ({best['reached'][gap][0]})"
+                f"{self.mark(name)}{self.median(name, gap):.2f} ({best['reached'][gap][0]})"
                 if gap in best["reached"] else f"not in {self.state['budget']:g} s" for gap in GAPS
             ]  # fmt: skip
             ratio = f"{self.median(name, GOAL) / ours:.1f}" if GOAL in best["reached"] else "-"
