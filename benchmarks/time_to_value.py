@@ -159,7 +159,7 @@ class Race:
 
     def mark(self, name: str) -> str:
         """Before the seconds of a single run."""
-        return "" if self.state["seconds"].get(name) else "~"
+        return "" if len(self.state["seconds"].get(name, [])) > 1 else "~"
 
     def verdict(self) -> Row:
         """The fastest of the others over ours."""
@@ -175,8 +175,16 @@ class Race:
         table = self._table()
         self.out.write_text(json.dumps({**self.state, "hardware": hardware()}, indent=1) + "\n")
         self.out.with_suffix(".md").write_text(table)
-        self.part.unlink()
+        if not self._missing() and all(map(self.state["seconds"].get, self._arrived())):
+            self.part.unlink()
         return table
+
+    def _missing(self) -> list[str]:
+        """Methods of which nothing is known yet."""
+        return [name for name in self.methods if name not in {*self.state["chosen"], *self.state["failed"]}]
+
+    def _arrived(self) -> list[str]:
+        return [name for name, best in self.state["chosen"].items() if best["reached"]]
 
     def _table(self) -> str:
         lines = ["| method | upper step | " + " | ".join(f"seconds to {gap} (steps)" for gap in GAPS)
@@ -192,6 +200,7 @@ class Race:
             setting = f"{best['step']:g}" + (f", {best['way']}" if best["way"] else "")
             lines.append(f"| {name} | {setting} | {' | '.join(cells)} | {ratio} | {best['closest']:.1e} |")
         lines += [f"| {name} | does not run: {why} | | | | - | - |" for name, why in self.state["failed"].items()]
+        lines += [f"| {name} | not measured yet | | | | - | - |" for name in self._missing()]
         return "\n".join(lines) + "\n"
 
     def _keep(self) -> None:
