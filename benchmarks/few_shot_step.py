@@ -2,9 +2,9 @@
 
     python -m benchmarks.few_shot_step [--data DATA] [--out results/few-shot-step.json]
 
-Steps of DMLCBO at the defaults of `Experiment`: four tasks of 5 or 10 ways, 5 shots and 5 queries, on Omniglot from
-DATA, or on generated images without. Processor seconds of each part alone, what it calls in other parts not included,
-means over the steps after the first 10.
+Steps of DMLCBO at the defaults of `Experiment` for problems of 5 and 10 ways, on Omniglot from DATA, or on generated
+images without. (Tasks of training have `train_ways` classes, the same for both.) Processor seconds of each part alone,
+what it calls in other parts not included, means over the steps after the first 10.
 """
 
 from __future__ import annotations
