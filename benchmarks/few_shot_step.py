@@ -2,9 +2,9 @@
 
     python -m benchmarks.few_shot_step [--data DATA] [--out results/few-shot-step.json]
 
-Steps of DMLCBO at the defaults of `Experiment`: four tasks of 5 or 10 ways, 5 shots and 5 queries, on Omniglot from
-DATA, or on generated images without. Processor seconds of each part alone, what it calls in other parts not included,
-means over the steps after the first 10.
+Steps of DMLCBO at the defaults of `Experiment` for problems of 5 and 10 ways, on Omniglot from DATA, or on generated
+images without. (Tasks of training have `train_ways` classes, the same for both.) Processor seconds of each part alone,
+what it calls in other parts not included, means over the steps after the first 10.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ import torch
 from bilevel.applications.few_shot.dual import Dual
 from bilevel.applications.few_shot.experiment import Experiment
 from bilevel.applications.few_shot.learner import MetaLearner
-from bilevel.applications.few_shot.problem import Features, FewShotProblem
+from bilevel.applications.few_shot.networks import ConvNet
+from bilevel.applications.few_shot.problem import Features
 from bilevel.hypergradients import LinearSolve
 from bilevel.solvers import DMLCBO
 
@@ -39,7 +40,7 @@ NETWORK = ("network, forward", "network, backward")
 REST = "the rest: copies, checks, loss and accuracy"
 PARTS: dict[tuple[Any, str], str] = {
     (MetaLearner, "_draw"): "drawing tasks",
-    (FewShotProblem, "_forward"): NETWORK[0],
+    (ConvNet, "forward"): NETWORK[0],
     (Dual, "solve"): "dual solve",
     (LinearSolve, "estimate"): "hypergradient on the face",
     (Features, "pull_back"): NETWORK[1],

@@ -56,7 +56,7 @@ def main() -> None:
     race = Race(arguments.data, arguments.budget, arguments.out)
     race.choose(arguments.methods)
     if not arguments.choose_only:
-        race.run(arguments.repetitions)
+        race.run(arguments.repetitions, arguments.methods)
         table = race.finish()
         print(f"{table}\n{hardware()}\nstored in {arguments.out} and {arguments.out.with_suffix('.md')}")
 
@@ -136,10 +136,11 @@ class Race:
                 break
         return {"closest": closest, "reached": reached}
 
-    def run(self, repetitions: int) -> None:
+    def run(self, repetitions: int, names: list[str] | None = None) -> None:
         """All methods in turn, so many times, each to the last gap that it reaches."""
+        chosen = {name: best for name, best in self.state["chosen"].items() if name in (names or self.methods)}
         for repetition in range(repetitions):
-            for name, best in self.state["chosen"].items():
+            for name, best in chosen.items():
                 times = self.state["seconds"].setdefault(name, [])
                 if len(times) > repetition or not best["reached"]:
                     continue
@@ -151,9 +152,14 @@ class Race:
                 self._keep()
 
     def median(self, name: str, gap: str) -> float:
-        """Seconds to the gap; infinite if it was not reached."""
+        """Seconds to the gap, where there is no other of the run that chose the step; infinite if it is not reached."""
         times = [times[gap] for times in self.state["seconds"].get(name, []) if gap in times]
-        return median(times) if times else math.inf
+        found = self.state["chosen"][name]["reached"]
+        return median(times) if times else found[gap][1] if gap in found else math.inf
+
+    def mark(self, name: str) -> str:
+        """Before the seconds of a single run."""
+        return "" if len(self.state["seconds"].get(name, [])) > 1 else "~"
 
     def verdict(self) -> Row:
         """The fastest of the others over ours."""
@@ -169,8 +175,16 @@ class Race:
         table = self._table()
         self.out.write_text(json.dumps({**self.state, "hardware": hardware()}, indent=1) + "\n")
         self.out.with_suffix(".md").write_text(table)
-        self.part.unlink()
+        if not self._missing() and all(map(self.state["seconds"].get, self._arrived())):
+            self.part.unlink()
         return table
+
+    def _missing(self) -> list[str]:
+        """Methods of which nothing is known yet."""
+        return [name for name in self.methods if name not in {*self.state["chosen"], *self.state["failed"]}]
+
+    def _arrived(self) -> list[str]:
+        return [name for name, best in self.state["chosen"].items() if best["reached"]]
 
     def _table(self) -> str:
         lines = ["| method | upper step | " + " | ".join(f"seconds to {gap} (steps)" for gap in GAPS)
@@ -179,13 +193,14 @@ class Race:
         for name in (name for name in self.methods if name in self.state["chosen"]):
             best = self.state["chosen"][name]
             cells = [
-                f"{self.median(name, gap):.2f} ({best['reached'][gap][0]})"
+                f"{self.mark(name)}{self.median(name, gap):.2f} ({best['reached'][gap][0]})"
                 if gap in best["reached"] else f"not in {self.state['budget']:g} s" for gap in GAPS
             ]  # fmt: skip
             ratio = f"{self.median(name, GOAL) / ours:.1f}" if GOAL in best["reached"] else "-"
             setting = f"{best['step']:g}" + (f", {best['way']}" if best["way"] else "")
             lines.append(f"| {name} | {setting} | {' | '.join(cells)} | {ratio} | {best['closest']:.1e} |")
         lines += [f"| {name} | does not run: {why} | | | | - | - |" for name, why in self.state["failed"].items()]
+        lines += [f"| {name} | not measured yet | | | | - | - |" for name in self._missing()]
         return "\n".join(lines) + "\n"
 
     def _keep(self) -> None:

@@ -161,7 +161,7 @@ class FewShotProblem(Problem):
 
         def network(images: Tensor) -> Tensor:
             with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(self.seed)
+                _seed(images.device, self.seed)
                 return functional_call(self.network, {**x, **buffers}, (images,))
 
         support, query = features_of(network, self.tasks, self.mask)
@@ -274,6 +274,14 @@ class FewShotLinearization(Linearization):
 
     def _lower_cross(self, v: Any) -> Vector:
         return self._pull_back(self._cross(v))
+
+
+def _seed(device: torch.device, seed: int) -> None:
+    """Seed random layers on this device. `torch.manual_seed` looks at all kinds of devices: a millisecond each time."""
+    if device.type == "cpu":
+        torch.default_generator.manual_seed(seed)
+    else:
+        torch.manual_seed(seed)
 
 
 def _same(a: list[Tensor], b: list[Tensor]) -> bool:
