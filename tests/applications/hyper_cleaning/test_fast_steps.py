@@ -319,9 +319,9 @@ def test_the_published_estimator_ends_at_the_same_value(seed):
     problem = CleaningProblem(X, given, trusted, labels, intercept=False)
     series = bilevel.Neumann(terms=3, eta=0.3, truncation="random", smoothing=bilevel.TwoPoint())
     values = []
-    for estimator, steps in ((EXACT, 1000), (series, 1500)):
+    for estimator, count in ((EXACT, 1000), (series, 1500)):
         solver = bilevel.DMLCBO(upper_step=5.0, hypergradient=estimator)
-        solution = bilevel.minimize(problem, problem.start(), solver=solver, steps=steps, evaluate_every=steps)
+        solution = bilevel.minimize(problem, problem.start(), solver=solver, steps=count, evaluate_every=count)
         values.append(float(bilevel.upper_value(problem, solution.x, tol=1e-8)))
     assert values[1] == pytest.approx(values[0], abs=1e-3)
     start = float(bilevel.upper_value(problem, problem.start(), tol=1e-8))
