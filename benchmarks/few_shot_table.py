@@ -5,10 +5,11 @@
 
 The first trains what has not been trained for so long yet (a file per run, which a second call goes on from, also with
 more minutes) and prints the table; the second draws accuracy on novel classes against minutes of training from the
-stored curves. Networks are trained on tasks of 20 classes: one training of a method on a set of images is judged on
-tasks of 5 and of 10. Minutes are those of one processor, in training steps alone: programs beside it do not shorten a
-run. The network kept is the best on 10-way tasks of validation classes; the accuracy is that on 600 tasks of 15 queries
-per class of novel classes. The curve has 100 tasks of novel classes at each point.
+stored curves (curves.svg, and as a table curves.md). Networks are trained on tasks of 20 classes: one training of a
+method on a set of images is judged on tasks of 5 and of 10. Minutes are those of one processor, in training steps
+alone: programs beside it do not shorten a run. The network kept is the best on 10-way tasks of validation classes; the
+accuracy is that on 600 tasks of 15 queries per class of novel classes. The curve has 100 tasks of novel classes at each
+point.
 """
 
 from __future__ import annotations
@@ -215,7 +216,20 @@ def draw(folder: Path) -> None:
         axis.set(title=f"{data}, {ways}-way 5-shot", xlabel="minutes of training", ylabel="accuracy, novel classes, %")
     axes[0, 0].legend(frameon=False)
     figure.savefig(folder / "curves.svg", metadata={"Date": None})
-    print(f"drawn: {folder / 'curves.svg'}")
+    (folder / "curves.md").write_text(points(folder))
+    print(f"drawn: {folder / 'curves.svg'}; its points: {folder / 'curves.md'}")
+
+
+def points(folder: Path) -> str:
+    """The curves as a table."""
+    lines = ["| images | method | step | minutes | loss | 5-way, % | 10-way, % |", "|" + " --- |" * 7]
+    for data in dict.fromkeys(data for data, _ in PAPER):
+        for method, name in METHODS.items():
+            for point in read(folder, data, method)["curve"]:
+                five, ten = (f"{one['mean']:.1f} ± {one['interval']:.1f}" for one in point["novel"].values())
+                lines.append(f"| {data} | {name} | {point['step']} | {point['minutes']:.1f} | {point['loss']:.3f} | "
+                             f"{five} | {ten} |")  # fmt: skip
+    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":
