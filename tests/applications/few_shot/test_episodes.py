@@ -97,6 +97,7 @@ def test_augmented_images_are_crops_and_mirror_images():
         ({"queries": 1.5}, InvalidType, "queries must be an integer, got 1.5"),
         ({"images": torch.zeros(5, 4, 28, 28)}, InvalidInput, r"got \(5, 4, 28, 28\)"),
         ({"images": torch.zeros(5, 4, 1, 4, 4, dtype=torch.int64)}, InvalidType, "uint8 or floats, got torch.int64"),
+        ({"images": [torch.zeros(4, 1, 4, 4), torch.zeros(3, 1, 4, 4)]}, InvalidType, "as many images of each class"),
         ({"images": torch.zeros(5, 4, 1, 4, 6), "rotations": True}, InvalidInput, "square images, got 4 x 6"),
     ],
 )

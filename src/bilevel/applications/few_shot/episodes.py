@@ -189,7 +189,13 @@ def _distinct(shape: tuple[int, ...], total: int, count: int, generator: torch.G
 
 
 def _checked_images(images: Tensor | np.ndarray) -> Tensor:
-    tensor = torch.as_tensor(images)
+    try:
+        tensor = torch.as_tensor(images)
+    except (TypeError, ValueError, RuntimeError):
+        raise InvalidType(
+            "images must be one tensor or array with as many images of each class, "
+            f"got {type(images).__name__}: torch.stack the classes, cut to the smallest"
+        ) from None
     if tensor.dtype != torch.uint8 and not tensor.is_floating_point():
         raise InvalidType(f"images must be uint8 or floats, got {tensor.dtype}: convert them")
     if tensor.ndim != 5 or 0 in tensor.shape:
