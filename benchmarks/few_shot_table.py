@@ -49,6 +49,8 @@ PAPER: dict[tuple[str, int], dict[str, tuple[float, float]]] = {
     )
 }
 """Table 3 of the paper: mean and +-."""
+STEPS = {("fc100", "vpbgd"): 0.001, ("fc100", "rmd-pcd"): 0.001}
+"""Upper steps where that of `experiment.SOLVERS` diverges."""
 WAYS = (5, 10)
 LOOK_EVERY = 500
 """Steps between points of the curve."""
@@ -135,14 +137,15 @@ def train(data: str, method: str, arguments: Any) -> None:
     from bilevel.applications.few_shot.experiment import Experiment
 
     torch.set_num_threads(1)
-    experiments = {ways: Experiment(dataset=data, ways=ways, solver=method, width=arguments.width) for ways in WAYS}
+    settings = {"dataset": data, "solver": method, "width": arguments.width, "step": STEPS.get((data, method))}
+    experiments = {ways: Experiment(ways=ways, **settings) for ways in WAYS}
     splits = {ways: experiment.splits(arguments.data) for ways, experiment in experiments.items()}
     hardest, path = max(WAYS), stored(arguments.out, data, method)
     result = {"experiment": experiments[hardest].about(), "curve": read(arguments.out, data, method)["curve"]}
     points, learner = result["curve"], experiments[hardest].learner()
 
-    def judged(part: str, **settings: int) -> dict[str, dict[str, float]]:
-        found = {ways: learner.evaluate(getattr(splits[ways], part), **settings) for ways in WAYS}
+    def judged(part: str, **how: int) -> dict[str, dict[str, float]]:
+        found = {ways: learner.evaluate(getattr(splits[ways], part), **how) for ways in WAYS}
         return {str(ways): {"mean": 100 * one.mean, "interval": 100 * one.interval} for ways, one in found.items()}
 
     def look(record: Any, learner: Any) -> None:
