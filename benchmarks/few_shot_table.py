@@ -49,7 +49,7 @@ PAPER: dict[tuple[str, int], dict[str, tuple[float, float]]] = {
     )
 }
 """Table 3 of the paper: mean and +-."""
-STEPS = {("fc100", "vpbgd"): 0.001, ("fc100", "rmd-pcd"): 0.001}
+STEPS = {("fc100", "vpbgd"): 0.001, ("fc100", "rmd-pcd"): 0.0001}
 """Upper steps where that of `experiment.SOLVERS` diverges."""
 WAYS = (5, 10)
 LOOK_EVERY = 500
