@@ -73,6 +73,7 @@ def iterate(
             yield dataclasses.replace(state, y=form.back(state.x, state.y))
     check_compatible(solver, problem, problem.constraint_at(x), y)
     state = solver.init(problem, x, y, Seeds.of(seed))
+    del x, y  # the state has them
     while True:
         state = solver.step(problem, state)
         yield state

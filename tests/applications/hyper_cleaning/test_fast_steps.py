@@ -109,6 +109,40 @@ def test_200_fused_steps_are_those_of_the_general_step(form, name, taken):
     assert fused.costs.lower_gradients == plain.costs.lower_gradients
 
 
+@pytest.mark.parametrize("form", FORMS, indirect=True)
+@pytest.mark.parametrize(("radius", "fewest", "most"), [(1e-7, 0, 20), (1e-5, 0, 60), (1e-3, 1, 110), (0.005, 60, 120)])
+def test_noise_is_drawn_only_where_it_decides_on_the_face(form, radius, fewest, most, monkeypatch, taken):
+    """The state is that of the general step, which draws at each step."""
+    solver = bilevel.DMLCBO(
+        hypergradient=bilevel.LinearSolve(tol=1e-13, max_iterations=200, smoothing=bilevel.Perturbed(radius=radius))
+    )
+    drawn, draw = [], FusedStep._drawn
+    monkeypatch.setattr(FusedStep, "_drawn", lambda self, generator: drawn.append(1) or draw(self, generator))
+    a, b = (states(problem, solver, 120)[-1] for problem in (paper_problem(), paper_problem(fused=False)))
+    assert fewest <= len(drawn) <= most
+    assert len(taken) > 70
+    assert_same_state(a, b, 1e-10)
+
+
+@pytest.mark.parametrize("form", FORMS, indirect=True)
+def test_no_point_within_reach_has_another_face_where_it_is_settled(form):
+    """Against points at that distance, those along one entry among them."""
+    rng, settled = np.random.default_rng(0), steps.arithmetic().settled
+    project, found = steps.arithmetic().project, []
+    for _ in range(60):
+        z, reach = rng.normal(size=6), 10.0 ** rng.uniform(-3, -0.5)
+        face, value = project(z, 1.0, np.zeros(6))
+        if len(face) == 0:
+            continue
+        directions = np.concatenate([np.eye(6), -np.eye(6), rng.normal(size=(200, 6))])
+        directions *= reach / np.linalg.norm(directions, axis=1, keepdims=True)
+        others = [project(z + u, 1.0, np.zeros(6)) for u in directions]
+        same = [np.array_equal(f, face) and (v * value > 0).all() for f, v in others if len(f) == len(face)]
+        found.append(settled(z, face, value, reach))
+        assert not found[-1] or (len(same) == len(others) and all(same))
+    assert 10 < sum(found) < len(found)
+
+
 def test_both_are_those_of_autograd_alone():
     """The problem as its two formulas, without any structure."""
     problem = paper_problem()
@@ -243,8 +277,9 @@ print("numba" in sys.modules, "llvmlite" in sys.modules)
 def test_columns_of_a_face_are_not_copied():
     """NumPy's form on ten columns of 4,000 rows: margins and the linear system take three vectors at most."""
     columns, support, value = np.random.default_rng(0).random((30, 4000)), np.arange(10), np.ones(10)
+    s, moved = np.zeros((2, 4000))
     tracemalloc.start()
-    on_arrays.margins(columns, np.zeros(4000), support, value, 0.5)
+    on_arrays.margins(columns, s, support, value, 0.5, moved)
     on_arrays.solve(columns, support, value, np.ones(4000), 0.1, np.arange(10.0), value, 1e-3, 3)
     taken = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()

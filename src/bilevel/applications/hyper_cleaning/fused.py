@@ -14,6 +14,7 @@ The same mathematics as `DMLCBO` on a `CleaningLinearization`, operation by oper
 
 from __future__ import annotations
 
+from operator import is_
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,13 +31,10 @@ from ...solvers.dmlcbo import DMLCBO, SETTLING, DMLCBOState
 from .design import DenseDesign
 from .losses import Logistic
 from .noise import RowWeights
-from .on_arrays import Array, Estimated, Moved
+from .on_arrays import DRAW, GENERAL, Array, Estimated, Parts
 
 if TYPE_CHECKING:
     from .problem import CleaningProblem
-
-AHEAD = 8
-"""The noise of so many steps is drawn together."""
 
 
 def written_out(problem: CleaningProblem) -> bool:
@@ -82,7 +80,10 @@ def arithmetic() -> Any:
 
 
 class FusedStep:
-    """(problem, state) -> state, or None where the projected point is not on a small face of the ball."""
+    """(problem, state) -> state, or None where the projected point is not on a small face of the ball.
+
+    All vectors of a new state are parts of one array, so that a step makes one and not ten.
+    """
 
     def __init__(self, problem: CleaningProblem, solver: DMLCBO) -> None:
         self._solver, self._ridge = solver, 2.0 * problem.ridges["weight"]
@@ -90,11 +91,16 @@ class FusedStep:
         self._smoothing = solver.hypergradient.smoothing  # type: ignore[attr-defined]
         self._limit = solver.hypergradient.max_iterations  # type: ignore[attr-defined]
         tol = solver.hypergradient.tol  # type: ignore[attr-defined]
-        self._tol = tolerances.linear_residual(problem.design.dtype) if tol is None else tol
+        self._dtype = problem.design.dtype
+        self._tol = tolerances.linear_residual(self._dtype) if tol is None else tol
         self._noisy, self._trusted = (_columns(d) for d in (problem.design, problem.trusted_design))
-        self._signs = _signs(torch.cat((problem.labels, problem.trusted_labels)))
-        self._logits = torch.empty(len(self._signs) + len(problem.labels), dtype=problem.design.dtype)
-        self._noise: tuple[Any, Array] = (None, np.zeros((AHEAD, len(self._noisy)), self._noisy.dtype))
+        self._signs = _signs(problem.labels, problem.trusted_labels)
+        (d, self._rows), self._trusted_rows = self._noisy.shape, self._trusted.shape[1]
+        self._logits = torch.empty(2 * self._rows + self._trusted_rows, dtype=self._dtype)
+        self._chances, self._pulled = self._logits.numpy(), np.empty(d, self._noisy.dtype)
+        self._nothing = np.zeros_like(self._pulled)
+        self._length = 3 * self._rows + self._trusted_rows + 3 * d + 2
+        self._last: tuple[list[Any], Any] = [None], None  # the vectors of the last state, and their arrays
         self._do = arithmetic()
 
     def __call__(self, problem: Any, state: DMLCBOState) -> DMLCBOState | None:
@@ -102,71 +108,108 @@ class FusedStep:
             return None
         solver, k = self._solver, state.step + 1
         average, anew = solver.averaging(k), k % solver.refresh == 0
-        w, v, near = state.upper_momentum.numpy(), _array(state.lower_momentum), _array(state.adjoint)
-        s, s_trusted = (state.carried[rows].numpy()[:, 0] for rows in ("noisy", "trusted"))
-        logits = self._logits.numpy()
-
+        before, moments = self._arrays(state)
+        made = np.empty(self._length, before[0].dtype)
+        after, new_moments = self._parts(made)
         moved = self._do.move(
-            self._noisy, self._trusted, self._signs, state.x.numpy(), _array(state.y), s, s_trusted, w, v, near,  # type: ignore[union-attr]
-            self._scale(state.upper_moment, state.upper_floor, average * solver.upper_step),
-            self._lower_scale(state, average), average, self._radius, anew, logits,
+            self._noisy, self._trusted, self._signs, before, after, self._chances,
+            self._scale(moments[0], state.upper_floor, average * solver.upper_step),
+            self._lower_scale(moments[1], state, average), average, self._radius, anew,
         )  # fmt: skip
-        if len(moved.x) == 0:
+        if not moved:
             return None
         self._logits.sigmoid_()  # in torch, which does several at once
-        w_new = self._do.pull(logits, self._signs, len(w))
-        gradient = self._noisy @ logits[: len(w)]  # the one pass over the data
-        curvature = self._curvature(problem, state, moved) if anew else state.curvature
-        eta = self._eta(curvature)
-        found = self._do.estimate(
-            self._noisy, self._trusted, gradient, logits, w_new, moved.y, w, v, near, self._perturbation(state, k),
-            eta, self._radius, self._ridge, self._tol, self._limit,
-            solver.upper_momentum * average, solver.lower_momentum * average,
-        )  # fmt: skip
-        return None if found.products == 0 else self._after(problem, state, moved, w_new, found, curvature, eta)
+        self._do.pull(self._chances, self._signs, after[2])
+        np.dot(self._noisy, self._chances[: self._rows], out=self._pulled)  # the one pass over the data
+        vectors = _vectors(after, new_moments)
+        curvature = self._curvature(problem, state, vectors) if anew else state.curvature
+        found = self._estimate(state, before, after, average, self._eta(curvature))
+        if found.outcome == GENERAL:
+            return None
+        new_moments[:] = self._moments(moments, found)
+        self._last = vectors, (after, new_moments)
+        return self._made(problem, state, vectors, found, curvature)
 
-    def _after(
-        self, problem: Any, state: DMLCBOState, moved: Moved, w: Array, found: Estimated, curvature: float, eta: float
+    def _arrays(self, state: DMLCBOState) -> tuple[Parts, Array]:
+        """The vectors of a state, and its two moments."""
+        w, m2, lower, m1 = state.upper_momentum, state.upper_moment, state.lower_momentum, state.lower_moment
+        s, near = state.carried, state.adjoint
+        y: Any = state.y
+        vectors = [
+            state.x, s["noisy"], w, s["trusted"], y["weight"], lower["weight"], near["weight"], m2, m1["weight"]
+        ]  # fmt: skip
+        if all(map(is_, vectors, self._last[0])):
+            return self._last[1]
+        *arrays, m2, m1 = (v.reshape(-1).numpy() for v in vectors)
+        return tuple(arrays), np.concatenate((m2, m1))  # type: ignore[return-value]
+
+    def _parts(self, made: Array) -> tuple[Parts, Array]:
+        """The parts of one array."""
+        n, (d, _), rows = self._rows, self._noisy.shape, 3 * self._rows + self._trusted_rows
+        x, s, w = made[:n], made[n : 2 * n], made[2 * n : 3 * n]
+        y, v, adjoint = made[rows : rows + d], made[rows + d : rows + 2 * d], made[rows + 2 * d : rows + 3 * d]
+        return (x, s, w, made[3 * n : rows], y, v, adjoint), made[-2:]
+
+    def _estimate(self, state: DMLCBOState, before: Parts, after: Parts, average: float, eta: float) -> Estimated:
+        """Noise is drawn only where it decides on the face: elsewhere every draw gives the same estimate."""
+        solver, found = self._solver, Estimated(DRAW, 0.0, 0.0, 0.0, 0, 0, False)
+        reach, noise = getattr(self._smoothing, "radius", 0.0), self._nothing
+        while found.outcome == DRAW:
+            found = Estimated(*self._do.estimate(
+                self._noisy, self._trusted, self._pulled, self._chances, before, after, noise, reach,
+                eta, self._radius, self._ridge, self._tol, self._limit,
+                solver.upper_momentum * average, solver.lower_momentum * average,
+            ))  # fmt: skip
+            if found.outcome == DRAW:
+                reach, noise = 0.0, self._drawn(state.noise(state.step + 1).generator("smoothing"))
+        return found
+
+    def _moments(self, before: Array, found: Estimated) -> tuple[float, float]:
+        """m2 and m1."""
+        decay, m2, m1 = self._solver.moment_decay, float(before[0]), float(before[1])
+        return found.square_h + decay * (m2 - found.square_h), found.square_g + decay * (m1 - found.square_g)
+
+    def _made(
+        self, problem: Any, state: DMLCBOState, vectors: list[Tensor], found: Estimated, curvature: float
     ) -> DMLCBOState:
-        """The new state, its moments, and what it cost."""
-        solver, costs, number = self._solver, problem.costs, moved.x.dtype
+        """The new state, and what it cost."""
+        costs = problem.costs
         costs.projections += 1
         costs.lower_gradients += 1
         costs.upper_gradients += 1
         costs.cross_products += 1
         costs.hessian_products += found.products
-        squares = found.square_h, found.square_g
-        moments = float(state.upper_moment), float(state.lower_moment["weight"])
-        m2, m1 = (new + solver.moment_decay * (old - new) for new, old in zip(squares, moments, strict=True))
+        x, s, w, s_trusted, y, v, adjoint, m2, m1 = vectors
         after = DMLCBOState(
-            x=torch.from_numpy(moved.x), y=_row(moved.y), step=state.step + 1, seeds=state.seeds,
-            upper_momentum=torch.from_numpy(w), lower_momentum=_row(found.v),
-            upper_moment=torch.from_numpy(np.array(m2, number)), lower_moment=_row(np.array([m1], number)),
-            upper_floor=state.upper_floor, lower_floor=state.lower_floor, adjoint=_row(found.adjoint),
-            curvature=curvature, carried=_scores(moved),
+            x=x, y={"weight": y}, step=state.step + 1, seeds=state.seeds,
+            upper_momentum=w, lower_momentum={"weight": v}, upper_moment=m2, lower_moment={"weight": m1},
+            upper_floor=state.upper_floor, lower_floor=state.lower_floor, adjoint={"weight": adjoint},
+            curvature=curvature, carried={"noisy": s, "trusted": s_trusted},
             stats={
-                "eta": eta, "residual": found.residual, "iterations": float(found.iterations),
+                "eta": self._eta(curvature), "residual": found.residual, "iterations": float(found.iterations),
                 "indefinite": float(found.indefinite),
             },
         )  # fmt: skip
         if after.step == SETTLING:
-            upper, lower = (np.array(square, number) for square in squares)
-            solver._set_floors(after, torch.from_numpy(upper), _row(lower[None]))
+            self._solver._set_floors(
+                after, m2.new_tensor(found.square_h), {"weight": m1.new_full(m1.shape, found.square_g)}
+            )
         return after
 
-    def _curvature(self, problem: Any, state: DMLCBOState, moved: Moved) -> float:
+    def _curvature(self, problem: Any, state: DMLCBOState, vectors: list[Tensor]) -> float:
         """As `DMLCBO` has it, at the new point."""
-        lin = problem.linearize(torch.from_numpy(moved.x), _row(moved.y)).carrying(_scores(moved))
+        x, s, _, s_trusted, y, *_ = vectors
+        lin = problem.linearize(x, {"weight": y}).carrying({"noisy": s, "trusted": s_trusted})
         return self._solver._curvature(lin, state, state.step + 1)
 
     def _scale(self, moment: Any, floor: Any, step: float) -> float:
         size = float(moment) ** 0.5 + self._solver.offset
         return step / min(max(size, float(floor)), 1.0 / self._solver.smallest_scale)
 
-    def _lower_scale(self, state: DMLCBOState, average: float) -> float:
+    def _lower_scale(self, moment: Any, state: DMLCBOState, average: float) -> float:
         if self._solver.lower_step == "auto":
             return 1.0 / (average * state.curvature) if state.curvature > 0 else 1.0
-        return self._scale(state.lower_moment["weight"], state.lower_floor["weight"], float(self._solver.lower_step))
+        return self._scale(moment, state.lower_floor["weight"], float(self._solver.lower_step))
 
     def _eta(self, curvature: float) -> float:
         eta = self._solver.hypergradient.eta
@@ -174,21 +217,10 @@ class FusedStep:
             return 1.0 / curvature if curvature > 0 else 1.0
         return float(eta)
 
-    def _perturbation(self, state: DMLCBOState, k: int) -> Array:
-        """0, or radius u with the u that `Perturbed` draws at step k; drawn for some steps at once, each from its own
-        seed, because after a pass over the data nothing of it is in the cache.
-        """
-        block, noise = (state.seeds, k // AHEAD), self._noise[1]
-        if isinstance(self._smoothing, Perturbed) and self._noise[0] != block:
-            for row, step in enumerate(range(k - k % AHEAD, k - k % AHEAD + AHEAD)):
-                noise[row] = self._drawn(state.noise(step).generator("smoothing"))
-            self._noise = block, noise
-        return noise[k % AHEAD]
-
     def _drawn(self, generator: torch.Generator) -> Array:
-        """radius u, u uniform in the unit ball."""
-        d, dtype = len(self._noisy), self._noisy.dtype
-        u = torch.randn((1, d), generator=generator, dtype=_TORCH[dtype.type]).numpy()[0]
+        """radius u, u uniform in the unit ball: what `Perturbed` draws."""
+        d = len(self._noisy)
+        u = torch.randn((1, d), generator=generator, dtype=self._dtype).numpy()[0]
         size = float(torch.rand((), generator=generator, dtype=torch.float64)) ** (1.0 / d)
         return (self._smoothing.radius * size / float(u @ u) ** 0.5) * u
 
@@ -198,21 +230,23 @@ def _columns(design: Any) -> Array:
     return design.by_columns().array.T.numpy()
 
 
-def _signs(labels: Tensor) -> Array:
+def _signs(*labels: Tensor) -> Array:
     """t: 1 for class 0 and -1 for class 1."""
-    return (1 - 2 * labels).to(torch.int8).numpy()
+    return (1 - 2 * torch.cat([part.to(torch.int8) for part in labels])).numpy()
 
 
-def _array(vector: Any) -> Array:
-    return vector["weight"].numpy()[0]
-
-
-def _row(y: Array) -> dict[str, Tensor]:
-    return {"weight": torch.from_numpy(y[None])}
-
-
-def _scores(moved: Moved) -> dict[str, Tensor]:
-    return {"noisy": torch.from_numpy(moved.s[:, None]), "trusted": torch.from_numpy(moved.s_trusted[:, None])}
-
-
-_TORCH = {np.float32: torch.float32, np.float64: torch.float64}
+def _vectors(parts: Parts, moments: Array) -> list[Tensor]:
+    """As tensors in their shapes: scores are (n, 1), y is (1, d)."""
+    x, s, w, s_trusted, y, v, adjoint = parts
+    arrays = (
+        x,
+        s[:, None],
+        w,
+        s_trusted[:, None],
+        y[None],
+        v[None],
+        adjoint[None],
+        moments[:1].reshape(()),
+        moments[1:, None],
+    )
+    return list(map(torch.from_numpy, arrays))

@@ -21,101 +21,115 @@ SMALL = 16
 Array = np.ndarray
 
 
-class Moved(NamedTuple):
-    """The point after a step with its margins; x is empty where the general step is asked for."""
-
-    x: Array
-    y: Array
-    s: Array
-    s_trusted: Array
+DONE, GENERAL, DRAW = 1, 0, -1
+"""How an estimate ended: it is there; it takes the general step; the noise decides on the face and must be drawn."""
 
 
 class Estimated(NamedTuple):
-    """The new momenta and adjoint, mean squares of the estimates; products is 0 where the general step is asked for."""
+    """What an estimate tells beside the momenta and the adjoint, which it writes."""
 
-    v: Array
-    adjoint: Array
-    square_g: float  # of grad_y g
-    square_h: float  # of the hypergradient; its momentum w has taken the place of `crossed`
+    outcome: int
+    square_g: float  # the mean square of grad_y g
+    square_h: float  # that of the hypergradient
     residual: float  # of the linear system
     iterations: int
     products: int
     indefinite: bool
 
 
+Parts = tuple[Array, Array, Array, Array, Array, Array, Array]
+"""The vectors of a state: x, the margins s = A y, w; the margins s' = A' y; y, v and the adjoint."""
+
+
 def move(
-    columns: Array, trusted: Array, signs: Array, x: Array, y: Array, s: Array, s_trusted: Array, w: Array, v: Array,
-    near: Array, upper_scale: float, lower_scale: float, average: float, radius: float, anew: bool, logits: Array,
-) -> Moved:  # fmt: skip
+    columns: Array, trusted: Array, signs: Array, before: Parts, after: Parts, logits: Array,
+    upper_scale: float, lower_scale: float, average: float, radius: float, anew: bool,
+) -> bool:  # fmt: skip
     """x - upper_scale w and y + average (P(y - lower_scale v) - y) with their margins, carried along or made anew.
 
-    `logits` becomes x, t s and t' s', one after the other; `signs` are t and t'.
+    `logits` becomes x, t s and t' s', one after the other; `signs` are t and t'. False asks for the general step.
     """
+    x, s, w, s_trusted, y, v, near = before
+    new_x, new_s, _, new_s_trusted, new_y, _, _ = after
     support, value = project(y - lower_scale * v, radius, near)
     if len(support) == 0:
-        return Moved(*(z[:0] for z in (x, y, s, s_trusted)))
-    y = y - average * y
-    y[support] += average * value
+        return False
+    np.subtract(y, average * y, out=new_y)
+    new_y[support] += average * value
     if anew:
-        s, s_trusted = y @ columns, y @ trusted
+        np.matmul(new_y, columns, out=new_s)
+        np.matmul(new_y, trusted, out=new_s_trusted)
     else:
-        s = margins(columns, s, support, value, average)
-        s_trusted = margins(trusted, s_trusted, support, value, average)
+        margins(columns, s, support, value, average, new_s)
+        margins(trusted, s_trusted, support, value, average, new_s_trusted)
     n = len(x)
-    x = x - upper_scale * w
-    logits[:n] = x
-    np.multiply(signs[:n], s, out=logits[n : 2 * n])
-    np.multiply(signs[n:], s_trusted, out=logits[2 * n :])
-    return Moved(x, y, s, s_trusted)
+    np.subtract(x, upper_scale * w, out=new_x)
+    logits[:n] = new_x
+    np.multiply(signs[:n], new_s, out=logits[n : 2 * n])
+    np.multiply(signs[n:], new_s_trusted, out=logits[2 * n :])
+    return True
 
 
-def pull(chances: Array, signs: Array, n: int) -> Array:
+def pull(chances: Array, signs: Array, crossed: Array) -> None:
     """What rows are multiplied with, from `chances` = sigmoid(logits), which are overwritten:
 
     chances[:n]   <- sigmoid(x) p t / n                      for grad_y g
     chances[n:2n] <- sigmoid(x) p (1 - p) / n                for G_yy
     chances[2n:]  <- p' t' / m                               for grad_y f
-    the answer is    sigmoid(x) (sigmoid(x) - 1) p t / n     for -G_xy
+    crossed       <- sigmoid(x) (sigmoid(x) - 1) p t / n     for -G_xy
     """
+    n = len(crossed)
     weights, p, upper = chances[:n], chances[n : 2 * n], chances[2 * n :]
     upper *= signs[n:]
     upper /= len(upper)
-    crossed = weights - 1.0
+    np.subtract(weights, 1.0, out=crossed)
     weights *= p
     weights /= n
     np.subtract(1.0, p, out=p)
     p *= weights
     weights *= signs[:n]
     crossed *= weights
-    return crossed
 
 
 def estimate(
-    columns: Array, trusted: Array, gradient: Array, chances: Array, crossed: Array, y: Array, w: Array, v: Array,
-    near: Array, noise: Array, eta: float, radius: float, ridge: float, tol: float, limit: int,
+    columns: Array, trusted: Array, pulled: Array, chances: Array, before: Parts, after: Parts,
+    noise: Array, reach: float, eta: float, radius: float, ridge: float, tol: float, limit: int,
     w_average: float, v_average: float,
 ) -> Estimated:  # fmt: skip
-    """The hypergradient on the face of y - eta grad_y g + noise, and the new momenta.
+    """The hypergradient on the face of y - eta grad_y g + noise, and with it w, v and the adjoint of `after`.
 
-    `gradient` comes as A^T chances[:n]; `crossed`, the answer of `pull`, is overwritten with the new w.
+    `pulled` is A^T chances[:n], and w of `after` comes from `pull`. `reach` is how far noise not yet drawn may go.
     """
-    gradient += ridge * y
-    face, value = project(y - eta * gradient + noise, radius, near)
-    if len(face) == 0:
-        return Estimated(v, near, 0.0, 0.0, 0.0, 0, 0, False)
+    d, n = columns.shape
+    _, _, w, _, _, v, near = before
+    _, _, crossed, _, y, new_v, adjoint = after
+    gradient = pulled + ridge * y
+    z = y - eta * gradient + noise
+    face, value = project(z, radius, near)
+    if len(face) == 0 or not settled(z, face, value, reach):
+        return Estimated(GENERAL if len(face) == 0 else DRAW, 0.0, 0.0, 0.0, 0, 0, False)
     towards = np.copysign(1.0, value.astype(np.float64))
-    n, start = len(w), near[face].astype(np.float64)
-    curvatures, upper = chances[n : 2 * n], np.array([trusted[j] @ chances[2 * n :] for j in face], np.float64)
+    start, curvatures = near[face].astype(np.float64), chances[n : 2 * n]
+    upper = np.array([trusted[j] @ chances[2 * n :] for j in face], np.float64)
     found, residual, iterations, products, indefinite = solve(
         columns, face, towards, curvatures, ridge, upper, start, tol, limit
     )
-    adjoint = np.zeros_like(y)
+    adjoint[:] = 0.0
     adjoint[face] = found
+    np.add(v, v_average * (gradient - v), out=new_v)
     square_h = turn(columns, face, adjoint[face], crossed, w, w_average)
-    square_g = float(gradient @ gradient) / len(gradient)
-    return Estimated(
-        v + v_average * (gradient - v), adjoint, square_g, square_h, residual, iterations, products, indefinite
-    )
+    square_g = float(gradient @ gradient) / d
+    return Estimated(DONE, square_g, square_h, residual, iterations, products, indefinite)
+
+
+def settled(z: Array, face: Array, value: Array, reach: float) -> bool:
+    """Whether P has this face and these signs at all points within `reach` of z.
+
+    On the way there no |z_i| changes by more than `reach`, hence the level, which is monotone in them, does not either:
+    nothing crosses it from further away than twice that. (Three times, for rounding.)
+    """
+    level = abs(z[face[0]]) - abs(value[0])
+    return reach == 0.0 or bool(level > 3 * reach and (np.abs(np.abs(z) - level) > 3 * reach).all())
 
 
 def project(z: Array, radius: float, near: Array) -> tuple[Array, Array]:
@@ -139,13 +153,11 @@ def project(z: Array, radius: float, near: Array) -> tuple[Array, Array]:
     return nothing
 
 
-def margins(columns: Array, s: Array, support: Array, value: Array, average: float) -> Array:
-    """(1 - average) s + average A_S value."""
-    moved = _combined(columns, support, value)
-    moved -= s
+def margins(columns: Array, s: Array, support: Array, value: Array, average: float, moved: Array) -> None:
+    """moved <- (1 - average) s + average A_S value."""
+    np.subtract(_combined(columns, support, value), s, out=moved)
     moved *= average
     moved += s
-    return moved
 
 
 def solve(
