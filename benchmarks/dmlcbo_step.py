@@ -19,13 +19,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
 
 import bilevel
 from bilevel import sets
-from bilevel.applications.hyper_cleaning import CleaningProblem
+from bilevel.applications.hyper_cleaning import CleaningProblem, fused, on_arrays
 from bilevel.problem import Linearization
 
 from .harness import Row
@@ -35,8 +36,9 @@ TRUSTED, COLUMNS, FIRST = 2000, 784, 60
 FACE = {"tol": 0.1, "max_iterations": 2, "eta": 0.3}
 """As in `time_to_value`: from the last solution two conjugate gradient steps are enough."""
 EXACT = bilevel.DMLCBO(upper_step=1.0, lower_step=0.1, hypergradient=bilevel.LinearSolve(**FACE))
-NOISY = bilevel.DMLCBO(
-    upper_step=1.0, lower_step=0.1, hypergradient=bilevel.LinearSolve(**FACE, smoothing=bilevel.Perturbed())
+NOISY, FAR_NOISE = (
+    bilevel.DMLCBO(upper_step=1.0, lower_step=0.1, hypergradient=bilevel.LinearSolve(**FACE, smoothing=noise))
+    for noise in (bilevel.Perturbed(), bilevel.Perturbed(radius=1e-3))
 )
 AS_IN_THE_PAPER = bilevel.DMLCBO(
     upper_step=1.0, lower_step=0.1, hypergradient=bilevel.Neumann(terms=3, eta=0.3, smoothing=bilevel.TwoPoint())
@@ -57,6 +59,8 @@ def measured() -> Iterator[Row]:
     problem = make(2000, "float64")
     yield Row("the same in float64 without noise", in_passes(problem, EXACT))
     yield Row("the same with all defaults (curvature every 100 steps)", in_passes(problem, bilevel.DMLCBO(), blocks=8))
+    yield Row("the same with noise of radius 1e-3, which decides on faces", in_passes(problem, FAR_NOISE, blocks=8))
+    yield Row("the same without numba", without_numba())
     yield Row("the same, fused=False", in_passes(make(2000, "float64", fused=False), NOISY, blocks=3))
     yield two_point(problem)
     yield generic(2000, 1.8)
@@ -110,6 +114,12 @@ def in_passes(problem: CleaningProblem, solver: Any, *, blocks: int = 15, steps:
     A = problem.design.array.numpy()  # type: ignore[attr-defined]
     p = np.random.default_rng(1).random(len(A)).astype(A.dtype)
     return median(block(lambda: next(states), steps) / block(lambda: A.T @ p, passes) for _ in range(blocks))
+
+
+def without_numba() -> float:
+    """The step as it is where numba is not installed."""
+    with patch.object(fused, "arithmetic", lambda: on_arrays):
+        return in_passes(make(2000, "float64"), NOISY, blocks=8)
 
 
 def stepping(problem: Any, solver: Any, first: int = FIRST) -> Any:

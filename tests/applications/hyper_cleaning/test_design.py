@@ -81,6 +81,21 @@ def test_products_are_those_of_the_dense_matrix(kind, dtype, tmp_path):
         assert torch.allclose(A.rows(index).matmul(V), dense[index] @ V, **tol)
 
 
+@pytest.mark.parametrize("k", [1, 3])
+def test_columns_that_a_sparse_vector_does_not_have_are_not_read(k):
+    values = np.random.default_rng(0).normal(size=(50, 40))
+    V = torch.zeros(40, k, dtype=torch.float64)
+    V[3, 0], V[17] = 2.0, -1.0
+    wanted = torch.from_numpy(values) @ V
+    values[:, [0, 5, 39]] = np.nan
+    A = Design.of(np.asfortranarray(values))
+    assert torch.allclose(A.matmul(V), wanted, atol=1e-14, rtol=0)
+    assert torch.allclose(torch.cat([block.matmul(V) for _, block in A.blocks()]), wanted, atol=1e-14, rtol=0)
+    assert A.matmul(torch.zeros_like(V)).abs().max() == 0
+    V[:] = 1.0  # many: the whole matrix
+    assert A.matmul(V).isnan().all()
+
+
 @pytest.mark.parametrize("kind", ["tensor", "array", "columns first", "read only", "mapped"])
 def test_nothing_is_copied_that_torch_can_take_as_it_is(kind, tmp_path):
     X = KINDS[kind](matrix(), tmp_path)

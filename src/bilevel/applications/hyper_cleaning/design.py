@@ -21,6 +21,8 @@ BLOCK_BYTES = 1 << 23
 """The size of one block of rows: a few of them fit into the last cache of a processor."""
 COPIED_BYTES = 1 << 25
 """Larger copies of columns are not made: a product with the whole matrix takes no memory."""
+FEW = 0.25
+"""Up to this share of the columns, taking them out of A is cheaper than a product with all of it."""
 SCATTERED = 256
 """Rows from all over a file are taken so many at a time: the system maps many pages around each."""
 
@@ -118,6 +120,10 @@ class DenseDesign(Design):
     # With A on the right both products are several times faster than A @ V and A.T @ R for few columns.
 
     def matmul(self, V: Tensor) -> Tensor:
+        if self._array.stride(0) == 1 < self.shape[0]:  # by columns: those that V does not have are not read
+            used = V.any(1).nonzero()[:, 0]
+            if len(used) <= FEW * len(V) and len(used) * self.shape[0] * self.dtype.itemsize <= BLOCK_BYTES // 4:
+                return (V[used].T @ self._array.T[used]).T
         return (V.T @ self._array.T).T
 
     def rmatmul(self, R: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ...problem import Linearization
 from ...spaces import Space, Vector
+from .design import FEW
 from .row_mean import RowMean, on_columns
 
 if TYPE_CHECKING:
@@ -173,10 +174,6 @@ class OnColumns(CleaningLinearization):
         weight = y["weight"].new_zeros(self._shape)
         weight[:, self._columns] = y["weight"]
         return {**y, "weight": weight}
-
-
-FEW = 0.25
-"""Up to this share of the columns, taking them out of A is cheaper than a product with all of it."""
 
 
 def few_columns(support: Tensor) -> Tensor | None:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .linearization import FEW
+from .design import FEW
 
 FAR = 1e6
 """Projections from further away than so many radii are left to the general step: sums of |z| lose digits."""
