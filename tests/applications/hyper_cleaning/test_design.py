@@ -89,11 +89,18 @@ def test_columns_that_a_sparse_vector_does_not_have_are_not_read(k):
     wanted = torch.from_numpy(values) @ V
     values[:, [0, 5, 39]] = np.nan
     A = Design.of(np.asfortranarray(values))
-    assert torch.allclose(A.matmul(V), wanted, atol=1e-14, rtol=0)
-    assert torch.allclose(torch.cat([block.matmul(V) for _, block in A.blocks()]), wanted, atol=1e-14, rtol=0)
-    assert A.matmul(torch.zeros_like(V)).abs().max() == 0
-    V[:] = 1.0  # many: the whole matrix
-    assert A.matmul(V).isnan().all()
+    with torch.no_grad():
+        assert torch.allclose(A.matmul(V), wanted, atol=1e-14, rtol=0)
+        assert torch.allclose(torch.cat([block.matmul(V) for _, block in A.blocks()]), wanted, atol=1e-14, rtol=0)
+        assert A.matmul(torch.zeros_like(V)).abs().max() == 0
+        assert A.matmul(torch.ones_like(V)).isnan().all()  # many: the whole matrix
+
+
+def test_derivatives_in_a_sparse_vector_are_whole():
+    values = np.asfortranarray(np.random.default_rng(0).normal(size=(50, 40)))
+    V = torch.zeros(40, 1, dtype=torch.float64, requires_grad=True)
+    (slope,) = torch.autograd.grad(Design.of(values).matmul(V).sum(), V)
+    assert torch.allclose(slope[:, 0], torch.from_numpy(values.sum(0)))
 
 
 @pytest.mark.parametrize("kind", ["tensor", "array", "columns first", "read only", "mapped"])

@@ -23,7 +23,7 @@ def compiled(function: Any) -> Any:
 
 
 @compiled
-def move(columns, trusted, signs, before, after, logits, upper_scale, lower_scale, average, radius, anew):
+def move(columns, trusted, signs, before, after, logits, upper_scale, lower_scale, average, radius):
     """See `on_arrays.move`."""
     x, s, w, s_trusted, y, v, near = before
     new_x, new_s, _, new_s_trusted, new_y, _, _ = after
@@ -34,8 +34,6 @@ def move(columns, trusted, signs, before, after, logits, upper_scale, lower_scal
     _move(y, y, -average, new_y)
     for a, j in enumerate(support):
         new_y[j] += average * value[a]
-    if anew:
-        support, value, average = np.arange(len(y)), new_y, 1.0
     margins(columns, s, support, value, average, new_s)
     margins(trusted, s_trusted, support, value, average, new_s_trusted)
     _move(x, w, -upper_scale, new_x)

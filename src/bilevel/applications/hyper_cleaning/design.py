@@ -120,7 +120,8 @@ class DenseDesign(Design):
     # With A on the right both products are several times faster than A @ V and A.T @ R for few columns.
 
     def matmul(self, V: Tensor) -> Tensor:
-        if self._array.stride(0) == 1 < self.shape[0]:  # by columns: those that V does not have are not read
+        # By columns, those that V does not have are not read; a derivative in V would need them.
+        if self._array.stride(0) == 1 < self.shape[0] and not torch.is_grad_enabled():
             used = V.any(1).nonzero()[:, 0]
             if len(used) <= FEW * len(V) and len(used) * self.shape[0] * self.dtype.itemsize <= BLOCK_BYTES // 4:
                 return (V[used].T @ self._array.T[used]).T

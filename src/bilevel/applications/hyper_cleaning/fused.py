@@ -82,12 +82,11 @@ def arithmetic() -> Any:
 class FusedStep:
     """(problem, state) -> state, or None where the projected point is not on a small face of the ball.
 
-    All vectors of a new state are parts of one array, so that a step makes one and not ten.
+    x and y of a new state are arrays of their own, because they are kept; its other vectors are parts of one array.
     """
 
     def __init__(self, problem: CleaningProblem, solver: DMLCBO) -> None:
-        self._solver, self._ridge = solver, 2.0 * problem.ridges["weight"]
-        self._radius = problem.constraint.sets["weight"].radius  # type: ignore[union-attr]
+        self._solver = solver
         self._smoothing = solver.hypergradient.smoothing  # type: ignore[attr-defined]
         self._limit = solver.hypergradient.max_iterations  # type: ignore[attr-defined]
         tol = solver.hypergradient.tol  # type: ignore[attr-defined]
@@ -96,38 +95,41 @@ class FusedStep:
         self._noisy, self._trusted = (_columns(d) for d in (problem.design, problem.trusted_design))
         self._signs = _signs(problem.labels, problem.trusted_labels)
         (d, self._rows), self._trusted_rows = self._noisy.shape, self._trusted.shape[1]
-        self._logits = torch.empty(2 * self._rows + self._trusted_rows, dtype=self._dtype)
-        self._chances, self._pulled = self._logits.numpy(), np.empty(d, self._noisy.dtype)
+        self._chances = np.empty(2 * self._rows + self._trusted_rows, self._noisy.dtype)
+        with torch.inference_mode(False):
+            self._logits = torch.from_numpy(self._chances)
+        self._pulled = np.empty(d, self._noisy.dtype)
         self._nothing = np.zeros_like(self._pulled)
-        self._length = 3 * self._rows + self._trusted_rows + 3 * d + 2
-        self._last: tuple[list[Any], Any] = [None], None  # the vectors of the last state, and their arrays
+        self._last: tuple[list[Any], Any, Any] = [None], None, None  # the last state: vectors, where they lie, arrays
         self._do = arithmetic()
 
     def __call__(self, problem: Any, state: DMLCBOState) -> DMLCBOState | None:
-        if state.carried is None:
+        if state.carried is None or state.adjoint is None or state.x.dtype != self._dtype:  # type: ignore[union-attr]
             return None
         solver, k = self._solver, state.step + 1
         average, anew = solver.averaging(k), k % solver.refresh == 0
+        radius, ridge = problem.constraint.sets["weight"].radius, 2.0 * problem.ridges["weight"]
         before, moments = self._arrays(state)
-        made = np.empty(self._length, before[0].dtype)
-        after, new_moments = self._parts(made)
+        after, new_moments = self._parts()
         moved = self._do.move(
             self._noisy, self._trusted, self._signs, before, after, self._chances,
             self._scale(moments[0], state.upper_floor, average * solver.upper_step),
-            self._lower_scale(moments[1], state, average), average, self._radius, anew,
+            self._lower_scale(moments[1], state, average), average, radius,
         )  # fmt: skip
         if not moved:
             return None
+        if anew:
+            self._renew_margins(after)
         self._logits.sigmoid_()  # in torch, which does several at once
         self._do.pull(self._chances, self._signs, after[2])
         np.dot(self._noisy, self._chances[: self._rows], out=self._pulled)  # the one pass over the data
         vectors = _vectors(after, new_moments)
         curvature = self._curvature(problem, state, vectors) if anew else state.curvature
-        found = self._estimate(state, before, after, average, self._eta(curvature))
+        found = self._estimate(state, before, after, average, self._eta(curvature), radius, ridge)
         if found.outcome == GENERAL:
             return None
         new_moments[:] = self._moments(moments, found)
-        self._last = vectors, (after, new_moments)
+        self._last = vectors, _place(vectors), (after, new_moments)
         return self._made(problem, state, vectors, found, curvature)
 
     def _arrays(self, state: DMLCBOState) -> tuple[Parts, Array]:
@@ -138,26 +140,37 @@ class FusedStep:
         vectors = [
             state.x, s["noisy"], w, s["trusted"], y["weight"], lower["weight"], near["weight"], m2, m1["weight"]
         ]  # fmt: skip
-        if all(map(is_, vectors, self._last[0])):
-            return self._last[1]
+        last, place, known = self._last
+        if all(map(is_, vectors, last)) and _place(vectors) == place:
+            return known
         *arrays, m2, m1 = (v.reshape(-1).numpy() for v in vectors)
         return tuple(arrays), np.concatenate((m2, m1))  # type: ignore[return-value]
 
-    def _parts(self, made: Array) -> tuple[Parts, Array]:
-        """The parts of one array."""
-        n, (d, _), rows = self._rows, self._noisy.shape, 3 * self._rows + self._trusted_rows
-        x, s, w = made[:n], made[n : 2 * n], made[2 * n : 3 * n]
-        y, v, adjoint = made[rows : rows + d], made[rows + d : rows + 2 * d], made[rows + 2 * d : rows + 3 * d]
-        return (x, s, w, made[3 * n : rows], y, v, adjoint), made[-2:]
+    def _parts(self) -> tuple[Parts, Array]:
+        """Room for the vectors of a state, and for its two moments."""
+        n, m, (d, _), number = self._rows, self._trusted_rows, self._noisy.shape, self._noisy.dtype
+        x, y, rest = np.empty(n, number), np.empty(d, number), np.empty(2 * n + m + 2 * d + 2, number)
+        rows = 2 * n + m
+        return (x, rest[:n], rest[n : 2 * n], rest[2 * n : rows], y, rest[rows:-2][:d], rest[rows:-2][d:]), rest[-2:]
 
-    def _estimate(self, state: DMLCBOState, before: Parts, after: Parts, average: float, eta: float) -> Estimated:
+    def _renew_margins(self, parts: Parts) -> None:
+        """s = A y and s' = A' y, and the logits t s and t' s'."""
+        n, (_, s, _, s_trusted, y, _, _) = self._rows, parts
+        np.matmul(y, self._noisy, out=s)
+        np.matmul(y, self._trusted, out=s_trusted)
+        np.multiply(self._signs[:n], s, out=self._chances[n : 2 * n])
+        np.multiply(self._signs[n:], s_trusted, out=self._chances[2 * n :])
+
+    def _estimate(
+        self, state: DMLCBOState, before: Parts, after: Parts, average: float, eta: float, radius: float, ridge: float
+    ) -> Estimated:
         """Noise is drawn only where it decides on the face: elsewhere every draw gives the same estimate."""
         solver, found = self._solver, Estimated(DRAW, 0.0, 0.0, 0.0, 0, 0, False)
         reach, noise = getattr(self._smoothing, "radius", 0.0), self._nothing
         while found.outcome == DRAW:
             found = Estimated(*self._do.estimate(
                 self._noisy, self._trusted, self._pulled, self._chances, before, after, noise, reach,
-                eta, self._radius, self._ridge, self._tol, self._limit,
+                eta, radius, ridge, self._tol, self._limit,
                 solver.upper_momentum * average, solver.lower_momentum * average,
             ))  # fmt: skip
             if found.outcome == DRAW:
@@ -233,6 +246,11 @@ def _columns(design: Any) -> Array:
 def _signs(*labels: Tensor) -> Array:
     """t: 1 for class 0 and -1 for class 1."""
     return (1 - 2 * torch.cat([part.to(torch.int8) for part in labels])).numpy()
+
+
+def _place(vectors: list[Tensor]) -> tuple[int, int]:
+    """Where x and y lie: a user may give a tensor other data."""
+    return vectors[0].data_ptr(), vectors[4].data_ptr()
 
 
 def _vectors(parts: Parts, moments: Array) -> list[Tensor]:

@@ -18,6 +18,8 @@ FAR = 1e6
 SMALL = 16
 """On faces of up to so many columns the matrix of the linear system is made; on larger ones its products are."""
 
+# (numba keeps what it compiled until compiled.py itself changes: touch it when these numbers do.)
+
 Array = np.ndarray
 
 
@@ -43,9 +45,9 @@ Parts = tuple[Array, Array, Array, Array, Array, Array, Array]
 
 def move(
     columns: Array, trusted: Array, signs: Array, before: Parts, after: Parts, logits: Array,
-    upper_scale: float, lower_scale: float, average: float, radius: float, anew: bool,
+    upper_scale: float, lower_scale: float, average: float, radius: float,
 ) -> bool:  # fmt: skip
-    """x - upper_scale w and y + average (P(y - lower_scale v) - y) with their margins, carried along or made anew.
+    """x - upper_scale w and y + average (P(y - lower_scale v) - y) with their margins, carried along.
 
     `logits` becomes x, t s and t' s', one after the other; `signs` are t and t'. False asks for the general step.
     """
@@ -56,12 +58,8 @@ def move(
         return False
     np.subtract(y, average * y, out=new_y)
     new_y[support] += average * value
-    if anew:
-        np.matmul(new_y, columns, out=new_s)
-        np.matmul(new_y, trusted, out=new_s_trusted)
-    else:
-        margins(columns, s, support, value, average, new_s)
-        margins(trusted, s_trusted, support, value, average, new_s_trusted)
+    margins(columns, s, support, value, average, new_s)
+    margins(trusted, s_trusted, support, value, average, new_s_trusted)
     n = len(x)
     np.subtract(x, upper_scale * w, out=new_x)
     logits[:n] = new_x

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import operator
+import threading
 from numbers import Integral, Real
 from typing import Any, Literal
 
@@ -134,7 +136,7 @@ class CleaningProblem(Problem):
         self.witnesses = self._checked_witnesses(witnesses)
         self.batch_size = _batch_size(batch_size)
         self.fused = bool(fused)
-        self._fused: tuple[Any, Any] = (None, None)  # the last solver that asked, and the answer
+        self._fused = threading.local()  # each thread has a step of its own, with its own working memory
         columns = self.loss.columns(self.classes)
         options: Any = {"dtype": self.design.dtype, "device": self.design.device}
         y0 = {"weight": torch.zeros(columns, self.design.shape[1], **options)}
@@ -167,9 +169,20 @@ class CleaningProblem(Problem):
         return CleaningLinearization(self, x, y, batch)
 
     def fused_step(self, solver: Any) -> Any:
-        if self._fused[0] is not solver:
-            self._fused = (solver, fused_step(self, solver) if self.fused else None)
-        return self._fused[1]
+        if not self.fused:
+            return None
+        asked = (solver, self.design, self.trusted_design, self.labels, self.trusted_labels)
+        known = getattr(self._fused, "asked", ())
+        if not (known and all(map(operator.is_, asked, known))):
+            self._fused.asked, self._fused.step = asked, fused_step(self, solver)
+        return self._fused.step
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the fused step, which copies make anew."""
+        return {name: value for name, value in vars(self).items() if name != "_fused"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _fused=threading.local())
 
     def lower_grad(self, x: Vector, y: Vector, batch: Any = None) -> Vector:
         return CleaningLinearization(self, x, y, batch, keep=False).lower_grad_y
