@@ -1,0 +1,1 @@
+"""The paper's tables and figures: configurations, the sweep, the store of results and the report."""
