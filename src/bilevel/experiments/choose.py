@@ -8,18 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from .record import RunRecord
 
-
-class Known(Protocol):
-    """A run that was asked for."""
-
-    @property
-    def identity(self) -> str: ...
-    @property
-    def settings(self) -> dict[str, Any]: ...
+if TYPE_CHECKING:
+    from .plan import RunSpec
 
 
 def score(record: RunRecord) -> float:
@@ -39,7 +33,7 @@ def score(record: RunRecord) -> float:
     return value if math.isfinite(value) else math.inf
 
 
-def best_runs(asked: Sequence[Known], finished: Mapping[str, RunRecord], count: int) -> list[dict[str, Any]]:
+def best_runs(asked: Sequence[RunSpec], finished: Mapping[str, RunRecord], count: int) -> list[dict[str, Any]]:
     """The settings of the `count` best runs, the best first; none before all runs have finished.
 
     Of runs with the same score the one that was asked for first is taken. When every run diverged or failed there is

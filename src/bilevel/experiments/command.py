@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, stdev
@@ -182,7 +182,7 @@ def _mean(values: Sequence[float | None], scale: float) -> str:
     return f"{mean(known):.2f} +- {stdev(known) if len(known) > 1 else 0:.2f}"
 
 
-def _has(known: dict[str, object], names: Sequence[str]) -> bool:
+def _has(known: Container[str], names: Sequence[str]) -> bool:
     return not names or any(name in known for name in names)
 
 

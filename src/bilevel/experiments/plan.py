@@ -90,7 +90,7 @@ def files_of(application: str, dataset: str, data: Mapping[str, Any]) -> str:
     """The name in the catalogue: fc100 is made of cifar-100."""
     if application == "hyper-cleaning":
         return dataset
-    return {"fc100": "cifar-100"}.get(data["images"], data["images"])
+    return "cifar-100" if data["images"] == "fc100" else str(data["images"])
 
 
 def planned(

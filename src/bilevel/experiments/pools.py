@@ -20,6 +20,10 @@ ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_
 Group = tuple[RunSpec, ...]
 
 
+class WorkerGone(RuntimeError):
+    """A worker was lost with the result it held."""
+
+
 class Pool(Protocol):
     """Where runs are made."""
 
@@ -89,14 +93,14 @@ class OnCluster:
     def __enter__(self) -> Self:
         return self
 
-    def _start(self) -> None:
+    def _start(self) -> Any:
         """With the first run: when nothing is missing no process is started."""
         try:
-            import dask
+            from dask import config
             from distributed import Client, LocalCluster, as_completed
         except ImportError:
             raise MissingExtra("A sweep in several processes (--workers 0 does without)", "cluster") from None
-        dask.config.set({"distributed.scheduler.allowed-failures": RETRIES})
+        config.set({"distributed.scheduler.allowed-failures": RETRIES})
         logging.getLogger("distributed").setLevel(logging.CRITICAL)
         if self._scheduler is None:
             self._cluster = LocalCluster(
@@ -111,6 +115,7 @@ class OnCluster:
                 "workers by `dask worker ADDRESS --nthreads 1`, or leave --scheduler out"
             ) from None
         self._ended = as_completed([], loop=self._client.loop)
+        return self._client
 
     def __exit__(self, *_: Any) -> None:
         if self._client is None:
@@ -124,11 +129,10 @@ class OnCluster:
                 self._cluster.close(timeout=10)
 
     def submit(self, specs: Group) -> None:
-        if self._client is None:
-            self._start()
+        client = self._client or self._start()
         attempt = self._attempts[specs[0].identity] = self._attempts.get(specs[0].identity, 0) + 1
         key = f"{specs[0].identity}-{os.getpid()}-{attempt}"
-        future = self._client.submit(run, specs, self._folder, key=key, pure=False, priority=-len(self._attempts))
+        future = client.submit(run, specs, self._folder, key=key, pure=False, priority=-len(self._attempts))
         self._groups[future] = specs
         self._ended.add(future)
 
@@ -142,8 +146,11 @@ class OnCluster:
         if error is None:
             with suppress(FutureCancelledError, KilledWorker):  # the worker that held the result has gone meanwhile
                 return specs, future.result()
-            error = KilledWorker(future.key, None, RETRIES)
-        if isinstance(error, KilledWorker | FutureCancelledError) and self._attempts[specs[0].identity] < RETRIES:
+            error = WorkerGone("the worker that held the result was lost")
+        if (
+            isinstance(error, KilledWorker | FutureCancelledError | WorkerGone)
+            and self._attempts[specs[0].identity] < RETRIES
+        ):
             self.submit(specs)
             return self.next()
         return specs, error

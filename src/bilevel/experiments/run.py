@@ -92,7 +92,7 @@ def run_cleaning(spec: RunSpec, folder: Path) -> Outcome:
     """One method on one hyper-cleaning problem."""
     began = time.perf_counter()
     data = CleaningData(**spec.data)
-    task = _task(data, spec.dataset, folder, spec.seed)
+    task = _task(data, spec.dataset, folder, spec.seed)  # type: ignore[arg-type]
     problem = cleaning_problem(data, task)
     look = Look(data, task, problem, every=spec.role == "final")
     solution, status, reason = None, "failed", ""
