@@ -105,7 +105,8 @@ class OnCluster:
         if self._scheduler is None:
             self._cluster = LocalCluster(
                 n_workers=self._workers or os.cpu_count() or 1, threads_per_worker=1, processes=True, memory_limit=0,
-                dashboard_address=None, env=ONE_THREAD, silence_logs=logging.CRITICAL,
+                dashboard_address=None, env=ONE_THREAD,  # type: ignore[arg-type]
+                silence_logs=logging.CRITICAL,
             )  # fmt: skip
         try:
             self._client = Client(self._cluster or self._scheduler, timeout=20, set_as_default=False)
@@ -147,10 +148,8 @@ class OnCluster:
             with suppress(FutureCancelledError, KilledWorker):  # the worker that held the result has gone meanwhile
                 return specs, future.result()
             error = WorkerGone("the worker that held the result was lost")
-        if (
-            isinstance(error, KilledWorker | FutureCancelledError | WorkerGone)
-            and self._attempts[specs[0].identity] < RETRIES
-        ):
+        lost = isinstance(error, KilledWorker | FutureCancelledError | WorkerGone)
+        if lost and self._attempts[specs[0].identity] < RETRIES:
             self.submit(specs)
             return self.next()
         return specs, error
