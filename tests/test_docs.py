@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import bilevel
-from bilevel import cli, datasets, sets
+from bilevel import cli, datasets, experiments, sets
 from bilevel.applications import few_shot, hyper_cleaning
 
 ROOT = Path(__file__).resolve().parents[1]
