@@ -21,8 +21,9 @@ def render_page(package: str, template: str, **values: Any) -> str:
     except ImportError:
         raise MissingExtra("The report", "apps") from None
 
-    def load(name: str) -> str:
-        return _resource(package if name == template else str(__package__), name)
+    def load(name: str) -> str | None:
+        homes = (home for home in (package, str(__package__)) if resources.files(home).joinpath(name).is_file())
+        return next((_resource(home, name) for home in homes), None)
 
     environment = jinja2.Environment(
         loader=jinja2.FunctionLoader(load), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
