@@ -11,9 +11,10 @@ import torch
 import bilevel
 from bilevel import cli, datasets, sets
 from bilevel.applications import few_shot, hyper_cleaning
+from bilevel.experiments import report
 
 ROOT = Path(__file__).resolve().parents[1]
-HOMES = (bilevel, sets, hyper_cleaning, hyper_cleaning.losses, few_shot, datasets)
+HOMES = (bilevel, sets, hyper_cleaning, hyper_cleaning.losses, few_shot, datasets, report)
 
 
 def listed(text):

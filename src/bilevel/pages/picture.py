@@ -35,7 +35,7 @@ ON_WHITE = dict(
         VARIABLES,
         (
             "#1b2330", "#5d6879", "#d9dee6", "#2563b8", "#c2570c", "#ffffff", "#eef1f5",
-            "#0072b2", "#d55e00", "#00795a", "#aa4499", "#3d3d3d", "#8a6d00", "#2f8fc4", "#882255",
+            "#124aaa", "#e0700f", "#3ba060", "#af78a0", "#0a162c", "#584000", "#0890fa", "#9e0078",
         ),
         strict=True,
     )
@@ -76,9 +76,11 @@ class Picture:
     content: str
 
 
-def style_on_white() -> dict[Any, Any]:
-    """STYLE in real colours, for a file."""
-    return {name: ON_WHITE.get(value, value) for name, value in STYLE.items()} | {"figure.facecolor": "white"}
+def style_on_white(salt: str) -> dict[Any, Any]:
+    """STYLE in real colours, for a file; names inside an SVG file are made from `salt`, the same in every run."""
+    real: dict[Any, Any] = {name: ON_WHITE.get(value, value) for name, value in STYLE.items()}
+    real.update({"figure.facecolor": "white", "svg.hashsalt": salt})
+    return real
 
 
 def picture_of(figure: Any, title: str, description: str) -> Picture:

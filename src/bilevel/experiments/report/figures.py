@@ -63,7 +63,8 @@ class Panel:
             for name, line in self.lines.items()
         ]
         not_run = f" Not run: {', '.join(label(str(name)) for name in missing)}." if missing else ""
-        return f"{MEASURES[self.experiment][self.measure][1].capitalize()}. {'; '.join(ends) or 'No runs'}.{not_run}"
+        words = MEASURES[self.experiment][self.measure][1]
+        return f"{words[0].upper()}{words[1:]}. {'; '.join(ends) or 'No runs'}.{not_run}"
 
 
 def label(method: str) -> str:
@@ -108,7 +109,7 @@ def figure_files(panels: Sequence[Panel], name: str) -> dict[str, bytes]:
     """The whole figure as NAME.svg and NAME.png, and what is drawn in it as NAME.csv."""
     datasets = list(dict.fromkeys(panel.dataset for panel in panels))
     lines = len(panels) // len(datasets)
-    with matplotlib.rc_context(style_on_white() | {"svg.hashsalt": name}):
+    with matplotlib.rc_context(style_on_white(name)):
         figure = Figure(figsize=(3.4 * len(datasets), 0.8 + 3.0 * lines), layout="constrained")
         grid = figure.subplots(lines, len(datasets), squeeze=False)
         handles: dict[str, Any] = {}

@@ -53,7 +53,7 @@ class Section:
     @property
     def measures(self) -> str:
         """What the figure shows."""
-        return " and ".join(words for _, words in MEASURES[self.name].values())
+        return "; and ".join(words for _, words in MEASURES[self.name].values())
 
 
 def section(

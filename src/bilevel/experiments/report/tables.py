@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ..printed import DATASETS, SOURCE, TABLES
 from ..record import RunRecord
 from .cells import Cell, cells_of
-from .verdicts import COMPARED, Spread, Verdict, explanation, explanations, remark
+from .verdicts import COMPARED, Spread, Verdict, explanation, explanations, remarks
 
 BUDGETS = {"table-2": (1, 5, 20, 60), "table-3": (60, 300, 600), "table-4": (1, 5, 20, 60), "table-5": (1, 5, 20, 60)}
 """Seconds of training after which runs are looked at."""
@@ -58,7 +58,7 @@ def _results(experiment: str, cells: list[Cell], asked: int) -> Table:
 
     return Table(
         f"{TABLES[experiment].name}: {TABLES[experiment].caption}",
-        headings, _grouped(cells, line), tuple(filter(None, (*_reading(few_shot), remark(experiment), *_reasons(cells)))),
+        headings, _grouped(cells, line), (*_reading(few_shot), *remarks(experiment), *_reasons(cells)),
     )  # fmt: skip
 
 
@@ -150,8 +150,8 @@ def _reading(few_shot: bool) -> tuple[str, ...]:
         "Accuracy is that on novel classes. Interval in a run: 95 % over the tasks it was judged on. Training classes: "
         "accuracy on tasks of classes that were trained on."
         if few_shot
-        else "Ours is the paper's measure: the run's own last y, where a score of exactly zero counts half. Solved: the "
-        "same x with the lower level solved; F(x) is the upper objective there, on validation rows, and lower is "
+        else "Ours is the paper's measure: the run's own last y, where a score of exactly zero counts half. Solved: "
+        "the same x with the lower level solved; F(x) is the upper objective there, on validation rows, and lower is "
         "better. Zero scores: share of the test rows. Non-zeros: coefficients of y that are not zero.",
     )
 

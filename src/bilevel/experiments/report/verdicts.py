@@ -100,9 +100,9 @@ def explanations(experiment: str, dataset: str) -> dict[str, str]:
     return explanations(known["like"], dataset) if "like" in known else known.get(dataset, {})
 
 
-def remark(experiment: str) -> str:
-    """What is to be known of a whole table; "" for nothing."""
-    return _explanations().get(experiment, {}).get("remark", "")
+def remarks(experiment: str) -> list[str]:
+    """What is to be known of a whole table."""
+    return _explanations().get(experiment, {}).get("remarks", [])
 
 
 def explanation(experiment: str, dataset: str, found: Verdict) -> str:
