@@ -87,6 +87,8 @@ def minimize(
     steps: int | None = None,
     seed: int | Seeds = 0,
     evaluate_every: int | None = None,
+    seconds: float | None = None,
+    clock: Callable[[], float] = time.perf_counter,
     tol: float | None = None,
     delta: float | None = None,
     output: Output | None = None,
@@ -114,6 +116,11 @@ def minimize(
     evaluate_every
         A `Record` is made, and callbacks are called, every so many steps (100) and at the end; the start is recorded
         too.
+    seconds
+        Stop, with an evaluation, after the step at which the time spent in steps reaches this limit.
+    clock
+        Measures the seconds. `time.process_time` counts those of the processor alone, so that a busy machine does not
+        shorten a run.
     tol
         Stop at the first evaluation where stationarity and lower residual are both within tol.
     delta
@@ -156,6 +163,8 @@ def minimize(
     rule = (earlier.output if isinstance(earlier, Solution) else "last") if output is None else output
     _check_settings(problem, solver, STEPS if steps is None else steps, evaluate_every, tol, rule)
     _check_delta(problem, delta, tol)
+    if seconds is not None:
+        check_positive("seconds", seconds)
     callbacks = observers = _checked_callbacks(callbacks)
     if not isinstance(earlier, Solution | State | None):
         raise InvalidType(
@@ -183,11 +192,12 @@ def minimize(
     check_logs(observers, earlier.history if isinstance(earlier, Solution) else (), places)
     files = start_checkpoints(checkpoint, resume)
     run = _Run(problem, solver, tol, delta, rule, form)
+    run.limit, run.clock = math.inf if seconds is None else seconds, clock
     if earlier is None:
         run.start(x0, y0, Seeds.of(seed))
     else:
         run.resume(earlier)
-    asked = steps is not None or tol != plan.get("tol") or delta != plan.get("delta")
+    asked = steps is not None or seconds is not None or tol != plan.get("tol") or delta != plan.get("delta")
     if isinstance(earlier, Solution) and earlier.status.finished and not asked:
         run.ended = earlier.status
     first = run.state.step
@@ -221,7 +231,7 @@ class _Run:
         self.files: CheckpointFiles | None = None
         self.plan: dict[str, Any] = {}
         self.history: list[Record] = []
-        self.seconds = 0.0
+        self.seconds, self.limit, self.clock = 0.0, math.inf, time.perf_counter
         self.series_diverged = 0
         self.best: tuple[float, Vector, Vector] | None = None
         self.sampled: tuple[Vector, Vector] | None = None
@@ -233,9 +243,9 @@ class _Run:
     def start(self, x0: Any, y0: Any, seeds: Seeds) -> None:
         x, y = check_start(uncounted(self.problem), x0, y0)
         check_compatible(self.solver, self.problem, self.problem.constraint_at(x), y)
-        began = time.perf_counter()
+        began = self.clock()
         self.state = self.solver.init(self.problem, x, y, seeds)
-        self.seconds += time.perf_counter() - began
+        self.seconds += self.clock() - began
 
     def resume(self, earlier: Solution | State) -> None:
         if isinstance(earlier, Solution):
@@ -311,8 +321,11 @@ class _Run:
                 if not self._advance():
                     status = Status.DIVERGED
                     break
-                if self._due(self.plan["evaluate_every"]):
+                late = self.seconds >= self.limit
+                if self._due(self.plan["evaluate_every"]) or late:
                     self._evaluate(callbacks)
+                if late and self.ended is None and self.state.step < last:
+                    self.ended = Status.TIME
                 going_on = self.ended is None and self.state.step < last
                 if self.files is not None and going_on and self._due(self.files.settings.every):
                     self.files.write(self._snapshot(Status.RUNNING))
@@ -328,7 +341,7 @@ class _Run:
         except BaseException as error:  # f, g or a callback failed, or memory ran out: not ours to judge
             self._rescue(error)
             raise
-        if status in (Status.STEPS, Status.STATIONARY, Status.CERTIFIED) and self.series_diverged:
+        if status in (Status.STEPS, Status.TIME, Status.STATIONARY, Status.CERTIFIED) and self.series_diverged:
             status = Status.SERIES_DIVERGES
         return self._end(status)
 
@@ -361,10 +374,10 @@ class _Run:
 
     def _advance(self) -> bool:
         """Take one step; the old state and its counts are kept when the new one is not finite or does not come."""
-        began, counts, complete = time.perf_counter(), self.problem.costs.as_dict(), False
+        began, counts, complete = self.clock(), self.problem.costs.as_dict(), False
         try:
             new = self.solver.step(self.problem, self.state)
-            self.seconds += time.perf_counter() - began
+            self.seconds += self.clock() - began
             if _finite(self.problem, new):
                 sampled = self._reservoir(new) if self.output == "sampled" else None
                 self.state, self.sampled, complete = new, sampled, True

@@ -29,6 +29,7 @@ class Status(Enum):
 
     RUNNING = "the run goes on, or was killed after this was written; resume continues it"
     STEPS = "all steps were taken"
+    TIME = "the time limit was reached; resume continues the run when it is given more"
     STATIONARY = "the hypergradient and the lower-level residual are both within tol"
     CERTIFIED = (
         "a certificate of (delta, eps)-stationarity with eps within tol was found, with the lower level solved to tol; "
@@ -52,7 +53,7 @@ class Status(Enum):
     @property
     def ok(self) -> bool:
         """Whether the run ended as planned."""
-        return self in (Status.STEPS, Status.STATIONARY, Status.CERTIFIED, Status.STOPPED)
+        return self in (Status.STEPS, Status.TIME, Status.STATIONARY, Status.CERTIFIED, Status.STOPPED)
 
     @property
     def finished(self) -> bool:

@@ -52,7 +52,7 @@ def application() -> App:
     """All commands."""
     from cyclopts import App, Parameter
 
-    from . import cleaning, data, few_shot, runs
+    from . import cleaning, data, experiments, few_shot, runs
 
     app = App(
         name="bilevel",
@@ -67,6 +67,6 @@ def application() -> App:
             "bilevel clean --help    # what a command does, its options, more examples",
         ),
     )
-    for commands in (cleaning, runs, data, few_shot):
+    for commands in (cleaning, runs, data, few_shot, experiments):
         commands.add_to(app)
     return app

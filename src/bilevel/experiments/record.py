@@ -55,7 +55,7 @@ class RunRecord:
     ...     role="final",
     ...     dataset="mnist",
     ...     method="dmlcbo",
-    ...     settings={"gamma": 1.0, "tau": 0.1},
+    ...     settings={"upper_step": 1.0, "lower_step": 0.1},
     ...     seed=0,
     ...     status="iterations",
     ...     curve={"step": [0, 100], "accuracy": [0.5, 0.94]},

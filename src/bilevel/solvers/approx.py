@@ -24,6 +24,7 @@ from ..spaces import Vector, leaves
 from .base import JACOBIAN, PROJECTION, Need, check_choice, check_count, check_positive
 from .implicit_loop import ImplicitState, init_loop, next_x, step_loop
 from .inner import check_step_rule
+from .settings import check_positive_or_auto
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +39,9 @@ class Approx:
         "adaptive": the step grows while f(x, y(x)) falls, and shrinks when a trial is taken back; "fixed".
     tolerance, decay
         eps_k = tolerance * decay^k, down to the default tolerance of the dtype.
+    lower_step
+        The first length of a lower-level step; "auto" for 1/L. A longer one is cut when two gradients show that it
+        overshoots.
     inner
         "accelerated", or "plain" projected gradient: slower, but an inexact plain solve lets entries enter the
         support from which an exactly solved lower level keeps them out (erratum 9).
@@ -59,6 +63,7 @@ class Approx:
     step_rule: Literal["adaptive", "fixed"] = "adaptive"
     tolerance: float = 1e-2
     decay: float = 0.9
+    lower_step: float | Literal["auto"] = "auto"
     inner: Literal["accelerated", "plain"] = "accelerated"
     inner_steps: int = 1000
     linear_steps: int = 200
@@ -66,6 +71,7 @@ class Approx:
 
     def __post_init__(self) -> None:
         check_step_rule(self.step_rule, self.upper_step)
+        check_positive_or_auto(lower_step=self.lower_step)
         check_positive("tolerance", self.tolerance)
         if not (isinstance(self.decay, float) and 0 < self.decay < 1):
             raise InvalidInput(

@@ -21,6 +21,7 @@ from ..spaces import Vector, leaves
 from .base import JACOBIAN, PROJECTION, Need, check_choice, check_count, check_positive
 from .implicit_loop import ImplicitState, init_loop, next_x, step_loop
 from .inner import check_step_rule
+from .settings import check_positive_or_auto
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +35,7 @@ class Implicit:
     tol
         Residual of the lower level and relative residual of the linear system (never below the dtype's own). An exact
         hypergradient can be trapped on a face (erratum 9); `Approx(inner="plain")` and DMLCBO are less exact.
-    inner, inner_steps, linear_steps, refresh
+    lower_step, inner, inner_steps, linear_steps, refresh
         As in `Approx`.
 
     Examples
@@ -48,6 +49,7 @@ class Implicit:
     upper_step: float = 1.0
     step_rule: Literal["adaptive", "fixed"] = "adaptive"
     tol: float = 1e-6
+    lower_step: float | Literal["auto"] = "auto"
     inner: Literal["accelerated", "plain"] = "accelerated"
     inner_steps: int = 10_000
     linear_steps: int = 1000
@@ -55,6 +57,7 @@ class Implicit:
 
     def __post_init__(self) -> None:
         check_step_rule(self.step_rule, self.upper_step)
+        check_positive_or_auto(lower_step=self.lower_step)
         check_positive("tol", self.tol)
         check_choice("inner", self.inner, ("accelerated", "plain"))
         for name in ("inner_steps", "linear_steps", "refresh"):

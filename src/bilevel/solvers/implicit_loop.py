@@ -36,6 +36,8 @@ class Settings(Protocol):
     @property
     def step_rule(self) -> str: ...
     @property
+    def lower_step(self) -> float | str: ...
+    @property
     def inner(self) -> str: ...
     @property
     def inner_steps(self) -> int: ...
@@ -79,7 +81,7 @@ def init_loop(solver: Settings, problem: Problem, x: Vector, y: Vector, seeds: S
     check_sampler(problem, solver.step_rule, type(solver).__name__)
     state = ImplicitState(x=x, y=y, seeds=seeds, upper_step=solver.upper_step)
     lin = problem.linearize(x, y, batch_of(problem, state.noise(), y))
-    state.curvature = estimate_curvature(lin, state, 0, solver.refresh, math.nan)
+    state.curvature = estimate_curvature(lin, state, 0, solver.refresh, math.nan, solver.lower_step)
     return _settle(solver, state, _arrive(solver, problem, state, x, 0), accepted=True)
 
 
@@ -124,7 +126,8 @@ def _arrive(
         y = problem.project(problem.constraint_at(x), y)
     curvature = state.curvature
     if k > 0 and k % solver.refresh == 0:
-        curvature = estimate_curvature(problem.linearize(x, y, batch), state, k, solver.refresh, curvature)
+        lin = problem.linearize(x, y, batch)
+        curvature = estimate_curvature(lin, state, k, solver.refresh, curvature, solver.lower_step)
     solved = solve_to(
         problem, x, y, tol=tol, max_steps=solver.inner_steps, curvature=curvature,
         accelerated=solver.inner == "accelerated", batch=batch, slope=slope,

@@ -30,9 +30,13 @@ class InnerSolution(NamedTuple):
     curvature: float
 
 
-def estimate_curvature(lin: Linearization, state: State, k: int, refresh: int, current: float) -> float:
-    """L, estimated again at fixed step numbers so that a resumed run has the same bits."""
-    return largest_curvature(lin, noise=state.noise(k)) if k % refresh == 0 else current
+def estimate_curvature(
+    lin: Linearization, state: State, k: int, refresh: int, current: float, lower_step: float | str = "auto"
+) -> float:
+    """L, or 1 over a given step; estimated again at fixed step numbers so that a resumed run has the same bits."""
+    if k % refresh:
+        return current
+    return largest_curvature(lin, noise=state.noise(k)) if isinstance(lower_step, str) else 1.0 / lower_step
 
 
 def safe_step(curvature: float) -> float:

@@ -46,6 +46,7 @@ from .inner import (
     safe_step,
     upper_move,
 )
+from .settings import check_positive_or_auto
 
 WHOLE_GRADIENTS = 32
 """Up to so many coordinates "auto" takes coordinate steps although each of them costs a whole gradient."""
@@ -102,6 +103,8 @@ class RMDPCD:
         32 entries, full steps elsewhere; "coordinate" or "full" to insist. `state.ran` says which ran.
     upper_step, step_rule
         As in `Approx`.
+    lower_step
+        The length of a full step; "auto" for 1/L. Coordinate steps have their own lengths.
     refresh
         Curvatures are estimated again every so many steps.
 
@@ -118,6 +121,7 @@ class RMDPCD:
     inner: Literal["auto", "coordinate", "full"] = "auto"
     upper_step: float = 1.0
     step_rule: Literal["adaptive", "fixed"] = "adaptive"
+    lower_step: float | Literal["auto"] = "auto"
     refresh: int = 100
 
     def __post_init__(self) -> None:
@@ -126,6 +130,7 @@ class RMDPCD:
         check_choice("mode", self.mode, ("reverse", "implicit-forward"))
         check_choice("inner", self.inner, ("auto", "coordinate", "full"))
         check_step_rule(self.step_rule, self.upper_step)
+        check_positive_or_auto(lower_step=self.lower_step)
 
     @property
     def needs_of_settings(self) -> tuple[Need, ...]:
@@ -186,7 +191,7 @@ class RMDPCD:
     def _estimate(self, lin: Linearization, state: RMDPCDState, k: int) -> None:
         """L for full steps, L_j for coordinate steps, at fixed step numbers."""
         if not state.coordinate:
-            state.curvature = estimate_curvature(lin, state, k, self.refresh, state.curvature)
+            state.curvature = estimate_curvature(lin, state, k, self.refresh, state.curvature, self.lower_step)
         elif k % self.refresh == 0:
             space = _y_space(lin)
             diagonal = torch.stack([column[j] for j, column in enumerate(_columns(lin, range(space.size(lin.y))))])

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from ..errors import InvalidInput
 from ..problem import Linearization, Problem
@@ -26,6 +26,7 @@ from ..randomness import Seeds
 from ..spaces import Vector
 from .base import FIXED_SET, PROJECTION, Need, State, batch_of, check_count, check_positive
 from .inner import estimate_curvature, projected_steps, upper_move
+from .settings import check_positive_or_auto
 
 
 @dataclass(kw_only=True, repr=False)
@@ -53,6 +54,9 @@ class VPBGD:
         gamma_k grows linearly from first_gamma to gamma over `ramp` steps (ramp=0: gamma from the start).
     upper_step
         The step of x.
+    lower_step
+        The first length of a lower-level step; "auto" for 1/L. A longer one is cut when two gradients show that it
+        overshoots.
     lower_steps
         T: steps of w per step.
     penalty_steps
@@ -72,6 +76,7 @@ class VPBGD:
     first_gamma: float = 1.0
     ramp: int = 100
     upper_step: float = 0.1
+    lower_step: float | Literal["auto"] = "auto"
     lower_steps: int = 5
     penalty_steps: int = 5
     refresh: int = 100
@@ -79,6 +84,7 @@ class VPBGD:
     def __post_init__(self) -> None:
         for name in ("gamma", "first_gamma", "upper_step"):
             check_positive(name, getattr(self, name))
+        check_positive_or_auto(lower_step=self.lower_step)
         if self.first_gamma > self.gamma:
             raise InvalidInput(f"first_gamma is {self.first_gamma:g}, above gamma {self.gamma:g}: the penalty ramps up")
         if isinstance(self.ramp, bool) or not isinstance(self.ramp, int) or self.ramp < 0:
@@ -96,7 +102,7 @@ class VPBGD:
         """w starts at y."""
         state = VPBGDState(x=x, y=y, seeds=seeds, auxiliary=y)
         lin = problem.linearize(x, y, batch_of(problem, state.noise(), y))
-        state.curvature = estimate_curvature(lin, state, 0, self.refresh, math.nan)
+        state.curvature = estimate_curvature(lin, state, 0, self.refresh, math.nan, self.lower_step)
         return state
 
     def step(self, problem: Problem, state: VPBGDState) -> VPBGDState:
@@ -109,7 +115,7 @@ class VPBGD:
         lin = problem.linearize(x, state.y, batch)
         curvature = state.curvature
         if k % self.refresh == 0:
-            curvature = estimate_curvature(lin, state, k, self.refresh, curvature)
+            curvature = estimate_curvature(lin, state, k, self.refresh, curvature, self.lower_step)
         w, curvature = projected_steps(
             problem, x, state.auxiliary, count=self.lower_steps, curvature=curvature, batch=batch
         )

@@ -1,0 +1,198 @@
+"""`bilevel reproduce`, `bilevel status` and `bilevel results export`, for people."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean, stdev
+
+from ..datasets import data_folder
+from ..errors import InvalidInput
+from ..files import check_writable
+from ..progress import ProgressBar, readable
+from .configuration import TARGETS, Configuration, load_configuration
+from .export import export
+from .plan import planned
+from .pools import InProcess, OnCluster
+from .record import RunRecord
+from .store import ResultsStore
+from .sweep import Progress, hash_data, sweep
+
+SUCCESS, FAILURE = 0, 2
+RESULTS = Path("bilevel-results")
+"""Where results go when nothing else is said; a quick look goes to its folder `quick`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """The arguments of `bilevel reproduce`."""
+
+    target: str
+    seeds: int | None = None
+    budget: float | None = None
+    methods: Sequence[str] = ()
+    datasets: Sequence[str] = ()
+    quick: bool = False
+    workers: int | None = None
+    scheduler: str | None = None
+    results: Path | None = None
+    data: Path | None = None
+    configuration: Path | None = None
+    command: str = ""
+
+    @property
+    def folder(self) -> Path:
+        return self.results or (RESULTS / "quick" if self.quick else RESULTS)
+
+
+def reproduce(request: Request) -> int:
+    """Sweep, then report."""
+    tables, data = configurations(request), data_folder(request.data)
+    if request.quick:
+        say("A QUICK LOOK: few step sizes, short runs and few seeds. Its numbers are not those of the paper's setting.")
+    pool = _pool(request, data)
+    with ResultsStore(request.folder) as store:
+        try:
+            with pool, ProgressBar(100, counter="{done:.0f} %") as bar:
+                progress = sweep(tables, store, data, pool, show=lambda now: _show(now, bar, store, request, "running"))
+        except KeyboardInterrupt:
+            stored = len(store.identities())
+            store.say(**{**store.said(), "state": "stopped"})
+            raise KeyboardInterrupt(
+                f"{stored} runs are in {request.folder}; the same command goes on from there"
+            ) from None
+        _show(progress, None, store, request, "finished")
+        _report(request, tables, store, data)
+    for identity, reason in progress.lost.items():
+        say(f"run {identity} was lost with its workers ({reason}): the same command tries it again")
+    return FAILURE if progress.lost else SUCCESS
+
+
+def configurations(request: Request) -> list[Configuration]:
+    """The tables, with what the options change."""
+    if request.configuration is None and request.target not in TARGETS:
+        raise InvalidInput(f"there is no {request.target!r} to reproduce: choose one of {', '.join(TARGETS)}")
+    names = [request.configuration] if request.configuration else TARGETS[request.target]
+    tables = [load_configuration(name) for name in names]
+    tables = [table.quickly() if request.quick else table for table in tables]
+    tables = [table.limited(seeds=request.seeds, budget=request.budget) for table in tables]
+    datasets, methods = list(request.datasets), list(request.methods)
+    if len(tables) > 1:  # of `all`, those tables that have what was named
+        tables = [table for table in tables if _has(table.datasets, datasets) and _has(table.methods, methods)]
+        if not tables:
+            raise InvalidInput(f"no table has the datasets {datasets} and methods {methods}: name those of a table")
+        return [
+            table.only(
+                datasets=[name for name in datasets if name in table.datasets],
+                methods=[name for name in methods if name in table.methods],
+            )
+            for table in tables
+        ]
+    return [table.only(datasets=datasets, methods=methods) for table in tables]
+
+
+def status(folder: Path | None) -> int:
+    """How far a sweep is, and what the folder holds."""
+    with ResultsStore(folder or RESULTS, create=False) as store:
+        said, records = store.said(), store.records(curves=False)
+    if said:
+        ago = readable(max(0.0, time.time() - said["updated"]))
+        answer(f"{said['command']}")
+        answer(f"    {said['state']}, {said['text']} ({100 * said['share']:.0f} % of the time allowed), {ago} ago")
+    groups: dict[tuple[str, str, str, str], list[RunRecord]] = {}
+    for record in records:
+        groups.setdefault((record.experiment, record.role, record.dataset, record.method), []).append(record)
+    for (experiment, role, dataset, method), runs in sorted(groups.items()):
+        bad = sum(run.status in ("failed", "diverged") for run in runs)
+        note = f", {bad} failed or diverged" if bad else ""
+        seconds = sum(run.wall_seconds for run in runs)
+        answer(f"{experiment}  {role:5}  {dataset:14}  {method:14}  {len(runs):4} runs, {readable(seconds)}{note}")
+    answer(f"{len(records)} runs, {sum(record.wall_seconds for record in records) / 3600:.2f} core-hours")
+    return SUCCESS
+
+
+def export_results(
+    folder: Path | None, out: Path, *, kind: str, experiment: str | None, timing: bool, force: bool
+) -> int:
+    """Write the table of all runs."""
+    check_writable(out, overwrite=force)
+    with ResultsStore(folder or RESULTS, create=False) as store:
+        records = store.records(experiment=experiment, curves=False)
+    export(records, out, kind=kind, timing=timing, overwrite=force)
+    say(f"{len(records)} runs: {out}")
+    return SUCCESS
+
+
+def _pool(request: Request, data: Path) -> InProcess | OnCluster:
+    if request.workers is not None and request.workers < 0:
+        raise InvalidInput(f"workers must be at least 0 (0: in this process), got {request.workers}")
+    if request.workers == 0 and request.scheduler is None:
+        return InProcess(data)
+    return OnCluster(data, workers=request.workers, scheduler=request.scheduler)
+
+
+def _show(now: Progress, bar: ProgressBar | None, store: ResultsStore, request: Request, state: str) -> None:
+    if bar is not None:
+        bar.show(100 * now.share, str(now))
+    store.say(command=request.command, state=state, text=str(now), share=now.share)
+
+
+def _report(request: Request, tables: Sequence[Configuration], store: ResultsStore, data: Path) -> None:
+    """The report of the runs of these tables, and of no others that the folder may hold."""
+    hashes, finished = hash_data(tables, data), {record.identity: record for record in store.records()}
+    asked = {spec.identity for table in tables for spec in planned(table, hashes, finished)}
+    records = [record for identity, record in finished.items() if identity in asked]
+    try:
+        from .report import write_report  # type: ignore[import-not-found]
+    except ImportError:
+        answer(plain_table(records))
+    else:
+        for path in write_report(records, request.folder / "report", command=request.command):
+            answer(str(path))
+    answer(f"{len(records)} runs in {request.folder}; as a table: bilevel results export --results {request.folder}")
+    if request.quick:
+        answer("This was a quick look (--quick). Leave it out for the paper's setting.")
+
+
+def plain_table(records: Sequence[RunRecord]) -> str:
+    """Means and standard deviations over the seeds of the final runs."""
+    groups: dict[tuple[str, ...], list[RunRecord]] = {}
+    for record in records:
+        if record.role == "final" and record.final:
+            settings = "  ".join(f"{name}={value}" for name, value in record.settings.items())
+            groups.setdefault((record.experiment, record.dataset, record.method, settings), []).append(record)
+    lines = [f"{'table':8} {'dataset':14} {'method':14} {'accuracy, %':>16} {'solved, %':>16} {'F':>9}  n  settings"]
+    for (experiment, dataset, method, settings), runs in groups.items():
+        cells = [_mean([run.final.get(name) for run in runs], 100) for name in ("accuracy", "solved_accuracy")]
+        value = mean(run.final.get("solved_upper_value", float("nan")) for run in runs)
+        lines.append(
+            f"{experiment:8} {dataset:14} {method:14} {cells[0]:>16} {cells[1]:>16} {value:9.5f} {len(runs):2}  "
+            f"{settings}"
+        )
+    return "\n".join(lines)
+
+
+def _mean(values: Sequence[float | None], scale: float) -> str:
+    known = [scale * value for value in values if value is not None]
+    if not known:
+        return ""
+    return f"{mean(known):.2f} +- {stdev(known) if len(known) > 1 else 0:.2f}"
+
+
+def _has(known: dict[str, object], names: Sequence[str]) -> bool:
+    return not names or any(name in known for name in names)
+
+
+def say(text: str) -> None:
+    """What is going on: not part of the result."""
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()
+
+
+def answer(text: str) -> None:
+    """A line of the result."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()

@@ -1,0 +1,98 @@
+"""One few-shot training, judged on novel classes with every number of ways that was asked for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..applications.few_shot.experiment import Experiment, Splits
+from ..errors import BilevelError
+from ..solution import Status
+from .configuration import FewShotData
+from .plan import RunSpec
+from .record import Curve, RunRecord
+from .run import Outcome, about, environment
+
+STATUS = {Status.STEPS: "iterations", Status.TIME: "time limit", Status.DIVERGED: "diverged"}
+CURVE_SEED, FINAL_SEED = 1, 2
+"""Tasks along the curve, and those of its last row."""
+
+
+class Judge:
+    """A callback of `MetaLearner.fit`: the curve of one number of ways."""
+
+    def __init__(self, data: FewShotData, splits: Splits, *, every: bool) -> None:
+        self._data, self._splits, self._every = data, splits, every
+        self.curve: Curve = {}
+
+    def __call__(self, record: Any, learner: Any) -> None:
+        if self._every:
+            self._add(record.step, record.seconds, record.validation, learner, self._data.novel_tasks, CURVE_SEED)
+
+    def at_end(self, training: Any, learner: Any) -> None:
+        """The network that was best on validation classes, on more tasks."""
+        validation = float("nan") if training.best is None else training.best.mean
+        self._add(training.step, training.seconds, validation, learner, self._data.final_tasks, FINAL_SEED)
+
+    def _add(self, step: int, seconds: float, validation: float, learner: Any, tasks: int, seed: int) -> None:
+        novel = learner.evaluate(self._splits.test, count=tasks, seed=seed)
+        seen = learner.evaluate(self._splits.seen, count=max(2, tasks // 3), seed=seed)
+        row = {
+            "step": step, "training_seconds": seconds, "accuracy": novel.mean, "half_width": novel.interval,
+            "training_class_accuracy": seen.mean, "validation_accuracy": validation,
+        }  # fmt: skip
+        for name, value in row.items():
+            self.curve.setdefault(name, []).append(value)
+
+
+def run_few_shot(specs: Sequence[RunSpec], folder: Path) -> list[Outcome]:
+    """Train once, by the settings that all specs share, and judge by the tasks of each."""
+    began = time.perf_counter()
+    data = [FewShotData(**spec.data) for spec in specs]
+    experiments = [_experiment(spec, part, part.ways) for spec, part in zip(specs, data, strict=True)]
+    splits = [experiment.splits(folder) for experiment in experiments]
+    validation = _experiment(specs[0], data[0], data[0].validation_ways).splits(folder).validation
+    spec, status, reason, training = specs[0], "failed", "", None
+    judges = [Judge(part, tasks, every=spec.role == "final") for part, tasks in zip(data, splits, strict=True)]
+    learner = experiments[0].learner()
+    try:
+        training = learner.fit(
+            splits[0].train, steps=spec.iterations, clock=time.thread_time,
+            minutes=None if spec.limit_seconds is None else spec.limit_seconds / 60, validate=validation,
+            validate_count=data[0].validation_tasks, evaluate_every=spec.evaluate_every, callbacks=judges,
+        )  # fmt: skip
+        for judge in judges:
+            judge.at_end(training, learner)
+        ended = training.status
+        if ended is Status.STEPS and training.step < spec.iterations:
+            ended = Status.TIME
+        status, reason = STATUS.get(ended, "failed"), training.message
+    except (BilevelError, ArithmeticError, RuntimeError) as error:
+        reason = str(error) or type(error).__name__
+    state = {name: np.array(value.detach()) for name, value in learner.network.named_parameters()}
+    wall = time.perf_counter() - began
+    return [
+        Outcome(
+            RunRecord(
+                **about(one), status=status, reason=reason, wall_seconds=wall,
+                training_seconds=0.0 if training is None else training.seconds,
+                counts={} if training is None else {"steps": training.step},
+                environment=environment(one, "float32"), curve=judge.curve,
+            ),
+            state,
+        )
+        for one, judge in zip(specs, judges, strict=True)
+    ]  # fmt: skip
+
+
+def _experiment(spec: RunSpec, data: FewShotData, ways: int) -> Experiment:
+    settings = spec.fixed | spec.settings
+    return Experiment(
+        dataset=data.images, ways=ways, shots=data.shots, queries=data.queries, train_ways=data.train_ways,
+        solver=spec.solver, step=float(settings["upper_step"]), width=data.width, normalise=data.normalise,
+        scale=data.scale, tasks_per_step=data.tasks_per_step, seed=spec.seed,
+    )  # fmt: skip

@@ -1,0 +1,181 @@
+"""From a configuration to runs: what is known to be needed, given the runs that have finished.
+
+    first look  ->  the best `keep` pairs go on to the limit  ->  the chosen pair with every seed
+
+`planned` is a pure function: called again when more runs have finished it names more of them. A run is known by its
+identity, a hash over all that its numbers depend on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
+
+from .._version import __version__
+from ..errors import InvalidInput
+from .choose import best_runs
+from .configuration import Configuration, Method
+from .methods import SOLVERS
+from .record import RunRecord
+
+RUNS = 1
+"""Raised by a change of the code after which runs give other numbers: then all of them are made again."""
+UNLIMITED = 60.0
+"""The seconds that a run without a limit is taken to need."""
+CODE = f"{__version__}/{RUNS}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSpec:
+    """All that a run's numbers depend on; plain values."""
+
+    experiment: str
+    role: str
+    dataset: str
+    method: str
+    settings: dict[str, Any]
+    seed: int
+    application: str
+    solver: str
+    fixed: dict[str, Any]
+    data: dict[str, Any]
+    data_hash: str
+    iterations: int
+    evaluate_every: int
+    limit_seconds: float | None
+    code: str = CODE
+
+    @cached_property
+    def identity(self) -> str:
+        """First 16 hexadecimal digits of SHA-256 over everything."""
+        return _digest(asdict(self))
+
+    @cached_property
+    def work(self) -> str:
+        """The same for runs that differ only in the table they stand in or, in few-shot, in the tasks that judge."""
+        asked = asdict(self)
+        for name in ("experiment", "method", "dataset"):
+            asked.pop(name)
+        asked["data"] = {key: value for key, value in asked["data"].items() if key != "ways"}
+        asked["files"] = self.files
+        asked["settings"] = asked["fixed"] | asked["settings"]
+        del asked["fixed"]
+        return _digest(asked)
+
+    @property
+    def files(self) -> str:
+        """The dataset of the catalogue that the run reads."""
+        return files_of(self.application, self.dataset, self.data)
+
+    @property
+    def weight(self) -> float:
+        """How long it may take, in seconds, for the time left."""
+        return self.limit_seconds or UNLIMITED
+
+    @property
+    def cell(self) -> tuple[str, str, str]:
+        """Where the run belongs: experiment, dataset and method."""
+        return self.experiment, self.dataset, self.method
+
+    def __hash__(self) -> int:
+        return hash(self.identity)
+
+
+def files_of(application: str, dataset: str, data: Mapping[str, Any]) -> str:
+    """The name in the catalogue: fc100 is made of cifar-100."""
+    if application == "hyper-cleaning":
+        return dataset
+    return {"fc100": "cifar-100"}.get(data["images"], data["images"])
+
+
+def planned(
+    configuration: Configuration, hashes: Mapping[str, str], finished: Mapping[str, RunRecord]
+) -> Iterator[RunSpec]:
+    """The runs known to be needed.
+
+    Parameters
+    ----------
+    configuration
+        The table.
+    hashes
+        The hash of the files of each dataset of the catalogue that the table reads.
+    finished
+        By identity: runs that are done.
+    """
+    for dataset, method in itertools.product(configuration.datasets, configuration.methods):
+        yield from _cell(configuration, dataset, method, hashes, finished)
+
+
+def count(configuration: Configuration, *, grids: bool = True) -> tuple[int, float]:
+    """How many runs a table needs in all, with or without its grids, and the sum of their weights."""
+    total, seconds = 0, 0.0
+    for method in configuration.methods.values():
+        pairs, grid, run = _size(method), configuration.grid, configuration.run
+        variants = 1 if configuration.vary is None else len(configuration.vary.values)
+        looks = 0 if grid.keep is None or grid.keep >= pairs else pairs
+        longer = grid.keep if looks and grid.keep else pairs if pairs > 1 else 0
+        for number, limit in (
+            (looks * grids, grid.first_look_seconds),
+            (longer * grids, grid.limit_seconds),
+            (run.seeds * variants, run.limit_seconds),
+        ):
+            total += number * len(configuration.datasets)
+            seconds += number * len(configuration.datasets) * (limit or UNLIMITED)
+    return total, seconds
+
+
+def _cell(
+    configuration: Configuration,
+    dataset: str,
+    method: str,
+    hashes: Mapping[str, str],
+    finished: Mapping[str, RunRecord],
+) -> Iterator[RunSpec]:
+    grid, run = configuration.grid, configuration.run
+    column, data = configuration.methods[method], configuration.datasets[dataset].model_dump()
+    if column.solver not in SOLVERS and configuration.application == "hyper-cleaning":
+        raise InvalidInput(f"method {method}: there is no solver {column.solver!r}: choose one of {', '.join(SOLVERS)}")
+
+    def specs(
+        role: str, limit: float | None, pairs: list[dict[str, Any]], seeds: list[int], name: str
+    ) -> list[RunSpec]:
+        return [
+            RunSpec(
+                experiment=name, role=role, dataset=dataset, method=method, settings=pair, seed=seed,
+                application=configuration.application, solver=column.solver, fixed=dict(column.settings), data=data,
+                data_hash=hashes[files_of(configuration.application, dataset, data)], iterations=run.iterations,
+                evaluate_every=column.evaluate_every or run.evaluate_every, limit_seconds=limit,
+            )
+            for pair in pairs for seed in seeds
+        ]  # fmt: skip
+
+    searched = configuration.like if configuration.vary and configuration.like else configuration.experiment
+    pairs = [dict(zip(column.grid, values, strict=True)) for values in itertools.product(*column.grid.values())]
+    if len(pairs) > 1 and grid.keep is not None and grid.first_look_seconds is not None and grid.keep < len(pairs):
+        looks = specs("grid", grid.first_look_seconds, pairs, [grid.seed], searched)
+        yield from looks
+        pairs = best_runs(looks, finished, grid.keep)
+    if len(pairs) > 1:
+        search = specs("grid", grid.limit_seconds, pairs, [grid.seed], searched)
+        yield from search
+        pairs = best_runs(search, finished, 1)
+    if configuration.vary is not None:
+        pairs = [{**pair, configuration.vary.setting: value} for pair in pairs for value in configuration.vary.values]
+    yield from specs("final", run.limit_seconds, pairs, list(range(run.seeds)), configuration.experiment)
+
+
+def _size(method: Method) -> int:
+    size = 1
+    for values in method.grid.values():
+        size *= len(values)
+    return size
+
+
+def _digest(document: Any) -> str:
+    text = json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

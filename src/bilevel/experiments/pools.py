@@ -1,0 +1,157 @@
+"""Where the runs of a sweep are made: in this process, in a local Dask cluster, or at a Dask scheduler elsewhere."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import deque
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+from ..errors import InvalidInput, MissingExtra
+from .plan import RunSpec
+from .run import Outcome, run
+
+RETRIES = 10
+"""How many workers may be lost with one run before it is given up."""
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS"), "1")
+
+Group = tuple[RunSpec, ...]
+
+
+class Pool(Protocol):
+    """Where runs are made."""
+
+    def submit(self, specs: Group) -> None:
+        """Begin with these as soon as there is room."""
+        ...
+
+    def next(self) -> tuple[Group, list[Outcome] | Exception]:
+        """Wait for one that has ended."""
+        ...
+
+    def __len__(self) -> int:
+        """How many have not ended."""
+        ...
+
+    def running(self) -> int:
+        """How many of them are being made now."""
+        ...
+
+
+class InProcess:
+    """One run after the other, in this process."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._waiting = folder, deque[Group]()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._waiting.clear()
+
+    def submit(self, specs: Group) -> None:
+        self._waiting.append(specs)
+
+    def next(self) -> tuple[Group, list[Outcome] | Exception]:
+        specs = self._waiting.popleft()
+        return specs, run(specs, self._folder)
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def running(self) -> int:
+        return min(1, len(self._waiting))
+
+
+class OnCluster:
+    """Dask distributed: a local cluster of workers with one thread each, or a scheduler that runs already.
+
+    Parameters
+    ----------
+    folder
+        The data folder, as the workers see it.
+    workers
+        Of the local cluster; as many as there are cores when None.
+    scheduler
+        The address of a scheduler, such as ``tcp://127.0.0.1:8786``, instead.
+    """
+
+    def __init__(self, folder: Path, *, workers: int | None = None, scheduler: str | None = None) -> None:
+        self._folder, self._workers, self._scheduler = folder, workers, scheduler
+        self._groups: dict[Any, Group] = {}
+        self._attempts: dict[str, int] = {}
+        self._cluster: Any = None
+        self._client: Any = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def _start(self) -> None:
+        """With the first run: when nothing is missing no process is started."""
+        try:
+            import dask
+            from distributed import Client, LocalCluster, as_completed
+        except ImportError:
+            raise MissingExtra("A sweep in several processes (--workers 0 does without)", "cluster") from None
+        dask.config.set({"distributed.scheduler.allowed-failures": RETRIES})
+        logging.getLogger("distributed").setLevel(logging.CRITICAL)
+        if self._scheduler is None:
+            self._cluster = LocalCluster(
+                n_workers=self._workers or os.cpu_count() or 1, threads_per_worker=1, processes=True, memory_limit=0,
+                dashboard_address=None, env=ONE_THREAD, silence_logs=logging.CRITICAL,
+            )  # fmt: skip
+        try:
+            self._client = Client(self._cluster or self._scheduler, timeout=20, set_as_default=False)
+        except (OSError, ValueError, TimeoutError) as error:
+            raise InvalidInput(
+                f"no Dask scheduler answers at {self._scheduler!r} ({error}): start one by `dask scheduler`, and "
+                "workers by `dask worker ADDRESS --nthreads 1`, or leave --scheduler out"
+            ) from None
+        self._ended = as_completed([], loop=self._client.loop)
+
+    def __exit__(self, *_: Any) -> None:
+        if self._client is None:
+            return
+        with suppress(Exception):
+            self._client.cancel(list(self._groups), force=True)
+        with suppress(Exception):
+            self._client.close(timeout=5)
+        if self._cluster is not None:
+            with suppress(Exception):
+                self._cluster.close(timeout=10)
+
+    def submit(self, specs: Group) -> None:
+        if self._client is None:
+            self._start()
+        attempt = self._attempts[specs[0].identity] = self._attempts.get(specs[0].identity, 0) + 1
+        key = f"{specs[0].identity}-{os.getpid()}-{attempt}"
+        future = self._client.submit(run, specs, self._folder, key=key, pure=False, retries=0)
+        self._groups[future] = specs
+        self._ended.add(future)
+
+    def next(self) -> tuple[Group, list[Outcome] | Exception]:
+        from distributed import KilledWorker
+        from distributed.client import FutureCancelledError
+
+        future = next(self._ended)
+        specs = self._groups.pop(future)
+        error = future.exception()
+        if error is None:
+            with suppress(FutureCancelledError, KilledWorker):  # the worker that held the result has gone meanwhile
+                return specs, future.result()
+            error = KilledWorker(future.key, None, RETRIES)
+        if isinstance(error, KilledWorker | FutureCancelledError) and self._attempts[specs[0].identity] < RETRIES:
+            self.submit(specs)
+            return self.next()
+        return specs, error
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def running(self) -> int:
+        with suppress(Exception):
+            return min(len(self._client.nthreads()), len(self._groups))
+        return 0

@@ -1,0 +1,316 @@
+"""The results: SQLite in WAL mode with a row per run, and a folder per run with its curve and its final state.
+
+    FOLDER/results.sqlite
+    FOLDER/runs/IDENTITY/{record.json, curve.csv, state.safetensors}
+
+A run's folder is written aside and renamed, then its row is inserted: a program that is killed leaves a run complete or
+not at all. Folders without a row are taken in when the store is opened, so that the rows can be made again from them.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import secrets
+import shutil
+import sqlite3
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, Self
+
+from ..errors import BilevelError, InvalidInput
+from ..files import Damaged, FileMissing, NotWritten
+from .record import Curve, RunRecord
+from .run import Outcome
+
+VERSION = 1
+COLUMNS = tuple(each.name for each in fields(RunRecord) if each.name != "curve")
+REAL, INTEGER = ("wall_seconds", "training_seconds"), ("seed",)
+PATIENCE = 30.0
+"""Seconds to wait for another program that writes."""
+
+
+class StoreLocked(BilevelError, OSError):
+    """Another program is writing to the results; nothing was changed."""
+
+
+class ResultsStore:
+    """The finished runs of a folder.
+
+    Parameters
+    ----------
+    folder
+        Made if it does not exist.
+    create
+        Whether it may be made.
+    patience
+        Seconds to wait for another program that writes.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> about = dict(experiment="table-2", role="final", dataset="mnist", method="dmlcbo", settings={}, seed=0)
+    >>> record = RunRecord(**about, identity="0123456789abcdef", status="iterations", curve={"step": [0, 100]})
+    >>> with tempfile.TemporaryDirectory() as folder, ResultsStore(folder) as store:
+    ...     store.add([Outcome(record)]), store.add([Outcome(record)])
+    ...     store.records(experiment="table-2") == [record]
+    (1, 0)
+    True
+    """
+
+    def __init__(self, folder: str | Path, *, create: bool = True, patience: float = PATIENCE) -> None:
+        self.folder = Path(folder)
+        self.file, self.runs = self.folder / "results.sqlite", self.folder / "runs"
+        if not create and not self.file.exists() and not self.runs.is_dir():
+            raise FileMissing(f"{self.folder} holds no results: name another folder, or make some by bilevel reproduce")
+        with self._writing():
+            self.runs.mkdir(parents=True, exist_ok=True)
+        with self._speaking():
+            self._rows = sqlite3.connect(self.file, timeout=patience, isolation_level=None)
+        try:
+            self._prepare()
+            self._take_in()
+        except BaseException:
+            self._rows.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._rows.close()
+
+    def add(self, outcomes: Sequence[Outcome]) -> int:
+        """Store runs, all of them or none; those that are there already stay as they are. Returns how many are new."""
+        known = self.identities()
+        new = [outcome for outcome in outcomes if outcome.record.identity not in known]
+        for outcome in new:
+            with self._writing():
+                self._write_folder(outcome)
+        return self._insert([outcome.record for outcome in new])
+
+    def identities(self) -> set[str]:
+        """The runs that are here."""
+        with self._speaking():
+            return {row[0] for row in self._rows.execute("SELECT identity FROM runs")}
+
+    def records(
+        self, *, experiment: str | None = None, role: str | None = None, curves: bool = True
+    ) -> list[RunRecord]:
+        """The runs of an experiment and a role, or all of them, in a fixed order.
+
+        Parameters
+        ----------
+        experiment, role
+            None for any.
+        curves
+            Whether to read their curves; without them it is faster.
+        """
+        asked = {"experiment": experiment, "role": role}
+        given = {name: value for name, value in asked.items() if value is not None}
+        where = " AND ".join(f"{name} = :{name}" for name in given) or "1"
+        order = "experiment, role, dataset, method, settings, seed, identity"
+        with self._speaking():
+            names = ", ".join(COLUMNS)
+            rows = self._rows.execute(f"SELECT {names} FROM runs WHERE {where} ORDER BY {order}", given).fetchall()
+        found = [dict(zip(COLUMNS, row, strict=True)) for row in rows]
+        return [self._with_curve(row, curves) for row in found]
+
+    def record(self, identity: str) -> RunRecord:
+        """One run, with its curve."""
+        with self._speaking():
+            names = ", ".join(COLUMNS)
+            row = self._rows.execute(f"SELECT {names} FROM runs WHERE identity = ?", (identity,)).fetchone()
+        if row is None:
+            raise InvalidInput(f"{self.folder} holds no run {identity!r}: `bilevel status` shows what it holds")
+        return self._with_curve(dict(zip(COLUMNS, row, strict=True)), True)
+
+    def say(self, **progress: Any) -> None:
+        """Keep how far the running sweep is, for `bilevel status`."""
+        text = json.dumps({**progress, "updated": time.time()})
+        with self._speaking():
+            self._rows.execute("INSERT OR REPLACE INTO notes VALUES ('sweep', ?)", (text,))
+
+    def said(self) -> dict[str, Any]:
+        """What `say` kept last."""
+        with self._speaking():
+            row = self._rows.execute("SELECT text FROM notes WHERE name = 'sweep'").fetchone()
+        return json.loads(row[0]) if row else {}
+
+    def _with_curve(self, row: dict[str, Any], curves: bool) -> RunRecord:
+        return RunRecord.from_row(row | {"curve": json.dumps(self._curve(row["identity"]) if curves else {})})
+
+    def _prepare(self) -> None:
+        types = dict.fromkeys(REAL, "REAL") | dict.fromkeys(INTEGER, "INTEGER")
+        columns = ", ".join(f"{name} {types.get(name, 'TEXT')} NOT NULL" for name in COLUMNS)
+        with self._speaking():
+            version = self._rows.execute("PRAGMA user_version").fetchone()[0]
+            if version > VERSION:
+                raise InvalidInput(
+                    f"{self.file} has version {version}, and this bilevel reads up to {VERSION}: upgrade bilevel"
+                )
+            if version < VERSION:
+                self._rows.execute("PRAGMA journal_mode = WAL")
+                self._rows.execute(f"CREATE TABLE IF NOT EXISTS runs ({columns}, PRIMARY KEY (identity))")
+                self._rows.execute("CREATE TABLE IF NOT EXISTS notes (name TEXT PRIMARY KEY, text TEXT NOT NULL)")
+                self._rows.execute(f"PRAGMA user_version = {VERSION}")
+            self._rows.execute("PRAGMA synchronous = FULL")
+            self._rows.execute("SELECT count(*) FROM runs").fetchone()
+
+    def _take_in(self) -> None:
+        """Insert rows for complete folders without one, and remove what a killed program wrote aside."""
+        for left in self.runs.glob(".*.tmp"):
+            shutil.rmtree(left, ignore_errors=True)
+        known = self.identities()
+        records = []
+        for folder in sorted(self.runs.iterdir()):
+            if folder.name not in known and (folder / "record.json").is_file():
+                with _reading(folder / "record.json"):
+                    row = json.loads((folder / "record.json").read_text(encoding="utf-8"))
+                    records.append(RunRecord.from_row({**row, "curve": "{}"}))
+        self._insert(records)
+
+    def _insert(self, records: Sequence[RunRecord]) -> int:
+        """In one transaction: all rows or none. An identity that is there already is left alone."""
+        if not records:
+            return 0
+        places = ", ".join(f":{name}" for name in COLUMNS)
+        with self._speaking():
+            self._rows.execute("BEGIN IMMEDIATE")
+            try:
+                before = self._rows.total_changes
+                self._rows.executemany(
+                    f"INSERT OR IGNORE INTO runs ({', '.join(COLUMNS)}) VALUES ({places})",
+                    [_row(record) for record in records],
+                )
+                added = self._rows.total_changes - before
+                self._rows.execute("COMMIT")
+            except BaseException:
+                with suppress(sqlite3.Error):
+                    self._rows.execute("ROLLBACK")
+                raise
+        return added
+
+    def _write_folder(self, outcome: Outcome) -> None:
+        identity = outcome.record.identity
+        place, aside = self.runs / identity, self.runs / f".{identity}.{secrets.token_hex(4)}.tmp"
+        if (place / "record.json").is_file():
+            return  # another program was faster
+        try:
+            aside.mkdir()
+            (aside / "curve.csv").write_text(curve_text(outcome.record.curve), encoding="utf-8", newline="")
+            if outcome.state:
+                from safetensors.numpy import save_file
+
+                save_file(outcome.state, aside / "state.safetensors")
+            (aside / "record.json").write_text(json.dumps(_row(outcome.record), indent=1), encoding="utf-8")
+            for file in aside.iterdir():
+                _flush(file)
+            os.rename(aside, place)
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+        _flush(self.runs)
+
+    def state(self, identity: str) -> dict[str, Any]:
+        """The final state of a run, arrays by name; empty if it has none."""
+        path = self.runs / identity / "state.safetensors"
+        if not path.exists():
+            return {}
+        from safetensors.numpy import load_file
+
+        with _reading(path):
+            return load_file(path)
+
+    def _curve(self, identity: str) -> Curve:
+        path = self.runs / identity / "curve.csv"
+        with _reading(path):
+            head, *rows = list(csv.reader(io.StringIO(path.read_text(encoding="utf-8")))) or [[]]
+            columns = zip(*rows, strict=True) if rows else ([] for _ in head)
+            return {name: [_number(cell) for cell in cells] for name, cells in zip(head, columns, strict=True)}
+
+    @contextmanager
+    def _speaking(self) -> Iterator[None]:
+        """Errors of SQLite as ours, each with what to do."""
+        try:
+            yield
+        except sqlite3.OperationalError as error:
+            text = str(error)
+            if "locked" in text or "busy" in text:
+                raise StoreLocked(
+                    f"{self.file} is locked by another program: wait for it or end it, then run the command again; "
+                    "nothing was lost"
+                ) from error
+            if "full" in text or "disk I/O" in text or "readonly" in text or "unable to open" in text:
+                raise NotWritten(
+                    f"{self.file} cannot be written ({text}): make room or choose another folder, then run the command "
+                    "again; what was stored is still there"
+                ) from error
+            raise self._damaged(error) from error
+        except sqlite3.DatabaseError as error:
+            raise self._damaged(error) from error
+
+    def _damaged(self, error: Exception) -> Damaged:
+        return Damaged(
+            f"{self.file} is damaged or not a file of results ({error}): move it aside together with its -wal and -shm "
+            f"files; the next command makes it again from the runs in {self.runs}, and nothing is lost"
+        )
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise NotWritten(
+                f"{self.runs} cannot be written ({error.strerror or error}): make room or choose another folder, then "
+                "run the command again; what was stored is still there"
+            ) from error
+
+
+def curve_text(curve: Curve) -> str:
+    """A curve as CSV; numbers come back with the same bits."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(curve)
+    writer.writerows([repr(value) for value in row] for row in zip(*curve.values(), strict=True))
+    return text.getvalue()
+
+
+def _row(record: RunRecord) -> dict[str, Any]:
+    row = record.to_row()
+    return {name: row[name] for name in COLUMNS}
+
+
+def _number(text: str) -> float:
+    try:
+        return int(text)
+    except ValueError:
+        return float(text)
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise Damaged(
+            f"{path} is damaged or missing ({error}): delete the folder {path.parent} and results.sqlite beside runs; "
+            "the next command makes the rows again, and that one run"
+        ) from error
+
+
+def _flush(path: Path) -> None:
+    with suppress(OSError):
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
