@@ -127,3 +127,14 @@ TABLES = {
     ),
 }
 """The paper's tables, by the name of the experiment that repeats them."""
+
+
+def printed_table(experiment: str) -> PrintedTable:
+    """The table of the paper; for an experiment that is not in it a table without printed cells.
+
+    Examples
+    --------
+    >>> printed_table("table-5").varies, printed_table("my sweep").cells
+    ('eta', {})
+    """
+    return TABLES.get(experiment) or PrintedTable(experiment, "not in the paper", "method", (), {})

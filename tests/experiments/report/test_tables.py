@@ -71,6 +71,12 @@ def test_a_run_that_ended_without_a_number_is_no_result():
     assert [trouble.what for trouble in troubles(runs)] == ["ended by iterations, without a number"]
 
 
+def test_few_seeds_are_a_rough_guide():
+    rough = "Where n is below 5, two standard errors are a rough guide."
+    assert rough in render_markdown([record(seed=seed) for seed in range(4)], "table-2")
+    assert rough not in render_markdown([record(seed=seed) for seed in range(5)], "table-2")
+
+
 def test_one_seed_has_no_spread_and_no_verdict():
     line = rows(render_markdown([record()], "table-2"))["MNIST 6vs9", "DMLCBO"]
     assert (line["ours"], line["n"], line["verdict"]) == ("94.00", "1", "none from one seed")

@@ -214,7 +214,16 @@ def test_a_sweep_where_everything_broke_is_reported(tmp_path):
     assert "no run ended" in (tmp_path / "table-2.md").read_text(encoding="utf-8")
 
 
+def test_an_experiment_that_is_not_in_the_paper(tmp_path):
+    runs = [record(experiment="my own/sweep", dataset="adult", method="mine", seed=seed) for seed in range(2)]
+    names = {path.name for path in write_report(runs, tmp_path, command="c")}
+    assert names == {"index.html", "my-own-sweep.md", "my-own-sweep.html", "runs.csv"}
+    text = (tmp_path / "my-own-sweep.md").read_text(encoding="utf-8")
+    assert "| adult | mine | not printed | 94.00 ± 0.00 | 2 | not printed | 0.5300 ± 0.0000 |" in text
+    assert "accuracy.after.5s" in (tmp_path / "runs.csv").read_text(encoding="utf-8")
+
+
 def test_nothing_to_report_is_an_error_and_writes_nothing(tmp_path):
-    with pytest.raises(InvalidInput, match="none of the 1 runs is a final one of table-2, .* run `bilevel reproduce`"):
+    with pytest.raises(InvalidInput, match="none of the 1 runs is a final one, .* run `bilevel reproduce`"):
         write_report([record(role="grid")], tmp_path / "report", command="c")
     assert list(tmp_path.iterdir()) == []

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ...errors import InvalidInput
-from ..printed import METHODS, TABLES, Printed
+from ..printed import METHODS, Printed, printed_table
 from ..record import RunRecord
 from .curves import after
 from .verdicts import Spread, Verdict, spread, verdict
@@ -45,7 +45,7 @@ class Cell:
     @property
     def printed(self) -> Printed | None:
         """What the paper has there."""
-        return TABLES[self.experiment].cells.get(self.dataset, {}).get(self.column)
+        return printed_table(self.experiment).cells.get(self.dataset, {}).get(self.column)
 
     @property
     def title(self) -> str:
@@ -78,13 +78,13 @@ def _over(values: Iterable[float], measure: str) -> Spread:
 
 def column_title(experiment: str, column: Column) -> str:
     """ "V-PBGD", "Q = 3"; methods that the paper does not have keep their own name."""
-    varies = TABLES[experiment].varies
+    varies = printed_table(experiment).varies
     return METHODS.get(str(column), str(column)) if varies == "method" else f"{varies} = {column:g}"
 
 
 def cells_of(records: Sequence[RunRecord], experiment: str) -> list[Cell]:
     """All cells of an experiment in the order of the paper, those without runs included, then what the paper lacks."""
-    table = TABLES[experiment]
+    table = printed_table(experiment)
     found: dict[tuple[str, Column], dict[tuple, list[RunRecord]]] = {
         (dataset, column): {} for dataset, row in table.cells.items() for column in row
     }
@@ -129,6 +129,11 @@ def _cell(experiment: str, dataset: str, column: Column, settings: dict, group: 
         broken=tuple(run for seed, run in sorted(kept.items()) if seed not in ended),
         left_out=tuple(run for run in group if run is not kept[run.seed]),
     )  # fmt: skip
+
+
+def is_few_shot(record: RunRecord) -> bool:
+    """Whether a run was judged on tasks."""
+    return record.experiment == "table-3" or "half_width" in record.curve
 
 
 def is_finished(run: RunRecord) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ..record import RunRecord
+from .cells import is_few_shot
 from .curves import after
 from .tables import BUDGETS
 
@@ -42,7 +43,7 @@ def _row(record: RunRecord) -> dict[str, Any]:
     for mapping in MAPPINGS:
         row |= {f"{mapping}.{name}": value for name, value in getattr(record, mapping).items()}
     if record.role == "final":
-        times = BUDGETS.get(record.experiment, ())
+        times = BUDGETS["few-shot" if is_few_shot(record) else "hyper-cleaning"]
         row |= {f"{name}.after.{time}s": after(record, name, time) for name in AFTER for time in times}
     return row
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from ...errors import MissingExtra
 from ...pages.picture import ON_WHITE, SERIES, STYLE, Picture, picture_of, style_on_white
-from ..printed import DATASETS, METHODS, TABLES
+from ..printed import DATASETS, METHODS, printed_table
 from ..record import RunRecord
 from .cells import PERCENT, cells_of
 from .csv_file import csv_text
@@ -57,7 +57,7 @@ class Panel:
     @property
     def description(self) -> str:
         """The ends of the lines in words."""
-        missing = [name for name in TABLES[self.experiment].columns if name not in self.lines]
+        missing = [name for name in printed_table(self.experiment).columns if name not in self.lines]
         ends = [
             f"{label(name)} ends at {line.mean[-1]:.4g} after {line.times[-1]:.3g} s"
             for name, line in self.lines.items()
@@ -76,7 +76,7 @@ def panels_of(records: Sequence[RunRecord], experiment: str) -> list[Panel]:
     """The pictures of a figure, by measure and dataset as in the paper; of several settings the one with most runs."""
     cells = sorted((cell for cell in cells_of(records, experiment) if cell.runs), key=lambda cell: len(cell.runs))
     runs = {(cell.dataset, str(cell.column)): cell.runs for cell in cells}
-    datasets = dict.fromkeys([*TABLES[experiment].cells, *sorted(dataset for dataset, _ in runs)])
+    datasets = dict.fromkeys([*printed_table(experiment).cells, *sorted(dataset for dataset, _ in runs)])
     names = list(dict.fromkeys([*METHODS, *sorted(method for _, method in runs)]))
     numbers = {name: place for place, name in enumerate(names)}
     return [
@@ -93,8 +93,9 @@ def _lines(runs: Mapping[tuple[str, str], Any], dataset: str, names: Sequence[st
 
 
 def pictures_of(panels: Sequence[Panel]) -> list[Picture]:
-    """Each panel as a picture of the page, with its own legend."""
-    return [_picture(panel) for panel in panels if panel.lines]
+    """Each panel as a picture of the page, with its own legend; the measures of a dataset beside each other."""
+    datasets = list(dict.fromkeys(panel.dataset for panel in panels))
+    return [_picture(panel) for panel in sorted(panels, key=lambda p: datasets.index(p.dataset)) if panel.lines]
 
 
 def _picture(panel: Panel) -> Picture:
@@ -144,8 +145,10 @@ def _draw(axes: Any, panel: Panel, colour: Callable[[str], str]) -> None:
         axes.set(xticks=[], yticks=[])
         return
     axes.set_xscale("log")
+    low, high = axes.get_xlim()
+    between = "25" if high < 20 * low else ""  # where few powers of ten are in sight
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.xaxis.set_minor_formatter(FuncFormatter(lambda value, _: ""))
+    axes.xaxis.set_minor_formatter(FuncFormatter(lambda value, _: f"{value:g}" if f"{value:e}"[0] in between else ""))
     axes.set(xlabel="training time, s", ylabel=panel.axis)
 
 

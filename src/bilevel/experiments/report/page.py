@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ...pages import Picture, render_page
-from ..printed import SOURCE, TABLES
+from ..printed import SOURCE, TABLES, printed_table
 from ..record import RunRecord
 from .cells import cells_of
 from .figures import FIGURES, MEASURES, Panel, pictures_of
@@ -20,20 +21,25 @@ from .verdicts import COMPARED
 class Section:
     """A table of the paper and, for tables 2 and 3, its figure."""
 
-    name: str
+    experiment: str
     tables: list[Table]
     counts: dict[str, int]
     pictures: list[Picture] = field(default_factory=list)
 
     @property
+    def name(self) -> str:
+        """Name of its files and of its place on the page."""
+        return re.sub(r"[^\w.-]+", "-", self.experiment)
+
+    @property
     def title(self) -> str:
         """ "Table 2"."""
-        return TABLES[self.name].name
+        return printed_table(self.experiment).name
 
     @property
     def caption(self) -> str:
         """What it is about."""
-        return TABLES[self.name].caption
+        return printed_table(self.experiment).caption
 
     @property
     def others(self) -> str:
@@ -43,7 +49,7 @@ class Section:
     @property
     def figure(self) -> str:
         """Name of the files of its figure."""
-        return FIGURES.get(self.name, "")
+        return FIGURES.get(self.experiment, "")
 
     @property
     def figure_title(self) -> str:
@@ -53,7 +59,7 @@ class Section:
     @property
     def measures(self) -> str:
         """What the figure shows."""
-        return "; and ".join(words for _, words in MEASURES[self.name].values())
+        return "; and ".join(words for _, words in MEASURES[self.experiment].values())
 
 
 def section(
@@ -68,7 +74,7 @@ def render_index(
     records: Sequence[RunRecord], sections: Sequence[Section], *, command: str, notes: Sequence[str] = ()
 ) -> str:
     """The page with everything."""
-    names = {section.name for section in sections}
+    names = {section.experiment for section in sections}
     return render_page(
         str(__package__),
         "index.html.j2",

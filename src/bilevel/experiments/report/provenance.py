@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..printed import DATASETS, TABLES
+from ..printed import DATASETS, printed_table
 from ..record import RunRecord
 from .cells import cells_of, is_finished
 
@@ -63,7 +63,7 @@ def _values(records: Sequence[RunRecord], name: str) -> str:
 def troubles(records: Sequence[RunRecord]) -> list[Trouble]:
     """Final runs that diverged, failed or ended without a number, and those that were left out for longer ones."""
     found = []
-    for experiment in TABLES:
+    for experiment in sorted({record.experiment for record in records}):
         for cell in cells_of(records, experiment):
             found += [Trouble(run, _status(run), run.reason or "no reason is stored") for run in cell.broken]
             found += [Trouble(run, "left out", "a longer run of the same seed is there") for run in cell.left_out]
@@ -81,7 +81,7 @@ def search_of_steps(records: Sequence[RunRecord]) -> list[tuple[str, str, str, i
         if record.role == "grid":
             groups.setdefault((record.experiment, record.dataset, record.method), []).append(record)
     return [
-        (TABLES[key[0]].name if key[0] in TABLES else key[0], DATASETS.get(key[1], key[1]), key[2],
+        (printed_table(key[0]).name, DATASETS.get(key[1], key[1]), key[2],
          len(runs), sum(not is_finished(run) for run in runs))
         for key, runs in sorted(groups.items())
     ]  # fmt: skip

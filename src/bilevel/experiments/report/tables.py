@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ..printed import DATASETS, SOURCE, TABLES
+from ..printed import DATASETS, SOURCE, printed_table
 from ..record import RunRecord
-from .cells import Cell, cells_of
+from .cells import Cell, cells_of, is_few_shot
 from .verdicts import COMPARED, Spread, Verdict, explanation, explanations, remarks
 
-BUDGETS = {"table-2": (1, 5, 20, 60), "table-3": (60, 300, 600), "table-4": (1, 5, 20, 60), "table-5": (1, 5, 20, 60)}
+BUDGETS = {"hyper-cleaning": (1, 5, 20, 60), "few-shot": (60, 300, 600)}
 """Seconds of training after which runs are looked at."""
+ROUGH = 5
+"""Below so many seeds two standard errors are a rough guide."""
 NOTHING = "–"
 Line = tuple[str, ...]
 Group = tuple[str, tuple[Line, ...]]
@@ -41,14 +43,13 @@ def tables_of(records: Sequence[RunRecord], experiment: str, seeds: int | None =
     """
     cells = cells_of(records, experiment)
     asked = seeds or max((len(cell.runs) + len(cell.broken) for cell in cells), default=0)
-    return [_results(experiment, cells, asked), _budgets(experiment, cells)]
+    few_shot = experiment == "table-3" or any(is_few_shot(run) for cell in cells for run in cell.runs)
+    return [_results(experiment, cells, asked, few_shot), _budgets(experiment, cells, few_shot)]
 
 
-def _results(experiment: str, cells: list[Cell], asked: int) -> Table:
-    few_shot = experiment == "table-3"
+def _results(experiment: str, cells: list[Cell], asked: int, few_shot: bool) -> Table:
     beside = FEW_SHOT if few_shot else CLEANING
-    line_name = "method" if TABLES[experiment].varies == "method" else "DMLCBO with"
-    headings = (line_name, "printed", "ours", "n", "verdict", *beside, "settings")
+    headings = (_lines_are(experiment), "printed", "ours", "n", "verdict", *beside, "settings")
 
     def line(cell: Cell) -> Line:
         printed = "not printed" if cell.printed is None else f"{cell.printed.mean:.2f} ± {cell.printed.std:.2f}"
@@ -57,16 +58,17 @@ def _results(experiment: str, cells: list[Cell], asked: int) -> Table:
         return (cell.title, printed, ours, _number(cell, asked), cell.verdict, *measured, _settings(cell))
 
     return Table(
-        f"{TABLES[experiment].name}: {TABLES[experiment].caption}",
-        headings, _grouped(cells, line), (*_reading(few_shot), *remarks(experiment), *_reasons(cells)),
+        f"{printed_table(experiment).name}: {printed_table(experiment).caption}",
+        headings, _grouped(cells, line), (*_reading(few_shot), *remarks(experiment), *_rough(cells), *_reasons(cells)),
     )  # fmt: skip
 
 
-def _budgets(experiment: str, cells: list[Cell]) -> Table:
+def _budgets(experiment: str, cells: list[Cell], few_shot: bool) -> Table:
     measures = [("accuracy", "accuracy", 2)]
-    if experiment != "table-3":
+    if not few_shot:
         measures.append(("solved_upper_value", "F(x)", 4))
-    budgets = [(measure, name, digits, time) for measure, name, digits in measures for time in BUDGETS[experiment]]
+    times = BUDGETS["few-shot" if few_shot else "hyper-cleaning"]
+    budgets = [(measure, name, digits, time) for measure, name, digits in measures for time in times]
 
     def text(cell: Cell, measure: str, digits: int, time: float) -> str:
         found = cell.after(measure, time)
@@ -74,23 +76,24 @@ def _budgets(experiment: str, cells: list[Cell]) -> Table:
         return plus_minus(found, digits) + fewer
 
     return Table(
-        f"{TABLES[experiment].name} against the clock: what was reached after some seconds of training",
-        ("method" if TABLES[experiment].varies == "method" else "DMLCBO with",
-         *(f"{name}, {time} s" for _, name, _, time in budgets)),
+        f"{printed_table(experiment).name} against the clock: what was reached after some seconds of training",
+        (_lines_are(experiment), *(f"{name}, {time} s" for _, name, _, time in budgets)),
         _grouped(
             [cell for cell in cells if cell.runs],
             lambda cell: (cell.title, *(text(cell, measure, digits, time) for measure, _, digits, time in budgets)),
         ),
         (
-            "Seconds of training, without evaluations; the last evaluation before that time. A run that had finished "
-            f"its iterations keeps its last value; {NOTHING}: no run got so far.",
+            "Processor seconds of training, without evaluations; the last evaluation before that time. A run that had "
+            f"finished its iterations keeps its last value; {NOTHING}: no run got so far.",
         ),
     )  # fmt: skip
 
 
-def _grouped(
-    cells: list[Cell], line: Callable[[Cell], tuple[str, ...]]
-) -> tuple[tuple[str, tuple[tuple[str, ...], ...]], ...]:
+def _lines_are(experiment: str) -> str:
+    return "method" if printed_table(experiment).varies == "method" else "DMLCBO with"
+
+
+def _grouped(cells: list[Cell], line: Callable[[Cell], Line]) -> tuple[Group, ...]:
     datasets = dict.fromkeys(cell.dataset for cell in cells)
     return tuple(
         (DATASETS.get(dataset, dataset), tuple(line(cell) for cell in cells if cell.dataset == dataset))
@@ -137,7 +140,7 @@ def _number(cell: Cell, asked: int) -> str:
 
 
 def _settings(cell: Cell) -> str:
-    shown = {name: value for name, value in cell.settings.items() if name != TABLES[cell.experiment].varies}
+    shown = {name: value for name, value in cell.settings.items() if name != printed_table(cell.experiment).varies}
     texts = (f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}" for name, value in shown.items())
     return ", ".join(texts) or NOTHING
 
@@ -154,6 +157,11 @@ def _reading(few_shot: bool) -> tuple[str, ...]:
         "the same x with the lower level solved; F(x) is the upper objective there, on validation rows, and lower is "
         "better. Zero scores: share of the test rows. Non-zeros: coefficients of y that are not zero.",
     )
+
+
+def _rough(cells: list[Cell]) -> list[str]:
+    few = any(cell.ours.n < ROUGH for cell in cells if cell.verdict in COMPARED)
+    return [f"Where n is below {ROUGH}, two standard errors are a rough guide."] if few else []
 
 
 def _reasons(cells: list[Cell]) -> list[str]:

@@ -45,21 +45,23 @@ def write_report(
     from .figures import FIGURES, figure_files, panels_of  # matplotlib
     from .page import render_index, render_tables, section
 
-    experiments = [name for name in TABLES if any(r.experiment == name and r.role == "final" for r in records)]
+    found = {record.experiment for record in records if record.role == "final"}
+    experiments = [name for name in TABLES if name in found] + sorted(found - set(TABLES))
     if not experiments:
         raise InvalidInput(
-            f"records: none of the {len(records)} runs is a final one of {', '.join(TABLES)}, and there is nothing to "
-            "report: run `bilevel reproduce` first, and to its end"
+            f"records: none of the {len(records)} runs is a final one, and there is nothing to report: run "
+            "`bilevel reproduce` first, and to its end"
         )
     contents: dict[str, bytes] = {}
     sections = []
-    for name in experiments:
-        panels = panels_of(records, name) if name in FIGURES else []
-        sections.append(section(records, name, tables_of(records, name, seeds), panels))
-        contents[f"{name}.md"] = render_markdown(records, name, seeds=seeds).encode()
-        contents[f"{name}.html"] = render_tables(sections[-1], notes=notes).encode()
+    for experiment in experiments:
+        panels = panels_of(records, experiment) if experiment in FIGURES else []
+        part = section(records, experiment, tables_of(records, experiment, seeds), panels)
+        sections.append(part)
+        contents[f"{part.name}.md"] = render_markdown(records, experiment, seeds=seeds).encode()
+        contents[f"{part.name}.html"] = render_tables(part, notes=notes).encode()
         if panels:
-            contents |= figure_files(panels, FIGURES[name])
+            contents |= figure_files(panels, FIGURES[experiment])
     contents["runs.csv"] = runs_csv(records).encode()
     page = render_index(records, sections, command=command, notes=notes)
     return _write({"index.html": page.encode(), **contents}, Path(folder))
