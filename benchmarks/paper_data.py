@@ -1,30 +1,17 @@
-"""The four data sets of the paper's hyper-cleaning experiments, read from a data folder of `bilevel.datasets`."""
+"""The data sets of the paper's hyper-cleaning experiments: two classes as in its table 2, or all ten classes."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from bilevel.datasets import Rows, load
+from bilevel.experiments.cleaning_data import Task, cleaning_task
+from bilevel.experiments.configuration import load_configuration
 
-PAIRS = {"mnist": (6, 9), "fashion-mnist": (1, 7)}
-ROWS = {"mnist": 2000, "fashion-mnist": 2000, "cod-rna": 5000, "madelon": 1000}
+ROWS = {name: data.rows for name, data in load_configuration("table-2").datasets.items()}  # type: ignore[union-attr]
 """Training rows of the paper's problems, and as many trusted ones."""
-
-
-@dataclass(frozen=True)
-class Task:
-    """Noisy, trusted and test rows; `wrong` says which given labels of the noisy rows are wrong."""
-
-    X: np.ndarray
-    given: np.ndarray
-    wrong: np.ndarray
-    trusted_X: np.ndarray
-    trusted_y: np.ndarray
-    test_X: np.ndarray
-    test_y: np.ndarray
 
 
 def images(data: Path, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -41,30 +28,8 @@ def _rows(data: Path, name: str) -> Rows:
 
 
 def paper_task(data: Path, name: str, seed: int) -> Task:
-    """Two classes, 30 % of the labels flipped; sizes and scaling of the paper's experiments."""
-    rng = np.random.default_rng(seed)
-    X, y, test_X, test_y = _two_classes(data, name)
-    order, count = rng.permutation(len(y)), ROWS[name]
-    train, trusted = order[:count], order[count : 2 * count]
-    if name not in PAIRS:  # standardised columns
-        used = X[order[: 2 * count]]
-        X, test_X = ((rows - used.mean(0)) / used.std(0) for rows in (X, test_X))
-    wrong = np.zeros(count, bool)
-    wrong[rng.choice(count, round(0.3 * count), replace=False)] = True
-    return Task(X[train], np.where(wrong, 1 - y[train], y[train]), wrong, X[trusted], y[trusted], test_X, test_y)
-
-
-def _two_classes(data: Path, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    if name in PAIRS:
-        X, y, test_X, test_y = images(data, name)
-        _, second = PAIRS[name]
-        kept, test_kept = np.isin(y, PAIRS[name]), np.isin(test_y, PAIRS[name])
-        return (
-            X[kept].astype(float), (y[kept] == second).astype(int),
-            test_X[test_kept].astype(float), (test_y[test_kept] == second).astype(int),
-        )  # fmt: skip
-    rows = _rows(data, name)
-    return rows.X.astype(float), (rows.y > 0).astype(int), rows.test_X.astype(float), (rows.test_y > 0).astype(int)
+    """Two classes, 30 % of the labels flipped; sizes and scaling of table 2."""
+    return cleaning_task(load_configuration("table-2").datasets[name], name, data, seed)  # type: ignore[arg-type]
 
 
 def ten_classes(data: Path, name: str, noise: str, trusted: int, seed: int) -> Task:

@@ -11,6 +11,8 @@ import torch
 import bilevel
 from bilevel.applications.hyper_cleaning import CleaningProblem
 from bilevel.applications.hyper_cleaning.noise import Certain
+from bilevel.experiments.configuration import CleaningData
+from bilevel.experiments.solved_level import SolvedLevel
 
 from .contestants import cleaning
 from .paper_data import Task
@@ -31,31 +33,16 @@ class Value:
     """F(x): the lower level on a growing set of columns, until no column outside of it would enter."""
 
     def __init__(self, task: Task) -> None:
-        self.task, self.problem = task, cleaning(task)
-        self.columns = np.array([], int)
+        self.problem = cleaning(task)
+        data = CleaningData(rows=len(task.given), trusted=len(task.trusted_y), scaling="unit")
+        self._solve = SolvedLevel(data, task, self.problem)
 
     def __call__(self, x: Any) -> float:
         """F(x), or infinity where x is not finite."""
         x = torch.as_tensor(np.asarray(x))
         if not bool(torch.isfinite(x).all()):
             return math.inf
-        y = {"weight": self._solved(x)}
-        residual = bilevel.lower_residual(self.problem, x, y)
+        y, residual = self._solve(x)
         if residual > SOLVED:
             raise RuntimeError(f"the lower level is solved to {residual:.1e} only")
-        return float(self.problem.linearize(x, y).upper_value)
-
-    def _solved(self, x: torch.Tensor) -> torch.Tensor:
-        columns = self.columns  # of the last support
-        for _ in range(50):
-            y = torch.zeros_like(self.problem.y0["weight"])  # type: ignore[index,call-overload]
-            if len(columns):
-                y[0, columns] = bilevel.solve_lower(cleaning(self.task, columns), x, tol=1e-7).y["weight"][0]  # type: ignore[call-overload]
-            self.columns = np.flatnonzero(y[0].numpy())
-            gradient = self.problem.lower_grad(x, {"weight": y})["weight"][0].abs().numpy()  # type: ignore[call-overload]
-            level = gradient[self.columns].max(initial=0.0) + 1e-7
-            entering = [j for j in np.argsort(-gradient)[:30] if gradient[j] > level and j not in columns]
-            if not entering:
-                break
-            columns = np.union1d(self.columns, entering)
-        return y
+        return float(self.problem.linearize(x, {"weight": y}).upper_value)

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 import bilevel
-from bilevel import cli, datasets, sets
+from bilevel import cli, datasets, experiments, sets
 from bilevel.applications import few_shot, hyper_cleaning
 from bilevel.experiments import report
 
 ROOT = Path(__file__).resolve().parents[1]
-HOMES = (bilevel, sets, hyper_cleaning, hyper_cleaning.losses, few_shot, datasets, report)
+HOMES = (bilevel, sets, hyper_cleaning, hyper_cleaning.losses, few_shot, datasets, experiments, report)
 
 
 def listed(text):
@@ -27,6 +27,7 @@ def test_the_reference_lists_every_public_name():
         "applications",
         "datasets",
         "diagnostics",
+        "experiments",
         "sets",
         "solvers",
         "smoothing",

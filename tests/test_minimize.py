@@ -373,3 +373,22 @@ def test_resuming_another_problem_is_refused():
     )
     with pytest.raises(bilevel.Incompatible, match="does not fit this problem: upper.*failed with RuntimeError"):
         bilevel.minimize(smaller, resume=half, steps=5)
+
+
+def test_a_limit_in_seconds_ends_a_run_with_an_evaluation_and_more_seconds_go_on():
+    """A clock that ticks once whenever it is asked: a step takes one second, and so does the start."""
+    problem = bilevel.Problem(lambda x, y: (y - 1).square().sum(), lambda x, y: (y - x).square().sum())
+    ticks = iter(range(10**6))
+    clock = {"clock": lambda: float(next(ticks)), "evaluate_every": 100}
+    x0 = torch.zeros(2).double()
+    short = bilevel.minimize(problem, x0, x0, steps=50, seconds=11.0, **clock)
+    assert short.status is bilevel.Status.TIME
+    assert [record.step for record in short.history] == [0, 10]
+    assert short.history[-1].seconds == 11.0
+    whole = bilevel.minimize(problem, x0, x0, steps=50, **clock)
+    assert whole.status is bilevel.Status.STEPS
+    more = bilevel.minimize(problem, resume=short, seconds=1e9, **clock)
+    assert more.status is bilevel.Status.STEPS
+    assert torch.equal(more.x, whole.x)
+    with pytest.raises(bilevel.InvalidInput, match="seconds"):
+        bilevel.minimize(problem, x0, x0, seconds=0.0)

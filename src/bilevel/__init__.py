@@ -91,6 +91,7 @@ _MODULES = (
     "applications",
     "datasets",
     "diagnostics",
+    "experiments",
     "sets",
     "solvers",
     "smoothing",
@@ -119,7 +120,7 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
-    from . import applications, datasets, diagnostics, errors, hypergradients, sets, smoothing, solvers
+    from . import applications, datasets, diagnostics, errors, experiments, hypergradients, sets, smoothing, solvers
     from .applications.few_shot import MetaLearner, SVMHead, meta_train
     from .applications.hyper_cleaning import HyperCleaner
     from .checkpoints import Checkpoint, CheckpointWarning

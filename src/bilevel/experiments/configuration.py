@@ -70,9 +70,9 @@ class FewShotData(Part):
     normalise: bool = True
     scale: Positive = 10.0
     tasks_per_step: Count = 1
-    novel_tasks: Annotated[int, Field(ge=2)] = 100
+    novel_tasks: Annotated[int, Field(ge=2)] = 50
     validation_ways: Count = 10
-    validation_tasks: Annotated[int, Field(ge=2)] = 200
+    validation_tasks: Annotated[int, Field(ge=2)] = 100
     final_tasks: Annotated[int, Field(ge=2)] = 600
 
 

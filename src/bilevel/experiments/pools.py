@@ -128,7 +128,7 @@ class OnCluster:
             self._start()
         attempt = self._attempts[specs[0].identity] = self._attempts.get(specs[0].identity, 0) + 1
         key = f"{specs[0].identity}-{os.getpid()}-{attempt}"
-        future = self._client.submit(run, specs, self._folder, key=key, pure=False, retries=0)
+        future = self._client.submit(run, specs, self._folder, key=key, pure=False, priority=-len(self._attempts))
         self._groups[future] = specs
         self._ended.add(future)
 

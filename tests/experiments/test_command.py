@@ -1,0 +1,97 @@
+"""`bilevel reproduce`, `bilevel status` and `bilevel results export` on a small table, in this process."""
+
+import pandas as pd
+import pytest
+
+from bilevel.cli import main
+from bilevel.experiments import pools
+from bilevel.experiments.store import ResultsStore
+
+
+@pytest.fixture
+def reproduce(table, data, tmp_path):
+    def call(*more, target="table-2"):
+        workers = [] if "--workers" in more else ["--workers", "0"]
+        options = ["--configuration", str(table), *workers, "--data", str(data)]
+        return main(["reproduce", target, *options, "--results", str(tmp_path / "results"), *more])
+
+    return call
+
+
+def test_a_table_from_the_command_to_the_export(reproduce, tmp_path, capsys, monkeypatch):
+    assert reproduce() == 0
+    results = tmp_path / "results"
+    with ResultsStore(results) as store:
+        records = store.records()
+    assert [(r.method, r.role) for r in records].count(("dmlcbo", "grid")) == 2
+    final = [r for r in records if r.role == "final"]
+    assert sorted((r.method, r.seed) for r in final) == [(m, s) for m in ("approx", "dmlcbo") for s in (0, 1)]
+    for method in ("dmlcbo", "approx"):
+        search = [r for r in records if r.role == "grid" and r.method == method]
+        best = min(search, key=lambda r: r.final["solved_upper_value"])
+        assert all(r.settings == best.settings for r in final if r.method == method)
+
+    monkeypatch.setattr(pools, "run", None)  # nothing is left to run
+    assert reproduce() == 0
+    capsys.readouterr()
+    assert main(["status", "--results", str(results)]) == 0
+    said = capsys.readouterr().out
+    assert "finished, 8 of 8 runs done, 0 running, 0 failed" in said
+    for kind, read in (("csv", pd.read_csv), ("parquet", pd.read_parquet)):
+        out = tmp_path / f"runs.{kind}"
+        assert main(["results", "export", "--results", str(results), "--format", kind, "--out", str(out)]) == 0
+        frame = read(out)
+        assert len(frame) == 8
+        assert list(frame["final.accuracy"]) == [r.final["accuracy"] for r in records]
+        assert {"wall_seconds", "environment.torch", "environment.data", "counts.steps"} <= set(frame.columns)
+
+
+def test_a_sweep_that_is_stopped_goes_on_and_says_how(reproduce, tmp_path, capsys, monkeypatch):
+    made, run = [], pools.run
+
+    def stopped_after_three(specs, folder):
+        if len(made) == 3:
+            raise KeyboardInterrupt
+        made.append(specs)
+        return run(specs, folder)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pools, "run", stopped_after_three)
+        assert reproduce() == 130
+    assert "3 runs are in" in (said := capsys.readouterr().err)
+    assert "the same command goes on" in said
+    monkeypatch.setattr(pools, "run", lambda specs, folder: made.append(specs) or run(specs, folder))
+    assert reproduce() == 0
+    assert len(made) == len({specs[0].identity for specs in made}) == 8
+
+
+def test_a_quick_look_says_so(reproduce, capsys):
+    assert reproduce("--quick", "--methods", "dmlcbo") == 0
+    said = capsys.readouterr()
+    assert "A QUICK LOOK" in said.err
+    assert "quick look" in said.out
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--datasets", "madelom"), "there is no dataset 'madelom' in this table. Did you mean 'madelon'?"),
+        (("--methods", "dmlcb"), "there is no method 'dmlcb' in this table. Did you mean 'dmlcbo'?"),
+        (("--seeds", "0"), "seeds = 0"),
+        (("--budget", "-3"), "limit_seconds = -3"),
+        (("--workers", "-1"), "workers must be at least 0"),
+    ],
+)
+def test_mistakes_are_named_before_anything_is_written(reproduce, tmp_path, capsys, options, message):
+    assert reproduce(*options) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "results").exists()
+
+
+def test_missing_data_and_missing_results_are_named(reproduce, table, tmp_path, capsys):
+    empty = ["--data", str(tmp_path)]
+    options = ["--configuration", str(table), "--workers", "0", "--results", str(tmp_path / "r")]
+    assert main(["reproduce", "table-2", *options, *empty]) == 2
+    assert "bilevel data fetch madelon" in capsys.readouterr().err
+    assert main(["status", "--results", str(tmp_path / "none")]) == 2
+    assert "holds no results" in capsys.readouterr().err

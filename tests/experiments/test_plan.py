@@ -1,0 +1,96 @@
+"""The plan: a run is known by all that its numbers depend on, and what comes next depends on validation alone."""
+
+from dataclasses import replace
+
+import pytest
+
+from bilevel.experiments.configuration import load_configuration
+from bilevel.experiments.plan import count, planned
+from bilevel.experiments.record import RunRecord
+from bilevel.experiments.run import about
+
+HASHES = {"madelon": "0", "mnist": "1", "fashion-mnist": "2", "cod-rna": "3"}
+
+
+def record(spec, value, accuracy=0.5, status="iterations"):
+    return RunRecord(**about(spec), status=status, curve={"solved_upper_value": [value], "accuracy": [accuracy]})
+
+
+def done(specs, values, **more):
+    return {spec.identity: record(spec, value, **more) for spec, value in zip(specs, values, strict=True)}
+
+
+def test_the_identity_changes_with_everything_that_matters(tiny):
+    spec = next(planned(tiny, HASHES, {}))
+    others = [
+        replace(spec, seed=7), replace(spec, settings={**spec.settings, "upper_step": 0.2}),
+        replace(spec, data_hash="x"),
+        replace(spec, limit_seconds=3.0), replace(spec, iterations=21), replace(spec, code="other"),
+        replace(spec, fixed={}), replace(spec, data={**spec.data, "c": 0.1}), replace(spec, experiment="table-9"),
+    ]  # fmt: skip
+    assert len({spec.identity, *(other.identity for other in others)}) == 10
+    assert replace(spec).identity == spec.identity
+    assert len(spec.identity) == 16
+
+
+def test_the_pair_with_the_smallest_f_goes_on_and_not_the_most_accurate(tiny):
+    table = tiny.only(methods=["dmlcbo"])
+    search = list(planned(table, HASHES, {}))
+    assert [(spec.role, spec.seed) for spec in search] == [("grid", 1000)] * 2
+    half = done(search[:1], [0.6])
+    assert list(planned(table, HASHES, half)) == search
+    finished = {search[0].identity: record(search[0], 0.6, accuracy=0.99), **done(search[1:], [0.5], accuracy=0.1)}
+    final = list(planned(table, HASHES, finished))[2:]
+    assert [(spec.role, spec.seed, spec.settings) for spec in final] == [
+        ("final", i, search[1].settings) for i in (0, 1)
+    ]
+
+
+def test_diverged_runs_and_values_that_are_not_finite_are_not_chosen(tiny):
+    table = tiny.only(methods=["dmlcbo"])
+    search = list(planned(table, HASHES, {}))
+    for bad in (record(search[0], 0.1, status="diverged"), record(search[0], float("nan"))):
+        finished = {search[0].identity: bad, **done(search[1:], [0.9])}
+        assert list(planned(table, HASHES, finished))[2].settings == search[1].settings
+
+
+def test_all_pairs_have_a_first_look_and_the_best_go_on(tiny):
+    grid = tiny.grid.model_copy(update={"first_look_seconds": 1.0, "keep": 2, "limit_seconds": 9.0})
+    method = tiny.methods["dmlcbo"].model_copy(update={"grid": {"upper_step": [1.0, 0.1, 0.01]}})
+    table = tiny.model_copy(update={"grid": grid, "methods": {"dmlcbo": method}})
+    looks = list(planned(table, HASHES, {}))
+    assert [spec.limit_seconds for spec in looks] == [1.0] * 3
+    finished = done(looks, [0.3, 0.5, 0.2])
+    kept = list(planned(table, HASHES, finished))[3:]
+    assert [(spec.settings["upper_step"], spec.limit_seconds) for spec in kept] == [(0.01, 9.0), (1.0, 9.0)]
+    finished |= done(kept, [0.2, 0.1])
+    final = list(planned(table, HASHES, finished))[5:]
+    assert [spec.settings["upper_step"] for spec in final] == [1.0, 1.0]
+    assert count(table)[0] == 3 + 2 + 2
+
+
+def test_an_ablation_takes_the_steps_of_its_table_and_shares_the_runs_they_have_in_common():
+    base, table = (
+        load_configuration(name).only(datasets=["madelon"], methods=["dmlcbo"]) for name in ("table-2", "table-4")
+    )
+    plan, finished = [], {}
+    for _ in range(3):  # looks, search, final
+        plan = list(planned(base, HASHES, finished))
+        finished |= done(plan, [0.5 + 0.001 * i for i in range(len(plan))])
+    final = [spec for spec in plan if spec.role == "final"]
+    varied = [spec for spec in planned(table, HASHES, finished) if spec.role == "final"]
+    assert {spec.settings["Q"] for spec in varied} == {1, 3, 5, 7}
+    assert all(spec.experiment == "table-2" for spec in planned(table, HASHES, finished) if spec.role == "grid")
+    same = [spec for spec in varied if spec.settings["Q"] == 3]
+    assert [spec.work for spec in same] == [spec.work for spec in final]
+    assert {spec.work for spec in varied if spec.settings["Q"] != 3}.isdisjoint(spec.work for spec in final)
+
+
+@pytest.mark.parametrize("name", ["table-2", "table-3", "table-4"])
+def test_the_count_is_that_of_the_plan(name):
+    table, finished, plan = load_configuration(name).quickly(), {}, []
+    hashes = HASHES | {"omniglot": "4", "cifar-100": "5"}
+    for _ in range(2):
+        plan = list(planned(table, hashes, finished))
+        finished |= {spec.identity: record(spec, 0.5) for spec in plan}
+    assert count(table)[0] == len(list(planned(table, hashes, finished)))

@@ -1,0 +1,97 @@
+"""A run's numbers are those of independent computations; its bits repeat."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+import bilevel
+from bilevel.errors import InvalidInput
+from bilevel.experiments.cleaning_data import cleaning_problem, cleaning_task
+from bilevel.experiments.plan import planned
+from bilevel.experiments.run import run
+from bilevel.experiments.solved_level import SolvedLevel
+
+HASHES = {"madelon": "0"}
+
+
+def specs(tiny, method, **changes):
+    found = [spec for spec in planned(tiny, HASHES, {}) if spec.method == method]
+    return [replace(found[0], role="final", **changes)]
+
+
+@pytest.fixture
+def setting(tiny, data):
+    part = tiny.datasets["madelon"]
+    task = cleaning_task(part, "madelon", data, 1000)
+    return part, task, cleaning_problem(part, task)
+
+
+def test_rows_are_disjoint_labels_are_flipped_and_columns_standardised(setting):
+    _, task, _ = setting
+    assert task.X.shape == (60, 500)
+    assert task.wrong.sum() == 18
+    used = np.vstack([task.X, task.trusted_X])
+    assert len(np.unique(used, axis=0)) == 110
+    np.testing.assert_allclose(used.mean(0), 0, atol=1e-12)
+    np.testing.assert_allclose(used.std(0), 1, atol=1e-12)
+
+
+def test_the_lower_level_on_few_columns_is_the_whole_one(setting):
+    part, task, problem = setting
+    solve = SolvedLevel(part, task, problem)
+    for seed in range(3):
+        x = torch.randn(60, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        y, residual = solve(x)
+        whole = bilevel.solve_lower(problem, x, tol=1e-9).y["weight"]
+        torch.testing.assert_close(y, whole, atol=1e-6, rtol=0)
+        assert residual < 1e-6
+
+
+@pytest.mark.parametrize("method", ["dmlcbo", "approx"])
+def test_the_last_row_is_what_the_final_state_gives(tiny, data, method):
+    (outcome,) = run(specs(tiny, method), data)
+    record, part = outcome.record, tiny.datasets["madelon"]
+    task = cleaning_task(part, "madelon", data, record.seed)
+    problem = cleaning_problem(part, task)
+    x, y = torch.tensor(outcome.state["x"]), {"weight": torch.tensor(outcome.state["y"])}
+    assert record.status == "iterations"
+    assert record.curve["step"] == [0, 10, 20]
+    assert record.final["upper_value"] == float(problem.linearize(x, y).upper_value)
+    assert record.final["solved_upper_value"] == pytest.approx(float(bilevel.upper_value(problem, x)), abs=1e-6)
+    scores = task.test_X @ outcome.state["y"][0]
+    half = np.where(scores == 0, 0.5, np.sign(scores) == 2 * task.test_y - 1)
+    assert record.final["accuracy"] == pytest.approx(half.mean(), abs=1e-12)
+    assert record.final["own_zero_share"] == (scores == 0).mean()
+    assert record.final["own_nonzeros"] == np.count_nonzero(outcome.state["y"])
+    assert record.curve["accuracy"][0] == 0.5  # y = 0: every score is zero, and zero counts half
+    assert record.curve["own_zero_share"][0] == 1.0
+    assert record.counts["steps"] == 20
+
+
+def test_a_run_has_the_same_bits_again_and_an_evaluation_changes_none(tiny, data):
+    (one,), (again,) = (run(specs(tiny, "dmlcbo"), data) for _ in range(2))
+    (rarely,) = run(specs(tiny, "dmlcbo", evaluate_every=20), data)
+    for other in (again, rarely):
+        assert other.state["x"].tobytes() == one.state["x"].tobytes()
+        for name, value in one.record.final.items():
+            if name not in ("training_seconds", "solved_residual"):
+                assert other.record.final[name] == pytest.approx(value, abs=1e-7 if name.startswith("solved") else 0)
+
+
+def test_time_limit_divergence_and_settings_that_do_not_fit_are_recorded(tiny, data):
+    (limited,) = run(specs(tiny, "dmlcbo", limit_seconds=1e-9), data)
+    assert (limited.record.status, limited.record.final["step"]) == ("time limit", 1)
+    (wild,) = run(specs(tiny, "dmlcbo", settings={"upper_step": 1e308, "lower_step": 1.0}), data)
+    assert wild.record.status == "diverged"
+    assert "lower upper_step" in wild.record.reason
+    (wrong,) = run(specs(tiny, "dmlcbo", settings={"upper_step": 1.0, "lower_stp": 1.0}), data)
+    assert wrong.record.status == "failed"
+    assert "lower_stp" in wrong.record.reason
+
+
+def test_more_rows_than_there_are_is_an_error(tiny, data):
+    (spec,) = specs(tiny, "dmlcbo")
+    with pytest.raises(InvalidInput, match="madelon has 2000 rows .* fewer than rows .* trusted = 1990 . 50"):
+        run([replace(spec, data={**spec.data, "rows": 1990})], data)
