@@ -11,9 +11,10 @@ import torch
 import bilevel
 from bilevel import cli, datasets, experiments, sets
 from bilevel.applications import few_shot, hyper_cleaning
+from bilevel.experiments import report
 
 ROOT = Path(__file__).resolve().parents[1]
-HOMES = (bilevel, sets, hyper_cleaning, hyper_cleaning.losses, few_shot, datasets, experiments)
+HOMES = (bilevel, sets, hyper_cleaning, hyper_cleaning.losses, few_shot, datasets, experiments, report)
 
 
 def listed(text):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from tests.browser import contrast, luminance, running_chromium, silent_windows
 
 from bilevel.applications.hyper_cleaning.report import render_report
 
@@ -19,47 +18,20 @@ pytestmark = pytest.mark.browser
 
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
-    from playwright.sync_api import sync_playwright
-
-    program = shutil.which(os.environ.get("CHROMIUM", "chromium"))
-    assert program is not None, "Chromium is needed: apt-get install chromium, or CHROMIUM=/path/to/chromium"
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+    with running_chromium() as browser:
         yield browser
-        browser.close()
 
 
 @pytest.fixture
 def open_page(chromium, tmp_path) -> Iterator[Any]:
-    """Opens a result in a window; at the end nothing may have been said, asked of the network or popped up."""
-    noise: list[str] = []
-    contexts = []
+    with silent_windows(chromium) as open_file:
 
-    def open_(result: Any, *, width: int = 1200, scheme: str = "light") -> Any:
-        path = Path(tmp_path, "report.html")
-        path.write_text(render_report(result), encoding="utf-8")
-        context = chromium.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
-        contexts.append(context)
-        page = context.new_page()
-        page.on("console", lambda message: noise.append(f"console: {message.text}"))
-        page.on("pageerror", lambda error: noise.append(f"error: {error}"))
-        page.on("dialog", lambda dialog: (noise.append(f"dialog: {dialog.message}"), dialog.dismiss()))
-        page.on(
-            "request",
-            lambda request: (
-                None
-                if request.url in (path.as_uri(),) or request.url.startswith("data:")
-                else noise.append(f"request: {request.url}")
-            ),
-        )
-        page.goto(path.as_uri())
-        page.wait_for_load_state("networkidle")
-        return page
+        def open_(result: Any, **window: Any) -> Any:
+            path = Path(tmp_path, "report.html")
+            path.write_text(render_report(result), encoding="utf-8")
+            return open_file(path, **window)
 
-    yield open_
-    for context in contexts:
-        context.close()
-    assert noise == []
+        yield open_
 
 
 def column(page: Any, place: int) -> list[str]:
@@ -122,18 +94,6 @@ def test_the_policy_stops_foreign_scripts_and_requests(chromium, make_result, tm
     assert page.evaluate("window.hacked") is None
     assert len([text for text in said if "Content Security Policy" in text]) == 2
     page.close()
-
-
-def luminance(colour: str) -> float:
-    """Relative luminance of "rgb(r, g, b)" (WCAG 2.1)."""
-    levels = [int(part) / 255 for part in colour[colour.index("(") + 1 : colour.index(")")].split(",")[:3]]
-    linear = [level / 12.92 if level <= 0.04045 else ((level + 0.055) / 1.055) ** 2.4 for level in levels]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-
-def contrast(a: str, b: str) -> float:
-    light, dark = sorted((luminance(a), luminance(b)), reverse=True)
-    return (light + 0.05) / (dark + 0.05)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -1,21 +1,17 @@
-"""The pictures of the report, as SVG text whose colours are those of the page, light or dark.
-
-matplotlib draws with stand-in colours, and each of them becomes a CSS variable of the page.
-"""
+"""The pictures of the report."""
 
 from __future__ import annotations
 
 import base64
 import io
 import itertools
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ...errors import MissingExtra
+from ...pages.picture import ACCENT, CARD, INK, MUTED, SOFT, STYLE, WARN, Picture, picture_of
 from .result import Accuracy
 
 try:
@@ -26,51 +22,8 @@ try:
 except ImportError:
     raise MissingExtra("The report", "apps") from None
 
-INK, MUTED, LINE, ACCENT, WARN, CARD, SOFT = (f"#00000{digit}" for digit in range(1, 8))
-VARIABLES = {
-    INK: "--ink",
-    MUTED: "--muted",
-    LINE: "--line",
-    ACCENT: "--accent",
-    WARN: "--warn",
-    CARD: "--card",
-    SOFT: "--soft",
-}
-STYLE: dict[Any, Any] = {
-    "svg.fonttype": "none",  # texts stay texts
-    "font.size": 10.5,
-    "text.color": INK,
-    "axes.edgecolor": LINE,
-    "axes.labelcolor": MUTED,
-    "axes.facecolor": "none",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "axes.formatter.use_mathtext": False,
-    "grid.color": LINE,
-    "grid.linewidth": 0.6,
-    "xtick.color": LINE,
-    "ytick.color": LINE,
-    "xtick.labelcolor": MUTED,
-    "ytick.labelcolor": MUTED,
-    "legend.frameon": False,
-    "legend.labelcolor": INK,
-    "figure.facecolor": "none",
-}
 WIDTH = 5.0  # inches of 72 pixels: texts keep their size on a telephone
 LARGEST_HEAT_MAP = 20
-
-
-@dataclass(frozen=True)
-class Picture:
-    """An SVG picture: its title and what it shows in words, its size, and what is inside its svg element."""
-
-    title: str
-    description: str
-    width: float
-    height: float
-    content: str
 
 
 def accuracy_bars(models: Sequence[Accuracy]) -> Picture:
@@ -93,7 +46,7 @@ def accuracy_bars(models: Sequence[Accuracy]) -> Picture:
         axes.set(xlim=(0, 100), xlabel="accuracy, %")
         axes.invert_yaxis()
         words = "; ".join(f"{entry.model}: {entry.share:.1%} ± {entry.standard_error:.1%}" for entry in models)
-        return _picture(figure, "Accuracy before and after", f"Accuracy of each model. {words}.")
+        return picture_of(figure, "Accuracy before and after", f"Accuracy of each model. {words}.")
 
 
 def weight_histogram(weights: np.ndarray, suspected: np.ndarray, meaning: str) -> Picture:
@@ -124,7 +77,7 @@ def _histogram(values: np.ndarray, suspected: np.ndarray, title: str, label: str
             f"Histogram of {len(values)} rows by {label}, from 0 to {top:.3g}: median {np.median(values):.2g}, "
             f"{low} rows below {top / 10:.2g}; {int(suspected.sum())} rows have a suspected label."
         )
-        return _picture(figure, title, description)
+        return picture_of(figure, title, description)
 
 
 def pair_map(matrix: np.ndarray, classes: Sequence[Any], *, lines: str, columns: str) -> Picture | None:
@@ -170,7 +123,7 @@ def pair_map(matrix: np.ndarray, classes: Sequence[Any], *, lines: str, columns:
         worst = ", ".join(
             f"{lines} {classes[j]}, {columns} {classes[b]}: {share:.0%}" for share, j, b in sorted(off)[:-4:-1]
         )
-        return _picture(
+        return picture_of(
             figure, "Which labels are mixed up",
             f"Estimated share, in %, of each {columns} (column) for each {lines} (line). Largest: {worst}.",
         )  # fmt: skip
@@ -196,30 +149,12 @@ def convergence(history: Sequence[Mapping[str, Any]]) -> Picture | None:
             f"{name}: from {points[0][1]:.4g} to {points[-1][1]:.4g} in {points[-1][0]} steps"
             for name, points in runs.items()
         )
-        return _picture(figure, "Convergence", f"Loss on trusted rows held out, by noise model. {words}.")
+        return picture_of(figure, "Convergence", f"Loss on trusted rows held out, by noise model. {words}.")
 
 
 def _short(label: Any, limit: int = 12) -> str:
     text = str(label)
     return text if len(text) <= limit else text[: limit - 1] + "…"
-
-
-def _picture(figure: Any, title: str, description: str) -> Picture:
-    text = io.StringIO()
-    # Names inside the picture are made from the title: unique on the page, the same in every run.
-    with matplotlib.rc_context({"svg.hashsalt": title}):
-        figure.savefig(text, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
-    svg = text.getvalue()
-    found = re.search(r'<svg [^>]*viewBox="0 0 ([\d.]+) ([\d.]+)"[^>]*>(.*)</svg>', svg, re.DOTALL)
-    assert found is not None
-    prefix = re.sub(r"\W+", "-", title.lower())
-
-    def adapt(tag: re.Match[str]) -> str:
-        coloured = re.sub(r"#00000[1-7]\b", lambda colour: f"var({VARIABLES[colour[0]]})", tag[0])
-        return re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{prefix}-", coloured)
-
-    # Only inside of tags: labels are texts of the user, in which < and > are escaped.
-    return Picture(title, description, float(found[1]), float(found[2]), re.sub(r"<[^>]+>", adapt, found[3]))
 
 
 def row_picture(pixels: np.ndarray, shape: tuple[int, ...], largest: float) -> str:

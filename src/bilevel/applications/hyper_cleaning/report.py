@@ -1,19 +1,12 @@
-"""The report: one HTML page that needs nothing else, for a colleague who asks what was found and how.
-
-Everything that came from the user is escaped by jinja2; the page forbids itself any network and any foreign script.
-"""
+"""The report: one HTML page that needs nothing else, for a colleague who asks what was found and how."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import math
-from importlib import resources
 from typing import Any
 
-from ...errors import MissingExtra
+from ...pages import Picture, render_page
 from .figures import (
-    Picture,
     accuracy_bars,
     convergence,
     pair_map,
@@ -65,35 +58,19 @@ WEIGHTS = {
 
 def render_report(result: CleaningResult) -> str:
     """The page as text."""
-    try:
-        import jinja2
-        from markupsafe import Markup
-    except ImportError:
-        raise MissingExtra("The report", "apps") from None
-    script = _resource("report.js")
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
-    environment.filters["quality"] = quality_text
-    environment.filters["percent"] = lambda share: f"{100 * share:.1f} %"
-    environment.filters["count"] = lambda number: f"{number:,}".replace(",", "\u202f")
-    return environment.from_string(_resource("report.html.j2")).render(
+    return render_page(
+        str(__package__),
+        "report.html.j2",
         result=result,
-        css=Markup(_resource("report.css")),
-        script=Markup(script),
-        script_digest=digest,
         pictures=_pictures(result),
-        markup=Markup,
         pairs_caption=PAIRS.get(result.noise, PAIRS["transition"])[2],
         weights_caption=WEIGHTS.get(result.noise, WEIGHTS["rows"])[1],
         noise=NOISE.get(result.noise, result.noise),
         table=_suspicious_rows(result),
         corrections=result.corrections(CORRECTIONS),
         gallery=GALLERY,
+        quality=quality_text,
     )
-
-
-def _resource(name: str) -> str:
-    return resources.files(str(__package__)).joinpath(name).read_text(encoding="utf-8")
 
 
 def _pictures(result: CleaningResult) -> dict[str, Picture | None]:

@@ -1,0 +1,71 @@
+"""What runs had reached after some seconds of training, read off their stored curves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from ..record import RunRecord
+
+SLACK = 0.01
+"""A budget of t seconds is met by evaluations until (1 + SLACK) t: a run at its time limit stops just after it."""
+POINTS = 80
+"""Points of a line of a figure."""
+
+
+def after(run: RunRecord, measure: str, seconds: float) -> float:
+    """The last value known when `seconds` of training were over; NaN when the run did not get so far.
+
+    A run that had finished its iterations earlier keeps its last value; one that was stopped earlier has none.
+
+    Examples
+    --------
+    >>> run = RunRecord(
+    ...     identity="0", experiment="table-2", role="final", dataset="mnist", method="dmlcbo", settings={}, seed=0,
+    ...     status="time limit", curve={"training_seconds": [0.0, 2.0, 4.0], "accuracy": [0.5, 0.8, 0.9]},
+    ... )  # fmt: skip
+    >>> [after(run, "accuracy", seconds) for seconds in (1, 3, 4, 5)]
+    [0.5, 0.8, 0.9, nan]
+    """
+    times, values = run.curve.get("training_seconds", []), run.curve.get(measure, [])
+    if not times or not values:
+        return math.nan
+    if run.status != "iterations" and times[-1] < (1 - SLACK) * seconds:
+        return math.nan
+    known = int(np.searchsorted(times, (1 + SLACK) * seconds, side="right"))
+    return values[known - 1] if known else math.nan
+
+
+class Band(NamedTuple):
+    """A line of a figure: mean and standard deviation over runs at times that all of them have reached."""
+
+    times: np.ndarray
+    mean: np.ndarray
+    std: np.ndarray
+
+
+def band(runs: Sequence[RunRecord], measure: str) -> Band | None:
+    """Mean and standard deviation over runs, between evaluations by straight lines; None without anything to draw.
+
+    Times are evenly spaced in the logarithm, from the first evaluation that has taken time in all runs until the first
+    run ends.
+    """
+    curves = [_finite(run, measure) for run in runs]
+    if not curves or any(len(times) == 0 for times, _ in curves):
+        return None
+    first, last = max(times[0] for times, _ in curves), min(times[-1] for times, _ in curves)
+    times = np.geomspace(first, last, POINTS) if last > first else np.array([last])
+    values = np.array([np.interp(times, *curve) for curve in curves])
+    std = values.std(axis=0, ddof=1) if len(curves) > 1 else np.zeros_like(times)
+    return Band(times, values.mean(axis=0), std)
+
+
+def _finite(run: RunRecord, measure: str) -> tuple[np.ndarray, np.ndarray]:
+    """The curve at positive times, without values that are not numbers."""
+    times = np.asarray(run.curve.get("training_seconds", []), dtype=float)
+    values = np.asarray(run.curve.get(measure, np.full(len(times), np.nan)), dtype=float)
+    fit = (times > 0) & np.isfinite(values)
+    return times[fit], values[fit]

@@ -1,0 +1,43 @@
+"""Tables as Markdown, for documentation and for reading as text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..record import RunRecord
+from .tables import Table, tables_of
+
+
+def render_markdown(records: Sequence[RunRecord], experiment: str, *, seeds: int | None = None) -> str:
+    """The tables of an experiment as Markdown: the paper's with ours beside it, and the one against the clock.
+
+    Examples
+    --------
+    >>> print(render_markdown([], "table-5").splitlines()[4])
+    | CodRNA | eta = 0.1 | 80.45 ± 0.04 | not run | 0 | not run | – | – | – | – | – |
+    """
+    return "\n".join(_markdown(table) for table in tables_of(records, experiment, seeds) if table.groups)
+
+
+def _markdown(table: Table) -> str:
+    lines = [
+        f"**{_cell(table.title)}**",
+        "",
+        _line("dataset", *table.headings),
+        _line(*(["---"] * (1 + len(table.headings)))),
+        *(_line(name, *line) for name, lines in table.groups for line in lines),
+        "",
+        *(f"- {_cell(remark)}" for remark in table.remarks),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _line(*texts: str) -> str:
+    return f"| {' | '.join(map(_cell, texts))} |"
+
+
+def _cell(text: str) -> str:
+    """A text that stays in its cell and is no markup."""
+    for sign in "\\|*_`<[":
+        text = text.replace(sign, "\\" + sign)
+    return " ".join(text.split())

@@ -1,0 +1,78 @@
+"""All files of a report, written together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from ...errors import InvalidInput
+from ...files import write_together
+from ..printed import TABLES
+from ..record import RunRecord
+from .csv_file import runs_csv
+from .markdown import render_markdown
+from .tables import tables_of
+
+
+def write_report(
+    records: Sequence[RunRecord],
+    folder: str | Path,
+    *,
+    command: str,
+    seeds: int | None = None,
+    notes: Sequence[str] = (),
+) -> list[Path]:
+    """Write table-N.md, table-N.html, figure-N.svg, .png and .csv, runs.csv and index.html, in place of older ones.
+
+    Parameters
+    ----------
+    records : sequence of RunRecord
+        All runs, those of the search of step sizes included: they count as cost.
+    folder : path
+        Where to; it is made if need be. All files are there, or none has changed.
+    command : str
+        What made the runs; it stands on the page.
+    seeds : int, optional
+        How many were asked for; by default as many as the cell with most of them has.
+    notes : sequence of str
+        What a reader must know first, such as that this is a quick look.
+
+    Returns
+    -------
+    list of Path
+        What was written, index.html first.
+    """
+    from .figures import FIGURES, figure_files, panels_of  # matplotlib
+    from .page import render_index, render_tables, section
+
+    found = {record.experiment for record in records if record.role == "final"}
+    experiments = [name for name in TABLES if name in found] + sorted(found - set(TABLES))
+    if not experiments:
+        raise InvalidInput(
+            f"records: none of the {len(records)} runs is a final one, and there is nothing to report: run "
+            "`bilevel reproduce` first, and to its end"
+        )
+    contents: dict[str, bytes] = {}
+    sections = []
+    for experiment in experiments:
+        panels = panels_of(records, experiment) if experiment in FIGURES else []
+        part = section(records, experiment, tables_of(records, experiment, seeds), panels)
+        sections.append(part)
+        contents[f"{part.name}.md"] = render_markdown(records, experiment, seeds=seeds).encode()
+        contents[f"{part.name}.html"] = render_tables(part, notes=notes).encode()
+        if panels:
+            contents |= figure_files(panels, FIGURES[experiment])
+    contents["runs.csv"] = runs_csv(records).encode()
+    page = render_index(records, sections, command=command, notes=notes)
+    return _write({"index.html": page.encode(), **contents}, Path(folder))
+
+
+def _write(contents: dict[str, bytes], folder: Path) -> list[Path]:
+    folder.mkdir(parents=True, exist_ok=True)
+    writers = {folder / name: _writer(content) for name, content in contents.items()}
+    write_together(writers, overwrite=True)
+    return list(writers)
+
+
+def _writer(content: bytes) -> Callable[[Path], object]:
+    return lambda temporary: temporary.write_bytes(content)

@@ -1,0 +1,216 @@
+"""Tables, CSV and budgets from runs whose numbers are known."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+
+import pytest
+
+from bilevel.errors import InvalidInput
+from bilevel.experiments.printed import TABLES
+from bilevel.experiments.report import render_markdown
+from bilevel.experiments.report.cells import cells_of
+from bilevel.experiments.report.csv_file import runs_csv
+from bilevel.experiments.report.curves import after, band
+from bilevel.experiments.report.provenance import core_hours, facts, troubles
+from bilevel.experiments.report.tables import tables_of
+
+from .conftest import record
+
+
+def rows(text: str, number: int = 0) -> dict[tuple[str, str], dict[str, str]]:
+    """The lines of the table with that number in a Markdown text, by dataset and method."""
+    part = text.split("**\n\n")[1 + number].split("\n\n")[0]
+    lines = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in part.splitlines()]
+    return {(line[0], line[1]): dict(zip(lines[0], line, strict=True)) for line in lines[2:]}
+
+
+def test_a_line_by_hand():
+    """Accuracies 93, 94 and 95 %: mean 94, standard deviation 1; printed 94.24 +- 0.01, 2 s = 2 / sqrt(3)."""
+    runs = [record(seed=seed, accuracy=accuracy) for seed, accuracy in enumerate((0.93, 0.94, 0.95))]
+    line = rows(render_markdown(runs, "table-2"))["MNIST 6vs9", "DMLCBO"]
+    assert line == {
+        "dataset": "MNIST 6vs9", "method": "DMLCBO", "printed": "94.24 ± 0.01", "ours": "94.00 ± 1.00", "n": "3",
+        "verdict": "within two standard errors", "F(x)": "0.5300 ± 0.0050", "accuracy, solved": "92.00 ± 1.00",
+        "zero scores %, solved / own": "6.50 / 0.10", "non-zeros, solved / own": "3.0 / 700.0",
+        "settings": "gamma 0.1, tau 1",
+    }  # fmt: skip
+
+
+def test_every_printed_cell_has_a_line_and_those_without_runs_say_so():
+    for experiment, table in TABLES.items():
+        lines = rows(render_markdown([], experiment))
+        assert len(lines) == sum(map(len, table.cells.values()))
+        assert {(line["ours"], line["verdict"]) for line in lines.values()} == {("not run", "not run")}
+
+
+def test_fewer_seeds_than_asked_and_broken_runs_are_said():
+    runs = [record(seed=seed) for seed in range(3)] + [
+        record(seed=3, status="diverged", reason="x is not finite", accuracy=math.nan),
+        record(seed=4, status="failed", curve={}),
+        record(method="vpbgd", seed=0, status="diverged"),
+    ]
+    lines = rows(render_markdown(runs, "table-2", seeds=10))
+    assert lines["MNIST 6vs9", "DMLCBO"]["n"] == "3 of 10, 1 diverged, 1 failed"
+    assert lines["MNIST 6vs9", "DMLCBO"]["ours"] == "94.00 ± 0.00"  # broken runs are in no mean
+    assert lines["MNIST 6vs9", "V-PBGD"]["ours"] == "no run ended"
+    assert lines["MNIST 6vs9", "V-PBGD"]["n"] == "0 of 10, 1 diverged"
+    assert rows(render_markdown(runs, "table-2"))["MNIST 6vs9", "DMLCBO"]["n"].startswith("3 of 5")
+    assert {(trouble.run.seed, trouble.what, trouble.why) for trouble in troubles(runs)} == {
+        (3, "diverged", "x is not finite"),
+        (4, "failed", "no reason is stored"),
+        (0, "diverged", "no reason is stored"),
+    }
+
+
+def test_a_run_that_ended_without_a_number_is_no_result():
+    runs = [record(seed=0), record(seed=1, curve={"step": [0], "training_seconds": [0.0], "accuracy": [math.nan]})]
+    assert rows(render_markdown(runs, "table-2"))["MNIST 6vs9", "DMLCBO"]["n"] == "1 of 2, 1 without a number"
+    assert [trouble.what for trouble in troubles(runs)] == ["ended by iterations, without a number"]
+
+
+def test_few_seeds_are_a_rough_guide():
+    rough = "Where n is below 5, two standard errors are a rough guide."
+    assert rough in render_markdown([record(seed=seed) for seed in range(4)], "table-2")
+    assert rough not in render_markdown([record(seed=seed) for seed in range(5)], "table-2")
+
+
+def test_one_seed_has_no_spread_and_no_verdict():
+    line = rows(render_markdown([record()], "table-2"))["MNIST 6vs9", "DMLCBO"]
+    assert (line["ours"], line["n"], line["verdict"]) == ("94.00", "1", "none from one seed")
+
+
+def test_methods_and_datasets_that_the_paper_lacks_come_last():
+    runs = [record(method="implicit"), record(dataset="adult")]
+    lines = list(rows(render_markdown(runs, "table-2")))
+    assert lines[-1] == ("adult", "DMLCBO")
+    assert lines.index(("MNIST 6vs9", "implicit")) == lines.index(("MNIST 6vs9", "RMD-PCD")) + 1
+
+
+def test_two_settings_are_two_lines_and_two_runs_of_a_seed_are_one():
+    other = record(seed=0, settings={"gamma": 1.0, "tau": 1.0}, accuracy=0.9)
+    assert len([cell for cell in cells_of([record(), other], "table-2") if cell.runs]) == 2
+    short = record(identity="short", accuracy=0.5, curve={"step": [0, 50], "accuracy": [0.5, 0.6]})
+    (cell,) = (cell for cell in cells_of([record(), short, record(seed=1)], "table-2") if cell.runs)
+    assert [run.seed for run in cell.runs] == [0, 1]
+    assert cell.left_out == (short,)
+    assert cell.ours.mean == pytest.approx(94.0)
+
+
+@pytest.mark.parametrize(("experiment", "setting"), [("table-4", "Q"), ("table-5", "eta")])
+def test_ablations_have_a_line_per_value(experiment, setting):
+    columns = TABLES[experiment].columns
+    runs = [record(experiment=experiment, settings={setting: value, "tau": 0.1}, accuracy=0.9) for value in columns]
+    lines = rows(render_markdown(runs, experiment))
+    for value in columns:
+        line = lines["MNIST 6vs9", f"{setting} = {value:g}"]
+        assert (line["ours"], line["settings"]) == ("90.00", "tau 0.1")
+    with pytest.raises(InvalidInput, match=f"has no '{setting}' in its settings"):
+        cells_of([record(experiment=experiment)], experiment)
+
+
+def test_few_shot_has_its_own_columns():
+    runs = [record(experiment="table-3", dataset="fc100-5way", seed=seed, accuracy=0.45) for seed in range(2)]
+    text = render_markdown(runs, "table-3")
+    line = rows(text)["FC100, 5 way 5 shot", "DMLCBO"]
+    assert (line["ours"], line["verdict"], line["interval in a run"]) == ("45.00 ± 0.00", "below", "± 0.20")
+    assert line["training classes"] == "46.00 ± 0.00"
+    assert "FC100, 5 way 5 shot, below (DMLCBO): Erratum 10" in text
+    assert "F(x)" not in line
+
+
+def test_unexplained_differences_are_admitted():
+    runs = [record(dataset="madelon", seed=seed, accuracy=0.5) for seed in range(3)]
+    assert "We have no explanation for: Madelon below (DMLCBO)." in render_markdown(runs, "table-2")
+    runs = [record(dataset="madelon", seed=seed, accuracy=0.6) for seed in range(3)]
+    assert "Madelon, above (DMLCBO): Five of 500 columns" in render_markdown(runs, "table-2")
+
+
+def test_the_clock():
+    """An evaluation every 0.5 s: after 5 s the one of step 1000, which is 0.94 - 0.44 / e."""
+    run = record()
+    assert after(run, "accuracy", 5) == pytest.approx(0.94 - 0.44 / math.e)
+    assert after(run, "accuracy", 5.4) == after(run, "accuracy", 5)
+    assert after(run, "accuracy", 60) == 0.94  # had finished after 50 s
+    stopped = record(status="time limit")
+    assert math.isnan(after(stopped, "accuracy", 60))
+    assert after(stopped, "accuracy", 50.2) == 0.94  # the limit itself
+    assert math.isnan(after(record(curve={}), "accuracy", 1))
+    assert math.isnan(after(run, "no such column", 1))
+    late = record(curve={"step": [100], "training_seconds": [3.0], "accuracy": [0.9]})
+    assert math.isnan(after(late, "accuracy", 1))
+
+
+def test_budget_columns_say_how_many_got_there():
+    runs = [record(seed=0, pace=0.1, status="time limit"), record(seed=1, pace=0.5, status="time limit")]
+    line = rows(render_markdown(runs, "table-2"), 1)["MNIST 6vs9", "DMLCBO"]
+    assert line["accuracy, 20 s"].endswith("(n = 1)")
+    assert line["accuracy, 60 s"] == line["F(x), 60 s"] == "–"
+    assert "±" in line["F(x), 5 s"]
+
+
+def test_bands_are_mean_and_deviation_where_all_runs_are():
+    line = band([record(accuracy=0.9), record(accuracy=0.94, pace=0.25)], "solved_upper_value")
+    assert line is not None
+    assert (line.times[0], line.times[-1]) == pytest.approx((0.5, 25.0))
+    at_end = [1.0 - 0.5 * (0.9 - 0.4 * math.exp(-5)), 1.0 - 0.5 * 0.94]
+    assert line.mean[-1] == pytest.approx(sum(at_end) / 2)
+    assert line.std[-1] == pytest.approx(abs(at_end[0] - at_end[1]) / math.sqrt(2))
+    assert band([], "accuracy") is None
+    assert band([record(curve={})], "accuracy") is None
+
+
+def test_text_of_strangers_stays_in_its_cell():
+    run = record(method="a|b*\nc")
+    lines = [line for line in render_markdown([run], "table-2").splitlines() if "a\\|b\\* c" in line]
+    assert [line.count(" | ") for line in lines] == [10, 9]  # the table, and the one against the clock
+
+
+def test_the_csv_has_every_run(full_sweep):
+    lines = list(csv.DictReader(io.StringIO(runs_csv(full_sweep))))
+    assert len(lines) == len(full_sweep)
+    by_identity = {line["identity"]: line for line in lines}
+    for run in full_sweep:
+        line = by_identity[run.identity]
+        assert (line["status"], line["reason"], int(line["seed"])) == (run.status, run.reason, run.seed)
+        assert line["settings.gamma"] == str(run.settings["gamma"])
+        if run.final:
+            assert float(line["final.accuracy"]) == run.final["accuracy"]
+    run = next(run for run in full_sweep if (run.experiment, run.dataset, run.role) == ("table-2", "mnist", "final"))
+    assert float(by_identity[run.identity]["accuracy.after.1s"]) == after(run, "accuracy", 1)
+    assert runs_csv(full_sweep[::-1]) == runs_csv(full_sweep)
+
+
+def test_the_tables_can_be_made_from_the_csv(full_sweep):
+    """The mean of a cell, once more, from runs.csv alone."""
+    lines = csv.DictReader(io.StringIO(runs_csv(full_sweep)))
+    found = [
+        100 * float(line["final.accuracy"])
+        for line in lines
+        if (line["experiment"], line["dataset"], line["method"]) == ("table-2", "madelon", "vpbgd")
+    ]
+    assert rows(render_markdown(full_sweep, "table-2"))["Madelon", "V-PBGD"]["ours"].startswith(
+        f"{sum(found) / len(found):.2f} ± "
+    )
+
+
+def test_cost_and_facts():
+    runs = [record(seed=seed, wall_seconds=1800.0, environment={"threads": 2}) for seed in range(2)]
+    assert core_hours(runs) == pytest.approx(2.0)
+    shared = [record(identity=name, wall_seconds=3600.0, environment={"work": "same"}) for name in "ab"]
+    assert core_hours(shared) == pytest.approx(1.0)
+    mixed = [
+        record(dataset="mnist", environment={"torch": "2.6", "data": "m", "cores": 2, "work": "1"}),
+        record(dataset="madelon", environment={"torch": "2.6", "data": "n", "cores": 4}),
+        record(dataset="madelon", seed=1, environment={"torch": "2.6", "data": "n", "cores": 2}),
+    ]
+    assert facts(mixed) == {"cores": "2, 4", "data": "madelon: n, mnist: m", "torch": "2.6"}
+
+
+def test_tables_are_two_per_experiment(full_sweep):
+    for experiment in TABLES:
+        results, clock = tables_of(full_sweep, experiment)
+        for table in (results, clock):
+            assert {len(line) for _, lines in table.groups for line in lines} == {len(table.headings)}
