@@ -121,7 +121,7 @@ def in_passes(problem: CleaningProblem, solver: Any, *, blocks: int = 9) -> floa
 
 def without_numba() -> float:
     """The step as it is where numba is not installed."""
-    with patch.object(fused, "arithmetic", lambda: on_arrays):
+    with patch.object(fused, "arithmetic", lambda *_: on_arrays):
         return in_passes(make(2000, "float64"), NOISY, blocks=5)
 
 

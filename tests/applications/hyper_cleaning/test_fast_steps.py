@@ -76,7 +76,7 @@ FORMS = ["NumPy", "compiled"]
 def form(request, monkeypatch):
     """In NumPy, or compiled by numba."""
     if request.param == "NumPy":
-        monkeypatch.setattr(steps, "arithmetic", lambda: on_arrays)
+        monkeypatch.setattr(steps, "arithmetic", lambda *_: on_arrays)
     else:
         from bilevel.applications.hyper_cleaning import compiled
 
@@ -326,7 +326,7 @@ def test_large_faces_are_for_compiled_steps_alone(monkeypatch, taken):
     assert_same_state(last(), general, 1e-10)
     assert len(taken) > 40
     taken.clear()
-    monkeypatch.setattr(steps, "arithmetic", lambda: on_arrays)
+    monkeypatch.setattr(steps, "arithmetic", lambda *_: on_arrays)
     assert_same_state(last(), general, 1e-10)
     assert taken == []
 
@@ -351,6 +351,14 @@ def test_steps_without_numba_are_those_of_numpy(monkeypatch):
     monkeypatch.setitem(sys.modules, "numba", None)  # what an import finds when it is not installed
     assert steps.arithmetic() is on_arrays
     assert states(paper_problem(), SOLVERS["auto"], 3)[-1].step == 3
+
+
+def test_damaged_compiled_code_is_told_and_done_without(monkeypatch):
+    from bilevel.applications.hyper_cleaning import compiled
+
+    monkeypatch.setattr(compiled, "estimate", lambda *_: pickle.loads(b"cut off"))
+    with pytest.warns(UserWarning, match="compiled steps do not work here .*delete the files"):
+        assert steps.arithmetic() is on_arrays
 
 
 def test_numba_is_loaded_by_the_fused_step_alone():

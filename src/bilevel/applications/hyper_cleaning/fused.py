@@ -14,6 +14,7 @@ The same mathematics as `DMLCBO` on a `CleaningLinearization`, operation by oper
 
 from __future__ import annotations
 
+import warnings
 from operator import is_
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,7 @@ from ...sets.product import ProductSet
 from ...sets.simplex import L1Ball
 from ...smoothing import Exact, Perturbed
 from ...solvers.dmlcbo import DMLCBO, SETTLING, DMLCBOState
+from . import on_arrays
 from .design import DenseDesign
 from .losses import Logistic
 from .noise import RowWeights
@@ -70,13 +72,32 @@ def _on_arrays(design: Any) -> bool:
     return type(design) is DenseDesign and design.device.type == "cpu"
 
 
-def arithmetic() -> Any:
-    """The module with the arithmetic of a step: compiled where numba is installed (the extra `fast`)."""
+def arithmetic(number: Any = np.float64) -> Any:
+    """The module with the arithmetic of a step: compiled where numba is installed (the extra `fast`) and works."""
     try:
         from . import compiled
     except (ImportError, RuntimeError):  # no numba, or no folder where it may keep what it compiled
-        from . import on_arrays as compiled
+        return on_arrays
+    try:
+        rehearse(compiled, number)
+    except Exception as error:  # what was kept on the disk is damaged, the disk is full ...
+        warnings.warn(
+            f"compiled steps do not work here ({type(error).__name__}: {error}); NumPy takes them, more slowly. "
+            f"If this stays, delete the files compiled.*.nb* of numba's cache beside {compiled.__file__}",
+            stacklevel=2,
+        )
+        return on_arrays
     return compiled
+
+
+def rehearse(module: Any, number: Any) -> None:
+    """All functions of a step on two rows: they are compiled by now, or loaded."""
+    columns, signs, chances = np.eye(2, dtype=number), np.ones(4, np.int8), np.full(6, 0.5, number)
+    before, after = (tuple(np.full(2, 2.0, number) for _ in range(7)) for _ in range(2))
+    module.move(columns, columns, signs, before, after, chances, 0.1, 0.1, 0.1, 1.0)
+    module.pull(chances, signs, after[2])
+    noise, numbers = np.zeros(2, number), (0.0, 0.1, 1.0, 0.1, 0.1, 2, 0.1, 0.1)
+    module.estimate(columns, columns, before[4], chances, before, after, noise, *numbers)
 
 
 class FusedStep:
@@ -101,7 +122,7 @@ class FusedStep:
         self._pulled = np.empty(d, self._noisy.dtype)
         self._nothing = np.zeros_like(self._pulled)
         self._last: tuple[list[Any], Any, Any] = [None], None, None  # the last state: vectors, where they lie, arrays
-        self._do = arithmetic()
+        self._do = arithmetic(self._noisy.dtype)
 
     def __call__(self, problem: Any, state: DMLCBOState) -> DMLCBOState | None:
         if state.carried is None or state.adjoint is None or state.x.dtype != self._dtype:  # type: ignore[union-attr]
