@@ -1,6 +1,14 @@
-"""Settings of the manual: `make docs` builds it with warnings as errors."""
+"""Settings of the manual: `make docs` builds it with warnings as errors, and needs no network."""
+
+import sys
+from pathlib import Path
+
+import torch
 
 import bilevel
+
+sys.path.insert(0, str(Path(__file__).parent / "_ext"))
+torch.set_num_threads(1)
 
 project = "bilevel"
 author = "The bilevel authors"
@@ -8,20 +16,26 @@ copyright = "2026, The bilevel authors"
 release = version = bilevel.__version__
 
 extensions = [
+    "computed",
+    "offline_math",
     "myst_parser",
     "numpydoc",
     "sphinx.ext.autodoc",
     "sphinx.ext.autosummary",
-    "sphinx.ext.mathjax",
+    "sphinx_copybutton",
     "sphinx_gallery.gen_gallery",
 ]
-myst_enable_extensions = ["dollarmath", "amsmath"]
+myst_enable_extensions = ["dollarmath", "amsmath", "deflist"]
 myst_heading_anchors = 3
 autosummary_generate = True
 numpydoc_show_class_members = False
 exclude_patterns = ["_build", "gallery/README.rst", "gallery/GALLERY_HEADER.rst"]
+copybutton_exclude = ".linenos, .gp, .computed-output"
+
 html_theme = "pydata_sphinx_theme"
-html_theme_options = {"show_prev_next": False}
+html_theme_options = {"show_prev_next": False, "navigation_with_keys": False, "navbar_align": "left"}
+html_static_path = ["_static"]
+html_css_files = ["manual.css"]
 
 sphinx_gallery_conf = {
     "examples_dirs": "gallery",

@@ -15,7 +15,9 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def python_blocks(path):
-    return re.findall(r"```python\n(.*?)```", (ROOT / path).read_text(), re.DOTALL)
+    """Those that are shown, and those that are also run when the manual is built."""
+    fences = r"```(?:python|\{computed\})\n(?::\w+:\n)*(.*?)```"
+    return re.findall(fences, (ROOT / path).read_text(), re.DOTALL)
 
 
 def without_numbers(text):
