@@ -51,7 +51,7 @@ def doctor(*, json: bool = False) -> int:
         Print one JSON document.
     """
     found = examine()
-    print(formats.dumps(asdict(found), indent=2) if json else found.text())  # noqa: T201
+    print(formats.dumps(asdict(found), indent=2) if json else found.text())
     return 0 if found.ok else 2
 
 
