@@ -1,9 +1,11 @@
 """Settings of the manual: `make docs` builds it with warnings as errors, and needs no network."""
 
+import re
 import sys
 from pathlib import Path
 
 import torch
+from docutils import nodes
 
 import bilevel
 
@@ -32,8 +34,11 @@ numpydoc_show_class_members = False
 exclude_patterns = ["_build", "gallery/README.rst", "gallery/GALLERY_HEADER.rst"]
 copybutton_exclude = ".linenos, .gp, .computed-output"
 
+html_title = "bilevel"
+html_favicon = "_static/favicon.svg"
 html_theme = "pydata_sphinx_theme"
 html_theme_options = {"show_prev_next": False, "navigation_with_keys": False, "navbar_align": "left"}
+html_context = {"default_mode": "auto"}  # light or dark, as the reader has it
 html_static_path = ["_static"]
 html_css_files = ["manual.css"]
 
@@ -43,6 +48,7 @@ sphinx_gallery_conf = {
     "filename_pattern": "/plot_",
     "download_all_examples": False,
     "show_memory": False,
+    "write_computation_times": False,
     "min_reported_time": 3600,
 }
 
@@ -56,6 +62,15 @@ def keep_mathematics(app, what, name, obj, options, lines):
             lines[k] = line.replace("|", "\\|").replace("*", "\\*")
 
 
+def name_thumbnails(app, doctree):
+    """Sphinx-Gallery leaves the alternative text of its thumbnails empty."""
+    for image in doctree.findall(nodes.image):
+        found = re.search(r"sphx_glr_plot_(\w+)_thumb", image["uri"])
+        if found and not image.get("alt", "").strip():
+            image["alt"] = f"Picture of the example: {found[1].replace('_', ' ')}"
+
+
 def setup(app):
     # Before numpydoc, which adds markup of its own.
     app.connect("autodoc-process-docstring", keep_mathematics, priority=100)
+    app.connect("doctree-read", name_thumbnails)

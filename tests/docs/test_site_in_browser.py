@@ -22,7 +22,7 @@ pytestmark = pytest.mark.browser
 ROOT = Path(__file__).resolve().parents[2]
 OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 COLOURS = """() => {
-    const paragraph = document.querySelector("article p, main p, article li");
+    const paragraph = document.querySelector("article p, article li, article h1, main p") || document.body;
     let ground = paragraph, colour;
     do { colour = getComputedStyle(ground).backgroundColor; ground = ground.parentElement; }
     while (ground && /rgba\\(.*, 0\\)|transparent/.test(colour));
@@ -121,7 +121,12 @@ def visit(chromium: Any, address: str, names: list[str], look: Any, **window: An
     complaints: list[str] = []
     context = chromium.new_context(**window)
     page = context.new_page()
-    page.on("console", lambda message: complaints.append(f"{page.url}: console: {message.text}"))
+    page.on(
+        "console",
+        lambda message: (
+            complaints.append(f"{page.url}: {message.text}") if message.type in ("error", "warning") else None
+        ),
+    )
     page.on("pageerror", lambda error: complaints.append(f"{page.url}: {error}"))
     page.on(
         "response", lambda answer: complaints.append(f"{answer.status} {answer.url}") if answer.status >= 400 else None
