@@ -37,7 +37,13 @@ copybutton_exclude = ".linenos, .gp, .computed-output"
 html_title = "bilevel"
 html_favicon = "_static/favicon.svg"
 html_theme = "pydata_sphinx_theme"
-html_theme_options = {"show_prev_next": False, "navigation_with_keys": False, "navbar_align": "left"}
+html_theme_options = {
+    "show_prev_next": False,
+    "navigation_with_keys": False,
+    "navbar_align": "left",
+    "header_links_before_dropdown": 3,
+}
+html_sidebars = {"*": []}  # pages of their own have no section to navigate
 html_context = {"default_mode": "auto"}  # light or dark, as the reader has it
 html_static_path = ["_static"]
 html_css_files = ["manual.css"]

@@ -10,13 +10,21 @@ from docutils import nodes
 from docutils.utils.math import MathError
 from docutils.utils.math.latex2mathml import tex2mathml
 
+GROUP = r"(?:\{((?:[^{}]|\{[^{}]*\})*)\}|(\w))"
+"""What stands in braces, which may hold braces once more, or a single letter."""
+
 
 def mathml(tex: str, *, block: bool) -> str:
     """A formula of TeX as MathML, with its source for those who copy it or cannot see it.
 
     docutils does not know all commands: those that only choose a size or a place are written in ones that it knows.
     """
-    plain = re.sub(r"\\operatorname\*", r"\\operatorname", tex.strip())
+    plain = re.sub(
+        r"\\operatorname\*\{(\w+)\}_" + GROUP,
+        lambda found: rf"\underset{{{found[2] or found[3]}}}{{\operatorname{{{found[1]}}}}}\;",
+        tex.strip(),
+    )
+    plain = plain.replace(r"\operatorname*", r"\operatorname")
     plain = re.sub(r"\\tfrac\s*(\d)\s*(\d)", r"\\frac{\1}{\2}", plain).replace(r"\tfrac", r"\frac")
     plain = plain.replace(r"\textstyle", "").replace(r"\dots", r"\ldots")
     if not block:
@@ -30,7 +38,7 @@ def visit_inline(writer: Any, node: nodes.math) -> None:
 
 
 def visit_block(writer: Any, node: nodes.math_block) -> None:
-    writer.body.append(writer.starttag(node, "div", CLASS="math"))
+    writer.body.append(writer.starttag(node, "div", CLASS="formula"))
     write(writer, node, block=True, after="</div>\n")
 
 
