@@ -55,6 +55,7 @@ sphinx_gallery_conf = {
     "download_all_examples": False,
     "show_memory": False,
     "write_computation_times": False,
+    "reset_modules": ("matplotlib", "computed.reset_torch"),
     "min_reported_time": 3600,
 }
 

@@ -77,6 +77,15 @@ def inside(folder: str) -> Iterator[None]:
 
 def begin_page(app: Any, docname: str, source: list[str]) -> None:
     pages.pop(docname, None)
+    reset_torch()
+
+
+def reset_torch(*_: Any) -> None:
+    """What one page or example sets for all of torch does not reach the next."""
+    import torch
+
+    torch.set_default_dtype(torch.float32)
+    torch.manual_seed(0)
 
 
 def setup(app: Any) -> dict[str, Any]:
