@@ -143,7 +143,7 @@ def _small_problem() -> str:
         problem = bilevel.Problem(
             lambda x, y: (y - target).square().sum(), lambda x, y: (y - x).square().sum(), bilevel.sets.L1Ball(1.0)
         )
-        y = bilevel.minimize(problem, torch.zeros(2), torch.zeros(2), steps=300).y
+        y: Any = bilevel.minimize(problem, torch.zeros(2), torch.zeros(2), steps=300).y
         return "solved" if (y - target).abs().max() < 0.05 else f"ended at {y.tolist()} instead of {target.tolist()}"
     except Exception as error:  # whatever it is, it is what the user wants to hear of
         return f"{type(error).__name__}: {error}"
