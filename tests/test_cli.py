@@ -32,6 +32,8 @@ def python(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProc
         "from bilevel.cli import main; assert main(['resume', '--help']) == 0",
         "from bilevel.cli import main; assert main(['data', '--help']) == 0",
         "from bilevel.cli import main; assert main(['data', 'fetch', '--help']) == 0",
+        "from bilevel.cli import main; assert main(['doctor', '--help']) == 0",
+        "from bilevel.cli import main; assert main(['fewshot', 'train', '--help']) == 0",
         "from bilevel.cli import main; assert main(['--version']) == 0",
         "from bilevel.cli import main; assert main(['no-such-command']) == 2",
     ],

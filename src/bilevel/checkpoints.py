@@ -38,7 +38,17 @@ Content = TypeVar("Content")
 
 
 class CheckpointWarning(UserWarning):
-    """A checkpoint could not be written, or was damaged and the one before it is used."""
+    """A checkpoint could not be written, or was damaged and the one before it is used.
+
+    Examples
+    --------
+    >>> import warnings
+    >>> with warnings.catch_warnings(record=True) as caught:
+    ...     warnings.simplefilter("always")
+    ...     warnings.warn("run.safetensors could not be written: the disk is full", CheckpointWarning)
+    >>> caught[0].category.__name__
+    'CheckpointWarning'
+    """
 
 
 @dataclass(frozen=True)

@@ -116,6 +116,15 @@ class Comparison:
         By name: the error that ended a run before its budget.
     budget
         What each solver could spend.
+
+    Examples
+    --------
+    >>> import bilevel, torch
+    >>> problem = bilevel.Problem(lambda x, y: (y - 1).square().sum(), lambda x, y: (y - x).square().sum())
+    >>> start = torch.zeros(2).double()
+    >>> result = bilevel.compare(problem, [bilevel.ProjectedSOBA()], bilevel.Budget(cost=200), x0=start, y0=start)
+    >>> [line["solver"] for line in result.table()], result.refused, result.failed
+    (['ProjectedSOBA'], {}, {})
     """
 
     budget: Budget
@@ -193,6 +202,9 @@ def compare(
 ) -> Comparison:
     """Run solvers on one problem, from one start, under the same budget.
 
+    A solver that cannot take the problem is listed with the reason, and so is one that ends with an error, whatever its
+    kind: the others run on. Ctrl-C ends the comparison and keeps what there is.
+
     Parameters
     ----------
     problem
@@ -213,8 +225,10 @@ def compare(
     progress
         Show a progress bar.
 
-    A solver that cannot take the problem is listed with the reason, and so is one that ends with an error, whatever its
-    kind: the others run on. Ctrl-C ends the comparison and keeps what there is.
+    Returns
+    -------
+    Comparison
+        The table, the runs, and who could not run or failed, with the reason.
 
     Examples
     --------

@@ -28,19 +28,33 @@ def hypergradient(
 ) -> Any:
     """The gradient of F(x) = f(x, y*(x)), or its estimate at a given y.
 
+    h = grad_x f - eta G_xy H [I - (I - eta G_yy) H]^{-1} grad_y f with H in the generalised Jacobian of P_Y at
+    z = y - eta grad_y g.
+
     Parameters
     ----------
-    problem, x
-        The problem and the upper variable.
+    problem
+        f, g and the set.
+    x
+        The upper variable, a tensor or a dictionary of tensors of any shape.
     y
-        The lower variable at which the estimate is made, in Y: usually y*(x) or an iterate near it, since the answer is
-        the gradient of F only there. When None the lower level is solved first, from `problem.y0`.
+        The lower variable, of the shape of y, at which the estimate is made, in Y: usually y*(x) or an iterate near it,
+        since the answer is the gradient of F only there. When None the lower level is solved first, from `problem.y0`.
     method
         `LinearSolve()` (default), `Neumann(...)` or `Unrolled(...)`.
     seed
         For methods that draw.
     details
         Return the `Hypergradient` with its adjoint and statistics instead of the gradient alone.
+
+    Returns
+    -------
+    Tensor or dictionary of tensors
+        The gradient h, of the shape of x; with `details` a `Hypergradient`.
+
+    References
+    ----------
+    Shi, Chang & Gu (2024), the paper of DMLCBO, section 3.1; where it is the gradient of F: erratum 11.
 
     Examples
     --------
@@ -74,7 +88,20 @@ def hypergradient(
 
 
 class LinearSystemWarning(UserWarning):
-    """The linear system behind a hypergradient was not solved."""
+    """The linear system behind a hypergradient was not solved.
+
+    Examples
+    --------
+    A lower level that is flat in one direction has no unique solution, and the system no solution at all:
+
+    >>> import bilevel, torch, warnings
+    >>> problem = bilevel.Problem(lambda x, y: y.sum(), lambda x, y: (y[0] - x).square())
+    >>> with warnings.catch_warnings(record=True) as caught:
+    ...     warnings.simplefilter("always")
+    ...     h = bilevel.hypergradient(problem, torch.tensor(1.0), torch.tensor([1.0, 0.0]))
+    >>> caught[0].category.__name__
+    'LinearSystemWarning'
+    """
 
 
 def _warn_if_loose(result: Hypergradient) -> None:
@@ -105,10 +132,23 @@ def argmin(
 
     Parameters
     ----------
-    problem, x, y0, tol, max_steps
+    problem
+        f, g and the set.
+    x
+        The upper variable, a tensor or a dictionary of tensors of any shape.
+    y0, tol, max_steps
         As in `solve_lower`.
     method
         The linear solve of the backward pass.
+
+    Returns
+    -------
+    Tensor or dictionary of tensors
+        The solution y*(x), of the shape of y0, with a graph to x.
+
+    References
+    ----------
+    Shi, Chang & Gu (2024), the paper of DMLCBO, section 3.1, as a layer: Blondel et al. (2022).
 
     Examples
     --------

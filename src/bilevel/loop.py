@@ -53,6 +53,16 @@ def iterate(
 ) -> Iterator[Any]:
     """The states of a run, one per step and without end, for people who own their training loop.
 
+    Parameters
+    ----------
+    problem, x0, y0, solver, seed
+        As in `minimize`.
+
+    Yields
+    ------
+    State
+        x, y and what the solver carries along, after each step. A solver may reuse its tensors: copy what you keep.
+
     Examples
     --------
     >>> import bilevel, torch
@@ -105,7 +115,8 @@ def minimize(
     problem
         f, g and the sets.
     x0, y0
-        Where to start; y0 must lie in Y (defaults `problem.x0` and `problem.y0`). They are not changed.
+        Where to start: tensors, or dictionaries of tensors, of any shape; y0 must lie in Y (defaults `problem.x0` and
+        `problem.y0`). They are not changed.
     solver
         Default `DMLCBO()`.
     steps
@@ -142,6 +153,15 @@ def minimize(
         A `Solution`, its state, or the path of a checkpoint to continue from, instead of x0 and y0. `evaluate_every`,
         `tol` and `output` are then those of the earlier run unless given. A damaged checkpoint is noticed, and the one
         before it is used with a warning.
+
+    Returns
+    -------
+    Solution
+        The point (x, y), why the run ended, its history and what it cost.
+
+    References
+    ----------
+    Shi, Chang & Gu (2024), the paper of DMLCBO, section 2.1 (the problem) and algorithm 1 (the default solver).
 
     Examples
     --------

@@ -19,7 +19,20 @@ from .spaces import Space, Vector, leaves, tree_map
 
 
 class LowerLevelWarning(UserWarning):
-    """The lower level was not solved to the tolerance asked for."""
+    """The lower level was not solved to the tolerance asked for.
+
+    Examples
+    --------
+    >>> import bilevel, torch, warnings
+    >>> problem = bilevel.Problem(
+    ...     lambda x, y: y.sum(), lambda x, y: (torch.tensor([1.0, 100.0]) * (y - x).square()).sum()
+    ... )
+    >>> with warnings.catch_warnings(record=True) as caught:
+    ...     warnings.simplefilter("always")
+    ...     value = bilevel.upper_value(problem, torch.ones(2), torch.zeros(2), max_steps=1)
+    >>> caught[0].category.__name__
+    'LowerLevelWarning'
+    """
 
 
 @dataclass(frozen=True)
@@ -34,6 +47,22 @@ class LowerSolution:
 
 def lower_residual(problem: Problem, x: Vector, y: Vector) -> float:
     """|y - P_Y(y - grad_y g(x, y))|: zero exactly at y*(x).
+
+    Parameters
+    ----------
+    problem
+        f, g and the set.
+    x, y
+        The point: tensors, or dictionaries of tensors, of any shape.
+
+    Returns
+    -------
+    float
+        The Euclidean norm over all entries of y.
+
+    References
+    ----------
+    Shi, Chang & Gu (2024), the paper of DMLCBO, section 2.3: y*(x) is the fixed point of the projected gradient step.
 
     Examples
     --------
@@ -73,14 +102,21 @@ def solve_lower(
 
     Parameters
     ----------
-    problem, x
-        The problem and the upper variable.
+    problem
+        f, g and the set.
+    x
+        The upper variable, a tensor or a dictionary of tensors of any shape.
     y0
-        Where to start; default `problem.y0`.
+        Where to start, of the shape of y; default `problem.y0`.
     tol
         The residual |y - P_Y(y - grad_y g)| to reach; default 1e-10 in float64, 2e-5 in float32.
     max_steps
         Gradient steps at most; the result says whether the tolerance was met.
+
+    Returns
+    -------
+    LowerSolution
+        `y`, of the shape of y0, with its `residual`, the `steps` taken and whether it `converged`.
 
     Examples
     --------
@@ -175,6 +211,24 @@ def upper_value(
     problem: Problem, x: Vector, y0: Vector | None = None, *, tol: float | None = None, max_steps: int = 20_000
 ) -> Tensor:
     """F(x) = f(x, y*(x)) with the lower level solved to `tol`; warns when it could not be.
+
+    Parameters
+    ----------
+    problem
+        f, g and the set.
+    x
+        The upper variable, a tensor or a dictionary of tensors of any shape.
+    y0, tol, max_steps
+        As in `solve_lower`.
+
+    Returns
+    -------
+    Tensor
+        F(x), a scalar without a graph.
+
+    References
+    ----------
+    Shi, Chang & Gu (2024), the paper of DMLCBO, section 2.1.
 
     Examples
     --------

@@ -25,12 +25,37 @@ from .solution import Record
 
 
 class ObserverWarning(UserWarning):
-    """An observer could not write; the run goes on without it."""
+    """An observer could not write; the run goes on without it.
+
+    Examples
+    --------
+    >>> import warnings
+    >>> warnings.simplefilter("ignore", ObserverWarning)  # a log that fails need not be heard of
+    """
 
 
 @runtime_checkable
 class Observer(Protocol):
-    """A callback of `minimize` that is told when a run begins and ends; `begin` and `end` may also be left out."""
+    """A callback of `minimize` that is told when a run begins and ends; `begin` and `end` may also be left out.
+
+    Examples
+    --------
+    >>> import bilevel, torch
+    >>> class Best:
+    ...     def begin(self, history):
+    ...         self.value = history[0].upper
+    ...
+    ...     def __call__(self, record, state):
+    ...         self.value = min(self.value, record.upper)
+    ...
+    ...     def end(self):
+    ...         pass
+    >>> watch = Best()
+    >>> problem = bilevel.Problem(lambda x, y: (y - 1).square().sum(), lambda x, y: (y - x).square().sum())
+    >>> solution = bilevel.minimize(problem, torch.zeros(2), torch.zeros(2), steps=300, callbacks=[watch])
+    >>> isinstance(watch, Observer), watch.value < 2
+    (True, True)
+    """
 
     def begin(self, history: Sequence[Record]) -> None:
         """The run begins; `history` holds the record of its start or, when it is resumed, all its records so far."""
@@ -142,6 +167,16 @@ class JSONLines(_Lines):
     ----------
     path
         The file to make. When a run is resumed, its own file is brought to the state of the checkpoint and continued.
+
+    Examples
+    --------
+    >>> import bilevel, json, torch, tempfile
+    >>> problem = bilevel.Problem(lambda x, y: (y - 1).square().sum(), lambda x, y: (y - x).square().sum())
+    >>> path = Path(tempfile.mkdtemp()) / "run.jsonl"
+    >>> run = {"steps": 20, "evaluate_every": 10, "callbacks": [JSONLines(path)]}
+    >>> solution = bilevel.minimize(problem, torch.zeros(2), torch.zeros(2), **run)
+    >>> [json.loads(line)["step"] for line in path.read_text().splitlines()]
+    [0, 10, 20]
     """
 
     def _line(self, record: Record) -> str:
@@ -160,6 +195,16 @@ class TensorBoard:
     ----------
     folder
         Where the event files go. When a run is resumed, what was written after its checkpoint is hidden.
+
+    Examples
+    --------
+    >>> import bilevel, torch, tempfile
+    >>> problem = bilevel.Problem(lambda x, y: (y - 1).square().sum(), lambda x, y: (y - x).square().sum())
+    >>> folder = Path(tempfile.mkdtemp()) / "run"
+    >>> watch = TensorBoard(folder)
+    >>> solution = bilevel.minimize(problem, torch.zeros(2), torch.zeros(2), steps=20, callbacks=[watch])
+    >>> len(list(folder.iterdir()))
+    1
     """
 
     def __init__(self, folder: str | Path) -> None:

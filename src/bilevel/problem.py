@@ -24,6 +24,17 @@ Objective = Callable[..., Tensor]
 class Costs:
     """What a run has asked for so far; the same counts for every method.
 
+    Parameters
+    ----------
+    upper_gradients, lower_gradients
+        Gradients of f and of g.
+    hessian_products, cross_products
+        Products of G_yy and of G_xy with a vector.
+    projections
+        Projections on Y.
+    inequality_products
+        Products with derivatives of h, for function constraints.
+
     Examples
     --------
     >>> Costs(lower_gradients=3).as_dict()["lower_gradients"]
@@ -48,6 +59,23 @@ class Linearization(ABC):
     The default, `AutogradLinearization`, works for any f and g. A problem with structure supplies its own by the
     six `_...` methods and returns it from `Problem.linearize`; every method of the library then uses it. What more its
     structure allows it offers by `carried`, `carrying`, `step_to` and `restrict`.
+
+    Parameters
+    ----------
+    problem
+        f and g.
+    x, y
+        The point: tensors, or dictionaries of tensors, of any shape.
+    batch
+        What `problem.sampler` has drawn, or None for all the data.
+
+    Examples
+    --------
+    >>> import bilevel, torch
+    >>> problem = bilevel.Problem(lambda x, y: (x * y).sum(), lambda x, y: (y - x).square().sum())
+    >>> lin = problem.linearize(torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0]))
+    >>> lin.lower_grad_y, lin.lower_hvp(torch.tensor([1.0, 0.0])), lin.lower_cross(torch.tensor([1.0, 0.0]))
+    (tensor([4., 4.]), tensor([2., 0.]), tensor([-2., -0.]))
     """
 
     def __init__(self, problem: Problem, x: Vector, y: Vector, batch: Any = None) -> None:
@@ -187,7 +215,33 @@ class Linearization(ABC):
 
 
 class Coordinates(Protocol):
-    """g(x, .) at a point y that moves one (flat) coordinate at a time, each question at the price of one coordinate."""
+    """g(x, .) at a point y that moves one (flat) coordinate at a time, each question at the price of one coordinate.
+
+    Examples
+    --------
+    g(x, y) = |y - x|^2, whose coordinates cost nothing:
+
+    >>> import torch
+    >>> class Distance:
+    ...     def __init__(self, x, y):
+    ...         self.x, self.y = x, y.clone()
+    ...
+    ...     def gradient(self, j):
+    ...         return 2 * float(self.y[j] - self.x[j])
+    ...
+    ...     def move(self, j, value):
+    ...         self.y[j] = value
+    ...
+    ...     def column(self, j):
+    ...         return 2 * torch.eye(len(self.y))[j]
+    ...
+    ...     def cross(self, j):
+    ...         return -2 * torch.eye(len(self.x))[j]
+    >>> point = Distance(torch.tensor([1.0, 2.0]), torch.zeros(2))
+    >>> point.move(1, 5.0)
+    >>> point.gradient(1)
+    6.0
+    """
 
     def gradient(self, j: int) -> float:
         """The derivative of g in y_j."""
@@ -286,6 +340,10 @@ class Problem:
     inequality
         h(x, y) -> tensor of shape (m,), convex in y: the lower level then also obeys h(x, y) <= 0. For the solvers
         that take function constraints (`BiCGAFFA`, `LVHBA`); a set with a projection is faster wherever there is one.
+
+    References
+    ----------
+    Shi, Chang & Gu (2024), the paper of DMLCBO, section 2.1.
 
     Examples
     --------

@@ -20,7 +20,12 @@ from .spaces import Space, Vector, leaves, tree_map
 
 @dataclass(frozen=True, kw_only=True)
 class Exact:
-    """The analytic Jacobian at z itself: one element of the generalised Jacobian, no smoothing.
+    """H = grad P_Y(z), the analytic Jacobian at z itself: one element of the generalised Jacobian, no smoothing.
+
+    References
+    ----------
+    Shi, Chang & Gu (2024), the paper of DMLCBO, section 3.1: any element of the generalised Jacobian gives a
+    hypergradient.
 
     Examples
     --------
@@ -45,6 +50,11 @@ class Perturbed:
     ----------
     radius
         delta, in the units of y.
+
+    References
+    ----------
+    Shi, Chang & Gu (2024), the paper of DMLCBO, proposition 1 (its proof): the smoothed Jacobian is E[grad P_Y(z +
+    delta u)].
 
     Examples
     --------
@@ -85,6 +95,10 @@ class TwoPoint:
         Draw the directions as the orthonormal factor of a Gaussian matrix: less noise, n <= d.
     block
         How many directions are held in memory at once (iid directions only).
+
+    References
+    ----------
+    Shi, Chang & Gu (2024), the paper of DMLCBO, section 3.3 and lemma 3.10.
 
     Examples
     --------
@@ -133,7 +147,21 @@ class TwoPoint:
 
 
 class PrecisionWarning(UserWarning):
-    """A finite difference that the dtype cannot resolve."""
+    """A finite difference that the dtype cannot resolve.
+
+    Examples
+    --------
+    >>> import bilevel, torch, warnings
+    >>> problem = bilevel.Problem(
+    ...     lambda x, y: y.sum(), lambda x, y: (y - x).square().sum(), bilevel.sets.L1Ball(1.0), y0=torch.zeros(2)
+    ... )
+    >>> method = bilevel.Neumann(smoothing=TwoPoint(radius=1e-9))
+    >>> with warnings.catch_warnings(record=True) as caught:
+    ...     warnings.simplefilter("always")
+    ...     h = bilevel.hypergradient(problem, torch.ones(2), torch.tensor([0.5, 0.5]), method=method)
+    >>> caught[0].category.__name__
+    'PrecisionWarning'
+    """
 
 
 class TwoPointJacobian(Face):

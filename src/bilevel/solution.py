@@ -87,6 +87,15 @@ class Record:
         For Neumann series: the factor by which its terms grow (1 and beyond: diverges); None for other estimators.
     costs
         Gradients, products and projections so far.
+
+    Examples
+    --------
+    >>> import bilevel, torch
+    >>> problem = bilevel.Problem(lambda x, y: (y - 1).square().sum(), lambda x, y: (y - x).square().sum())
+    >>> solution = bilevel.minimize(problem, torch.zeros(2), torch.zeros(2), steps=300)
+    >>> last = solution.history[-1]
+    >>> last.step, last.upper < solution.history[0].upper, last.costs["upper_gradients"] >= 300
+    (300, True, True)
     """
 
     step: int
@@ -106,7 +115,7 @@ class Solution:
     Parameters
     ----------
     x, y
-        The point chosen by the output rule ("last", "best" or "sampled").
+        The point, of the shapes of x0 and y0, chosen by the output rule ("last", "best" or "sampled").
     status
         Why the run ended; `str(status)` explains.
     history
@@ -128,6 +137,14 @@ class Solution:
     plan
         What resuming needs beside the state: up to which step the run was to go (`steps`), `evaluate_every`, `tol`,
         and the facts given with `Checkpoint(about=...)`.
+
+    Examples
+    --------
+    >>> import bilevel, torch
+    >>> problem = bilevel.Problem(lambda x, y: (y - 1).square().sum(), lambda x, y: (y - x).square().sum())
+    >>> solution = bilevel.minimize(problem, torch.zeros(2), torch.zeros(2), steps=300)
+    >>> solution.status.name, solution.stats["steps"], [record.step for record in solution.history]
+    ('STEPS', 300, [0, 100, 200, 300])
     """
 
     x: Vector

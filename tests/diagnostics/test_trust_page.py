@@ -11,7 +11,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "trust.md").read_text(encoding="utf
 
 def test_the_blocks_print_what_the_page_shows(capsys):
     names: dict[str, object] = {}
-    codes = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    codes = re.findall(r"```\{computed\}\n:silent:\n(.*?)```", PAGE, re.DOTALL)
     shown = re.findall(r"```text\n(.*?)```", PAGE, re.DOTALL)
     assert len(codes) == len(shown) == 2
     for code, text in zip(codes, shown, strict=True):

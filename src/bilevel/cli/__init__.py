@@ -52,7 +52,7 @@ def application() -> App:
     """All commands."""
     from cyclopts import App, Parameter
 
-    from . import cleaning, data, experiments, few_shot, runs
+    from . import cleaning, data, doctor, experiments, few_shot, runs
 
     app = App(
         name="bilevel",
@@ -65,8 +65,13 @@ def application() -> App:
             "bilevel demo            # find the wrong labels among 1,000 digits",
             "bilevel clean train.csv --label species --trusted checked.csv --report report.html",
             "bilevel clean --help    # what a command does, its options, more examples",
+            "bilevel doctor          # what is installed, and the pip line for what is missing",
+            "bilevel --install-completion    # commands and options by the Tab key",
         ),
     )
-    for commands in (cleaning, runs, data, few_shot, experiments):
+    for commands in (cleaning, runs, data, few_shot, experiments, doctor):
         commands.add_to(app)
+    app.register_install_completion_command(
+        help="Install completion for this shell (bash, zsh, fish): commands and options by the Tab key."
+    )
     return app

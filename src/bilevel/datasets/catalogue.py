@@ -44,6 +44,16 @@ def find(name: str) -> Entry:
 def data_folder(folder: str | Path | None = None) -> Path:
     """Where the files are: the argument, the environment variable BILEVEL_DATA, or the user's cache folder.
 
+    Parameters
+    ----------
+    folder
+        A folder to use instead.
+
+    Returns
+    -------
+    Path
+        It need not exist yet.
+
     Examples
     --------
     >>> data_folder("somewhere").name
@@ -68,5 +78,17 @@ def load(name: str, folder: str | Path | None = None) -> Dataset:
         mnist, fashion-mnist, cod-rna, madelon (they give `Rows`), omniglot (`ImageClasses`) or cifar-100 (`Cifar100`).
     folder
         The data folder; see `data_folder`.
+
+    Returns
+    -------
+    Dataset
+        `Rows`, `ImageClasses` or `Cifar100`, with the SHA-256 of every file.
+
+    Examples
+    --------
+    >>> from bilevel.datasets import load
+    >>> load("mnist", folder="no-such-folder")
+    Traceback (most recent call last):
+    bilevel.files.FileMissing: mnist: there is no mnist/train-images-idx3-ubyte.gz in no-such-folder. ...
     """
     return find(name).read(data_folder(folder))

@@ -39,7 +39,31 @@ FC100 = {
 
 @dataclass(frozen=True)
 class Cifar100(Rows):
-    """Images (rows, 3, 32, 32) uint8, y the classes 0 .. 99; the superclass of each class, (100,), and its name."""
+    """Images with their classes, and the superclass of each class.
+
+    Parameters
+    ----------
+    name, sha256
+        As in `Dataset`.
+    X, test_X
+        Images (rows, 3, 32, 32) uint8.
+    y, test_y
+        Classes 0 .. 99, (rows,).
+    superclass
+        The superclass of each class, (100,).
+    class_names
+        The name of each class.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from bilevel.datasets import Cifar100, ImageClasses, Rows, fc100_split, omniglot_split
+    >>> y, names = np.arange(100).repeat(6), tuple(map(str, range(100)))
+    >>> images = np.zeros((600, 3, 32, 32), np.uint8)
+    >>> data = Cifar100("cifar-100", images, y, images[:0], y[:0], np.arange(100) // 5, names, sha256={})
+    >>> int(data.superclass[data.y[-1]])
+    19
+    """
 
     superclass: np.ndarray
     class_names: tuple[str, ...]
@@ -115,6 +139,25 @@ def fc100_split(data: Cifar100, split: Literal["train", "validation", "test"] = 
         What `load("cifar-100")` returned.
     split
         train, validation or test.
+
+    Returns
+    -------
+    ImageClasses
+        Images (classes, 600, 3, 32, 32) uint8.
+
+    References
+    ----------
+    Oreshkin, Rodriguez Lopez & Lacoste (2018).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from bilevel.datasets import Cifar100, ImageClasses, Rows, fc100_split, omniglot_split
+    >>> y, names = np.arange(100).repeat(6), tuple(map(str, range(100)))
+    >>> images = np.zeros((600, 3, 32, 32), np.uint8)
+    >>> data = Cifar100("cifar-100", images, y, images[:0], y[:0], np.arange(100) // 5, names, sha256={})
+    >>> fc100_split(data, "train").images.shape[0], fc100_split(data, "test").images.shape[0]
+    (60, 20)
     """
     if split not in FC100:
         raise InvalidInput(f"split must be one of {', '.join(FC100)}, got {split!r}")

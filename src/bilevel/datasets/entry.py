@@ -21,6 +21,11 @@ class RemoteFile:
         `sha256:...` or `md5:...`; None when none was published: such a file is never downloaded.
     size
         Its bytes, where they are known.
+
+    Examples
+    --------
+    >>> RemoteFile("rows.txt", checksum=None).size is None
+    True
     """
 
     path: str
@@ -35,7 +40,20 @@ class RemoteFile:
 
 @dataclass(frozen=True)
 class Dataset:
-    """Data that were read, with the SHA-256 of every file they came from."""
+    """Data that were read, with the SHA-256 of every file they came from.
+
+    Parameters
+    ----------
+    name
+        What the catalogue calls it.
+    sha256
+        The SHA-256 of each file, by its name.
+
+    Examples
+    --------
+    >>> Dataset("mine", sha256={"rows.txt": "0" * 64}).name
+    'mine'
+    """
 
     name: str
     sha256: Mapping[str, str] = field(kw_only=True)
@@ -45,7 +63,21 @@ class Dataset:
 class Rows(Dataset):
     """Training and test rows with their labels, as in the files: nothing is scaled.
 
-    X has shape (rows, ...), y (rows,) integers; likewise test_X and test_y.
+    Parameters
+    ----------
+    name, sha256
+        As in `Dataset`.
+    X, test_X
+        (rows, ...), as in the files.
+    y, test_y
+        (rows,) integers.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> rows = Rows("mine", np.zeros((3, 2)), np.array([0, 1, 0]), np.zeros((1, 2)), np.array([1]), sha256={})
+    >>> rows.X.shape, rows.test_y.shape
+    ((3, 2), (1,))
     """
 
     X: np.ndarray
@@ -56,7 +88,23 @@ class Rows(Dataset):
 
 @dataclass(frozen=True)
 class ImageClasses(Dataset):
-    """As many images of each class: (classes, per_class, channels, height, width) uint8, and the name of each class."""
+    """As many images of each class, and the name of each class.
+
+    Parameters
+    ----------
+    name, sha256
+        As in `Dataset`.
+    images
+        (classes, per_class, channels, height, width) uint8.
+    class_names
+        One for each class.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> ImageClasses("mine", np.zeros((2, 5, 1, 8, 8), np.uint8), ("cat", "dog"), sha256={}).class_names[1]
+    'dog'
+    """
 
     images: np.ndarray
     class_names: tuple[str, ...]
@@ -81,6 +129,12 @@ class Entry:
         structure is not that of the official ones.
     also_in
         Other folders of the data folder that `read` looks into.
+
+    Examples
+    --------
+    >>> from bilevel.datasets import CATALOGUE
+    >>> CATALOGUE["madelon"].licence, len(CATALOGUE["madelon"].files) > 1
+    ('CC BY 4.0', True)
     """
 
     name: str

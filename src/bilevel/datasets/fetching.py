@@ -19,7 +19,14 @@ TIMEOUT = 30  # seconds without an answer
 
 
 class DownloadFailed(BilevelError, OSError):
-    """A file could not be downloaded, or is not the one of the catalogue; the message says where to put it by hand."""
+    """A file could not be downloaded, or is not the one of the catalogue; the message says where to put it by hand.
+
+    Examples
+    --------
+    >>> raise DownloadFailed("no network: put train-images-idx3-ubyte.gz into mnist")
+    Traceback (most recent call last):
+    bilevel.datasets.fetching.DownloadFailed: no network: put train-images-idx3-ubyte.gz into mnist
+    """
 
 
 @dataclass(frozen=True)
@@ -28,6 +35,20 @@ class FileCheck:
 
     A compressed file whose content is the official file is official too. `official` is False for other bytes with the
     right structure: repacked, unpacked or changed.
+
+    Parameters
+    ----------
+    file
+        Its name.
+    sha256
+        Of its bytes.
+    official
+        Whether it is the file of the catalogue.
+
+    Examples
+    --------
+    >>> FileCheck("rows.txt", sha256="0" * 64, official=False).official
+    False
     """
 
     file: str
@@ -47,6 +68,20 @@ def fetch(name: str, folder: str | Path | None = None) -> Path:
         The set.
     folder
         The data folder; see `data_folder`.
+
+    Returns
+    -------
+    Path
+        The folder of the set.
+
+    Examples
+    --------
+    >>> from bilevel.datasets import fetch
+    >>> fetch("mnist")  # doctest: +SKIP
+    PosixPath('.../bilevel/mnist')
+    >>> fetch("no-such-set")
+    Traceback (most recent call last):
+    bilevel.errors.InvalidInput: ...
     """
     entry, root = find(name), data_folder(folder)
     target = root / entry.name
@@ -61,7 +96,27 @@ def fetch(name: str, folder: str | Path | None = None) -> Path:
 
 
 def verify(name: str, folder: str | Path | None = None) -> list[FileCheck]:
-    """Read a set, which checks its structure, and compare each file with the pinned checksum."""
+    """Read a set, which checks its structure, and compare each file with the pinned checksum.
+
+    Parameters
+    ----------
+    name
+        The set.
+    folder
+        The data folder; see `data_folder`.
+
+    Returns
+    -------
+    list of FileCheck
+        One for each file of the set.
+
+    Examples
+    --------
+    >>> from bilevel.datasets import verify
+    >>> verify("mnist", folder="no-such-folder")
+    Traceback (most recent call last):
+    bilevel.files.FileMissing: mnist: there is no mnist/train-images-idx3-ubyte.gz in no-such-folder. ...
+    """
     entry, root = find(name), data_folder(folder)
     pinned = {f"{entry.name}/{file.name}": file for file in entry.files}
     return [

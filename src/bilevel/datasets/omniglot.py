@@ -145,6 +145,20 @@ def omniglot_split(data: ImageClasses, split: Split = "train", *, validation: in
         How many of the 1,200 characters are for validation instead of training.
     seed
         Another order.
+
+    Returns
+    -------
+    ImageClasses
+        The images of these characters, (characters, 20, 1, 28, 28) uint8.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from bilevel.datasets import Cifar100, ImageClasses, Rows, fc100_split, omniglot_split
+    >>> characters = tuple(f"images_background/Greek/character{k:02d}" for k in range(1623))
+    >>> data = ImageClasses("omniglot", np.zeros((1623, 1, 1, 2, 2), np.uint8), characters, sha256={})
+    >>> len(omniglot_split(data, "train").images), len(omniglot_split(data, "test").images)
+    (1200, 423)
     """
     names = [name.split("/", 1) for name in data.class_names]
     order = sorted(range(len(names)), key=lambda i: hashlib.sha256(f"{seed}/{names[i][1]}".encode()).digest())

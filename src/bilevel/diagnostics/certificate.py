@@ -72,6 +72,25 @@ class Certificate:
         Why this certifies nothing, or None: g is not strongly convex in y (`Cause.NOT_STRONGLY_CONVEX`) or flat on the
         face (`Cause.SINGULAR_HESSIAN`), where eps is NaN; or y may be farther than delta from y*(x)
         (`Cause.UNSOLVED`).
+
+    References
+    ----------
+    Shi, Chang & Gu (2024), the paper of DMLCBO, section 3.1; erratum 11.
+
+    Examples
+    --------
+    F(x) = |x|, near its kink:
+
+    >>> import bilevel, torch
+    >>> problem = bilevel.Problem(
+    ...     lambda x, y: (2 * y - x).sum(),
+    ...     lambda x, y: (y - x).square().sum() / 2,
+    ...     bilevel.sets.NonNegative(),
+    ...     y0=torch.zeros(1).double(),
+    ... )
+    >>> found = bilevel.certificate(problem, torch.tensor([0.004]).double(), delta=0.01)
+    >>> found.valid, found.ground.name, round(found.eps, 9), found.gradient_norm
+    (True, 'ALL_FACES', 0.0, 1.0)
     """
 
     delta: float
@@ -137,12 +156,14 @@ def certificate(
 
     Parameters
     ----------
-    problem, x
-        The problem and the point.
+    problem
+        f, g and the set.
+    x
+        The point, a tensor or a dictionary of tensors of any shape.
     delta
         The radius, in the units of y.
     y
-        Where the lower-level solve starts; default `problem.y0`.
+        Where the lower-level solve starts, of the shape of y; default `problem.y0`.
     samples
         How many Jacobians are drawn.
     eta
@@ -151,6 +172,15 @@ def certificate(
         When given, also the Goldstein measure of F in a ball of that radius around x (`goldstein_measure`).
     seed
         Of the samples.
+
+    Returns
+    -------
+    Certificate
+        The bound eps, its interval with what that rests on, and what was measured on the way.
+
+    References
+    ----------
+    Shi, Chang & Gu (2024), the paper of DMLCBO, section 3.1, definition of (delta, eps)-stationarity; erratum 11.
 
     Examples
     --------

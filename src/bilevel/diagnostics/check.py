@@ -52,21 +52,24 @@ def check_hypergradient(
     tol: float | None = None,
     seed: int = 0,
 ) -> HypergradientCheck:
-    """Compare h with (F(x + t d) - F(x - t d)) / 2t along random directions d, and say why they differ.
+    """Compare <h, d> with slope = (F(x + t d) - F(x - t d)) / 2t along random directions d; say why they differ.
 
     The parts are judged first, each by differences in float64: the set, f, g and their derivatives, the curvature of
     the lower level. Then the lower level is solved tightly, and F is looked at from both sides.
 
     Parameters
     ----------
-    problem, x
-        The problem and the point.
+    problem
+        f, g and the set.
+    x
+        The point, a tensor or a dictionary of tensors of any shape.
     y
-        The lower variable your method uses at x; by default the lower level is solved from `problem.y0`.
+        The lower variable, of the shape of y, your method uses at x; by default the lower level is solved from
+        `problem.y0`.
     method
         The estimator to judge; default `LinearSolve()`. Random ones are averaged over 200 draws, or 1000.
     gradient
-        A hypergradient of your own at x, instead of a method.
+        A hypergradient of your own at x, of the shape of x, instead of a method.
     solver
         A solver to judge as well: whether the set suits it, whether y stays in Y, whether x moves against h. Ten
         steps are taken from the solved lower level.
@@ -77,6 +80,15 @@ def check_hypergradient(
         only. What noise leaves open must be within it too: random methods ask for a larger one.
     seed
         Of the directions.
+
+    Returns
+    -------
+    HypergradientCheck
+        The verdict with its cause, its remedy and the numbers.
+
+    References
+    ----------
+    Differences and their rounding: Nocedal & Wright (2006), section 8.1; kinks: erratum 11 of the paper.
 
     Examples
     --------

@@ -75,20 +75,31 @@ class Constants:
 def estimate_constants(
     problem: Problem, x: Vector, y: Vector | None = None, *, radius: float = 1.0, samples: int = 8, seed: int = 0
 ) -> Constants:
-    """The constants seen at random points: x within `radius` of the given one, y in Y within `radius` of the given one.
+    """mu = min |G_yy|, L = max |G_yy|, C = max |G_xy|, ... at random points within `radius` of (x, y), y in Y.
 
     What is seen at points is at most (for mu: at least) the true constant: take them as a guess, not as a bound.
 
     Parameters
     ----------
-    problem, x, y
-        The problem and a point; y defaults to `problem.y0`.
+    problem
+        f, g and the set.
+    x, y
+        A point: tensors, or dictionaries of tensors, of any shape; y defaults to `problem.y0`.
     radius
         How far around the point to look.
     samples
         How many points.
     seed
         Of the points.
+
+    Returns
+    -------
+    Constants
+        What was seen, for `Theory`.
+
+    References
+    ----------
+    Shi, Chang & Gu (2024), the paper of DMLCBO, assumptions 2.1 and 2.2.
 
     Examples
     --------

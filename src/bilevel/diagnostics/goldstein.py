@@ -43,6 +43,25 @@ class Goldstein:
     flaw
         Why this says nothing, or None: `Cause.NOT_STRONGLY_CONVEX` or `Cause.SINGULAR_HESSIAN` at x, where the value is
         NaN, or `Cause.UNSOLVED` when a lower level or a linear system was not solved.
+
+    References
+    ----------
+    Goldstein (1977).
+
+    Examples
+    --------
+    F(x) = |x|, near its kink:
+
+    >>> import bilevel, torch
+    >>> problem = bilevel.Problem(
+    ...     lambda x, y: (2 * y - x).sum(),
+    ...     lambda x, y: (y - x).square().sum() / 2,
+    ...     bilevel.sets.NonNegative(),
+    ...     y0=torch.zeros(1).double(),
+    ... )
+    >>> found = bilevel.goldstein_measure(problem, torch.tensor([0.004]).double(), radius=0.01)
+    >>> round(found.value, 6), round(found.gradient_norm, 6), found.flaw
+    (0.0, 1.0, None)
     """
 
     radius: float
@@ -78,16 +97,27 @@ def goldstein_measure(
 
     Parameters
     ----------
-    problem, x
-        The problem and the point.
+    problem
+        f, g and the set.
+    x
+        The point, a tensor or a dictionary of tensors of any shape.
     radius
         In the units of x.
     y
-        Where lower-level solves start; default `problem.y0`.
+        Where lower-level solves start, of the shape of y; default `problem.y0`.
     samples
         How many x' are drawn.
     seed
         Of the samples.
+
+    Returns
+    -------
+    Goldstein
+        The measure, that of the gradient at x alone, and the residuals behind them.
+
+    References
+    ----------
+    Goldstein (1977); Zhang, Lin, Jegelka, Sra & Jadbabaie (2020).
 
     Examples
     --------

@@ -38,6 +38,18 @@ class HypergradientCheck:
         |y - P_Y(y - grad_y g)| of the solved lower level.
     notes
         What is worth knowing beside the verdict.
+    line, reach
+        t -> F(x + t d) along the direction that `plot` shows, and how far; None when F was not looked at.
+
+    Examples
+    --------
+    >>> import bilevel, torch
+    >>> problem = bilevel.Problem(
+    ...     lambda x, y: y.square().sum(), lambda x, y: (y - x).square().sum(), y0=torch.zeros(2).double()
+    ... )
+    >>> check = bilevel.check_hypergradient(problem, torch.tensor([1.0, 2.0]).double())
+    >>> check.ok, check.cause.name, check.error < 1e-6
+    (True, 'CORRECT', True)
     """
 
     cause: Cause

@@ -33,6 +33,18 @@ def smoothing_lipschitz(dimension: int, delta: float) -> float:
     Two balls whose centres are r apart share all but a part r V_{d-1}/(V_d delta) of their volume, and 0 <= H <= I.
     About sqrt(d / 2 pi) / delta, where the paper has c d / delta; sharp for half-spaces: 1/(2 delta) for max(z, 0).
 
+    Parameters
+    ----------
+    dimension
+        d, the number of entries of y.
+    delta
+        The radius of the ball.
+
+    Returns
+    -------
+    float
+        The constant.
+
     Examples
     --------
     >>> round(smoothing_lipschitz(1, 0.1), 12)
@@ -45,7 +57,21 @@ def smoothing_lipschitz(dimension: int, delta: float) -> float:
 
 
 def printed_eta_range(mu: float, dimension: int) -> tuple[float, float]:
-    """The range of eta in the theorem as printed: empty together with eta < 2/L from condition number 2.4 (erratum 2).
+    """(1/mu) (1 - 1/(4 (2 pi)^{1/4} sqrt(d))) <= eta < 1/mu, the range of eta in the theorem as printed.
+
+    Together with eta < 2/L it is empty from condition number 2.4 (theorem 4.1 of the paper; erratum 2).
+
+    Parameters
+    ----------
+    mu
+        Strong convexity of g in y.
+    dimension
+        d_2, the number of entries of y.
+
+    Returns
+    -------
+    tuple of float
+        The lower and the upper end.
 
     Examples
     --------

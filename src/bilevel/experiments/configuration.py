@@ -132,7 +132,31 @@ class Vary(Part):
 
 
 class Configuration(Part):
-    """One table of the paper: datasets x methods, grids of step sizes, seeds and limits."""
+    """One table of the paper: datasets x methods, grids of step sizes, seeds and limits.
+
+    Parameters
+    ----------
+    experiment, title
+        "table-2" ..., and what it is about.
+    application
+        "hyper-cleaning" or "few-shot".
+    like
+        The table whose parts are taken over where this one has none.
+    run, grid, quick
+        Iterations, seeds and limits of the chosen runs, of the search for step sizes, and with `--quick`.
+    datasets, methods
+        By name: sizes and scaling; solver, settings and grid of step sizes.
+    vary
+        The setting that the columns differ in (tables 4 and 5).
+
+    Examples
+    --------
+    >>> table = load_configuration("table-2")
+    >>> table.run.seeds, sorted(table.datasets)
+    (10, ['cod-rna', 'fashion-mnist', 'madelon', 'mnist'])
+    >>> len(table.methods["dmlcbo"].grid["upper_step"])  # of 36 pairs
+    6
+    """
 
     experiment: str
     title: str
@@ -196,6 +220,11 @@ def load_configuration(name: str | Path) -> Configuration:
     ----------
     name
         A table of the paper, or the path of a TOML file.
+
+    Returns
+    -------
+    Configuration
+        Checked: an unknown key is an error that names the nearest one.
 
     Examples
     --------

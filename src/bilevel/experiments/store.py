@@ -36,7 +36,13 @@ PATIENCE = 30.0
 
 
 class StoreLocked(BilevelError, OSError):
-    """Another program is writing to the results; nothing was changed."""
+    """Another program is writing to the results; nothing was changed.
+
+    Examples
+    --------
+    >>> issubclass(StoreLocked, OSError)
+    True
+    """
 
 
 class ResultsStore:

@@ -34,6 +34,18 @@ class Hypergradient:
         the next linear solve.
     stats
         What the estimator has to report: residual, iterations, eta, ...
+
+    References
+    ----------
+    Shi, Chang & Gu (2024), the paper of DMLCBO, section 3.1.
+
+    Examples
+    --------
+    >>> import bilevel, torch
+    >>> problem = bilevel.Problem(lambda x, y: y.square().sum() / 2, lambda x, y: (y - x).square().sum() / 2)
+    >>> found = bilevel.hypergradient(problem, torch.tensor([2.0]), torch.tensor([2.0]), details=True)
+    >>> found.gradient, found.adjoint
+    (tensor([2.]), tensor([2.]))
     """
 
     gradient: Vector
@@ -42,7 +54,27 @@ class Hypergradient:
 
 
 class Estimator(Protocol):
-    """From a linearisation to a hypergradient."""
+    """From a linearisation to h = grad_x f - G_xy w: `LinearSolve`, `Neumann`, `Unrolled`, or your own.
+
+    References
+    ----------
+    Shi, Chang & Gu (2024), the paper of DMLCBO, sections 3.1 and 3.3.
+
+    Examples
+    --------
+    An estimator that ignores the lower level, and is therefore wrong:
+
+    >>> import bilevel, torch
+    >>> class Direct:
+    ...     eta = "auto"
+    ...
+    ...     def estimate(self, lin, noise, *, curvature=None, start=None):
+    ...         return Hypergradient(lin.upper_grad_x)
+    >>> problem = bilevel.Problem(lambda x, y: (x * y).sum(), lambda x, y: (y - x).square().sum())
+    >>> x = torch.tensor([3.0])
+    >>> bilevel.hypergradient(problem, x, x, method=Direct()), bilevel.hypergradient(problem, x, x)
+    (tensor([3.]), tensor([6.]))
+    """
 
     @property
     def eta(self) -> float | str:

@@ -37,6 +37,11 @@ class LinearSolve:
     smoothing
         Exact(), or Perturbed(radius=...) to take the face at a random nearby point.
 
+    References
+    ----------
+    Shi, Chang & Gu (2024), the paper of DMLCBO, section 3.1, with the series summed; Pedregosa (2016) and Blondel et
+    al. (2022) without kinks. Conjugate gradients: Hestenes & Stiefel (1952); GMRES: Saad & Schultz (1986).
+
     Examples
     --------
     >>> LinearSolve(tol=1e-6)

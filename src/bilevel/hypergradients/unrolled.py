@@ -27,6 +27,10 @@ class Unrolled:
     eta
         The step size, or "auto" for 1/L.
 
+    References
+    ----------
+    Franceschi, Donini, Frasconi & Pontil (2017), reverse mode; here with the Jacobian H_t of each projection.
+
     Examples
     --------
     >>> Unrolled(steps=100)

@@ -35,6 +35,10 @@ class HalfSpace(ConvexSet):
     offset
         A number, or a tensor with one value per batch element.
 
+    References
+    ----------
+    Parikh & Boyd (2014), Proximal algorithms, section 6.
+
     Examples
     --------
     >>> HalfSpace(torch.tensor([1.0, 1.0]), 1.0).project(torch.tensor([1.0, 2.0]))
@@ -109,7 +113,18 @@ class HalfSpace(ConvexSet):
 class Hyperplane(HalfSpace):
     """{y : normal . y = offset}; P(z) = z - (normal.z - offset)/|normal|^2 normal, H = I - n n'.
 
-    Parameters are those of `HalfSpace`. There are no kinks.
+    There are no kinks.
+
+    Parameters
+    ----------
+    normal
+        Tensor of shape (n,), or (..., n) with one normal per batch element; not zero.
+    offset
+        A number, or a tensor with one value per batch element.
+
+    References
+    ----------
+    Parikh & Boyd (2014), Proximal algorithms, section 6.
 
     Examples
     --------
@@ -165,6 +180,10 @@ class AffineSet(ConvexSet):
         Tensor of shape (m, n); torch.func.vmap serves a batch of them (one without a solution gives NaN then).
     offset
         Tensor of shape (m,), or (..., m) with one right-hand side per batch element; default zero.
+
+    References
+    ----------
+    Parikh & Boyd (2014), Proximal algorithms, section 6.
 
     Examples
     --------

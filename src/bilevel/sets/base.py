@@ -23,6 +23,15 @@ from ..spaces import leaves, tree_map
 class Membership:
     """The answer of `ConvexSet.contains`: true or false, with the number and the reason.
 
+    Parameters
+    ----------
+    inside
+        Whether the point is in the set.
+    violation
+        How far it is outside, relative to its size.
+    reason
+        The same in words.
+
     Examples
     --------
     >>> Membership(False, 0.5, "the l1 norm is 1.5 > radius 1")
@@ -51,6 +60,18 @@ class Face(ABC):
         Boolean mask (shape of the point) outside of which H v is zero and v is ignored; None when not sparse.
     dimension : Tensor or None
         The rank of H for each batch element (or one number for all), when cheap.
+
+    References
+    ----------
+    Clarke (1983); Shi, Chang & Gu (2024), the paper of DMLCBO, section 3.1.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bilevel.sets import L1Ball
+    >>> face = L1Ball(1.0).jacobian(torch.tensor([1.5, -1.0, 0.1]))
+    >>> face.apply(torch.tensor([1.0, 0.0, 0.0])), face.support, int(face.dimension)
+    (tensor([0.5000, 0.5000, 0.0000]), tensor([ True,  True, False]), 1)
     """
 
     is_projector: bool = False
@@ -71,7 +92,7 @@ class Face(ABC):
 
 
 class ConvexSet(ABC):
-    """A closed convex set Y in R^n.
+    """A closed convex set Y in R^n, by its projection P(z) = argmin over y in Y of |y - z|.
 
     The last `event_ndim` dimensions of a tensor are one point; the dimensions in front are a batch, and each
     element of the batch is projected on its own. Parameters with a batch of their own broadcast against it. Device
@@ -80,6 +101,18 @@ class ConvexSet(ABC):
     `project` finds the face of the answer without gradients, then writes the projection on that face as a plain
     formula of z and of the parameters: autograd then gives first and second derivatives. `jacobian` gives the
     same products in closed form.
+
+    References
+    ----------
+    Moreau (1965): the nearest point; Clarke (1983): the generalised Jacobian.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bilevel.sets import L1Ball
+    >>> Y, z = L1Ball(1.0), torch.tensor([2.0, 0.5])
+    >>> Y.project(z), Y.jacobian(z).apply(torch.tensor([1.0, 1.0])), Y.contains(z).inside
+    (tensor([1., 0.]), tensor([0., 0.]), False)
     """
 
     event_ndim: ClassVar[int | dict[str, int]] = 1

@@ -33,6 +33,10 @@ class Box(ConvexSet):
     lower, upper
         Numbers or tensors that broadcast against the point; infinite values leave that side open.
 
+    References
+    ----------
+    Parikh & Boyd (2014), Proximal algorithms, section 6.
+
     Examples
     --------
     >>> Box(0.0, 1.0).project(torch.tensor([-0.5, 0.25, 3.0]))
@@ -86,6 +90,10 @@ class Box(ConvexSet):
 class NonNegative(Box):
     """{y : y >= 0}; P(z) = max(z, 0).
 
+    References
+    ----------
+    Parikh & Boyd (2014), Proximal algorithms, section 6.
+
     Examples
     --------
     >>> NonNegative().project(torch.tensor([-1.0, 2.0]))
@@ -110,6 +118,10 @@ class LInfBall(Box):
     ----------
     radius
         Non-negative: a number, or a tensor with one value per batch element.
+
+    References
+    ----------
+    Parikh & Boyd (2014), Proximal algorithms, section 6.
 
     Examples
     --------

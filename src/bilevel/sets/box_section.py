@@ -29,6 +29,10 @@ class BoxSection(ConvexSet):
     total
         A number, or a tensor with one value per batch element.
 
+    References
+    ----------
+    Brucker (1984); Pardalos & Kovoor (1990).
+
     Examples
     --------
     >>> BoxSection(0.0, 1.0, torch.tensor([1.0, 2.0]), 2.0).project(torch.tensor([2.0, 2.0]))
@@ -160,6 +164,10 @@ class CappedSimplex(BoxSection):
         Non-negative: a number or a tensor that broadcasts against the point.
     total
         The sum, non-negative: a number, or a tensor with one value per batch element.
+
+    References
+    ----------
+    Brucker (1984); Wang & Lu (2015).
 
     Examples
     --------

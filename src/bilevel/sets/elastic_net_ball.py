@@ -37,6 +37,10 @@ class ElasticNetBall(ConvexSet):
     radius
         Non-negative: a number, or a tensor with one value per batch element.
 
+    References
+    ----------
+    Zou & Hastie (2005), for the norm; Mairal, Bach, Ponce & Sapiro (2010), for the projection.
+
     Examples
     --------
     >>> ElasticNetBall(gamma=2.0, radius=2.0).project(torch.tensor([3.0, 0.1]))

@@ -11,7 +11,7 @@ from .base import ConvexSet, Face
 
 
 class Flattened(ConvexSet):
-    """{y : the entries of y, taken as one vector, lie in base}; P and H are those of the base.
+    """{Y : vec(Y) in base}, all entries of Y taken as one vector; P(Z) = P_base(vec(Z)), and H likewise.
 
     A set of vectors holds for each row of a matrix on its own; `Flattened(base)` holds for all of its entries together.
 
@@ -21,6 +21,10 @@ class Flattened(ConvexSet):
         A convex set of vectors.
     ndim
         How many trailing dimensions are one vector.
+
+    References
+    ----------
+    Parikh & Boyd (2014), Proximal algorithms, section 6.
 
     Examples
     --------

@@ -15,6 +15,10 @@ from .base import ConvexSet, Face, check_finite, tensor_of_points
 class FreeSpace(ConvexSet):
     """R^n, of tensors (single numbers included) or of dictionaries of tensors: P(z) = z, H = I.
 
+    References
+    ----------
+    Parikh & Boyd (2014), Proximal algorithms, section 6.
+
     Examples
     --------
     >>> FreeSpace().project(torch.tensor([1.0, -2.0]))

@@ -27,6 +27,10 @@ def from_projection(function: Callable[[Tensor], Tensor], *, event_ndim: int = 1
     name
         What messages call the set; default the name of the function.
 
+    References
+    ----------
+    Moreau (1965): a map is a projection on a convex set only if it is a non-expansive gradient.
+
     Examples
     --------
     >>> from_projection(torch.relu).project(torch.tensor([-1.0, 2.0]))

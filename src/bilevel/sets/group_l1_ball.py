@@ -26,6 +26,10 @@ class GroupL1Ball(ConvexSet):
     radius
         Non-negative: a number, or a tensor with one value per batch element.
 
+    References
+    ----------
+    Yuan & Lin (2006), for the norm; van den Berg, Schmidt, Friedlander & Murphy (2008), for the projection.
+
     Examples
     --------
     >>> GroupL1Ball(2, radius=1.0).project(torch.tensor([3.0, 4.0, 0.6, 0.8]))

@@ -38,7 +38,7 @@ class Intersection(ConvexSet):
 
     Parameters
     ----------
-    sets
+    *sets
         Convex sets of points of the same kind, with a common point.
     tol
         Largest estimated error of y that is accepted, relative to max(|z|, |y|); in general it is 1e-14.

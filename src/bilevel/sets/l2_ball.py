@@ -32,6 +32,10 @@ class L2Ball(ConvexSet):
     center
         A number or a tensor that broadcasts against the point.
 
+    References
+    ----------
+    Parikh & Boyd (2014), Proximal algorithms, section 6.
+
     Examples
     --------
     >>> L2Ball(radius=1.0).project(torch.tensor([3.0, 4.0]))

@@ -20,6 +20,10 @@ class MonotoneCone(ConvexSet):
     increasing
         False for y_1 >= ... >= y_n.
 
+    References
+    ----------
+    Barlow, Bartholomew, Bremner & Brunk (1972): pool adjacent violators.
+
     Examples
     --------
     >>> MonotoneCone().project(torch.tensor([1.0, 3.0, 2.0]))

@@ -30,8 +30,12 @@ class Polyhedron(ConvexSet):
     G, h
         Tensors of shapes (m, n) and (m,), or (..., m) with one right-hand side per batch element.
     A, b
-        The same for the equations; rows that depend on earlier ones must agree with them, and their b
+        The same, (k, n) and (k,), for the equations; rows that depend on earlier ones must agree with them, and their b
         carries no derivative.
+
+    References
+    ----------
+    Nocedal & Wright (2006), chapter 16: active sets; Goulart & Chen (2024): Clarabel.
 
     Examples
     --------

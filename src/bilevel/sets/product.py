@@ -25,6 +25,10 @@ class ProductSet(ConvexSet):
     sizes
         The lengths of the slices, one per set.
 
+    References
+    ----------
+    Parikh & Boyd (2014), Proximal algorithms, section 6.
+
     Examples
     --------
     >>> from bilevel.sets import FreeSpace, NonNegative

@@ -32,7 +32,21 @@ Step = float | Tensor
 
 
 class Proximal(ABC):
-    """A closed convex penalty; the last `event_ndim` dimensions are one point, those in front a batch."""
+    """A closed convex penalty r, by prox(z) = argmin over y of r(y) + |y - z|^2 / (2 step).
+
+    The last `event_ndim` dimensions are one point, those in front a batch.
+
+    References
+    ----------
+    Moreau (1965); Parikh & Boyd (2014), Proximal algorithms, section 6.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bilevel.sets import L1Penalty
+    >>> L1Penalty(1.0).prox(torch.tensor([3.0, 0.5]), step=0.5)
+    tensor([2.5000, 0.0000])
+    """
 
     event_ndim: ClassVar[int] = 1
     parameters: ClassVar[tuple[str, ...]] = ()
@@ -69,6 +83,10 @@ class ElasticNetPenalty(Proximal):
     ----------
     l1, l2
         Non-negative weights: numbers, or tensors that broadcast against the point.
+
+    References
+    ----------
+    Parikh & Boyd (2014), Proximal algorithms, section 6; Zou & Hastie (2005).
 
     Examples
     --------
@@ -107,6 +125,15 @@ class ElasticNetPenalty(Proximal):
 
 class L1Penalty(ElasticNetPenalty):
     """weight |y|_1; prox(z) = sign(z) max(|z| - step weight, 0): soft-thresholding.
+
+    Parameters
+    ----------
+    l1
+        The weight, non-negative: a number, or a tensor that broadcasts against the point.
+
+    References
+    ----------
+    Parikh & Boyd (2014), Proximal algorithms, section 6; Donoho & Johnstone (1994).
 
     Examples
     --------
@@ -255,6 +282,15 @@ def _nonzero(norms: Tensor) -> Tensor:
 
 class Indicator(Proximal):
     """0 on a convex set, infinity elsewhere; prox(z) = P(z) for every step.
+
+    Parameters
+    ----------
+    constraint
+        The convex set.
+
+    References
+    ----------
+    Parikh & Boyd (2014), Proximal algorithms, section 6.
 
     Examples
     --------

@@ -15,6 +15,10 @@ class SecondOrderCone(ConvexSet):
     H = 1/2 [[1, n'], [n, (1 + t/|x|) I - t/|x| n n']] with n = x/|x|. The kinks are the
     boundaries of the two cones.
 
+    References
+    ----------
+    Parikh & Boyd (2014), Proximal algorithms, section 6; the Jacobian: Fukushima, Luo & Tseng (2002).
+
     Examples
     --------
     >>> SecondOrderCone().project(torch.tensor([0.0, 3.0, 4.0]))

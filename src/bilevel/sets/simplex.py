@@ -81,6 +81,10 @@ class Simplex(ConvexSet):
     radius
         The sum, non-negative: a number, or a tensor with one value per batch element.
 
+    References
+    ----------
+    Held, Wolfe & Crowder (1974); Duchi, Shalev-Shwartz, Singer & Chandra (2008).
+
     Examples
     --------
     >>> Simplex().project(torch.tensor([1.0, 0.5, -1.0]))
@@ -134,6 +138,11 @@ class L1Ball(ConvexSet):
     ----------
     radius
         Non-negative: a number, or a tensor with one value per batch element.
+
+    References
+    ----------
+    Duchi, Shalev-Shwartz, Singer & Chandra (2008), Efficient projections onto the l1-ball, ICML; the lower-level set of
+    section 5.2 of the paper.
 
     Examples
     --------

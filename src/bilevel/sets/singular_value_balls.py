@@ -32,6 +32,10 @@ class SpectralNormBall(ConvexSet):
     radius
         Non-negative: a number, or a tensor with one value per batch element.
 
+    References
+    ----------
+    Parikh & Boyd (2014), Proximal algorithms, section 6; the derivative: Lewis & Sendov (2005).
+
     Examples
     --------
     >>> SpectralNormBall(1.0).project(torch.tensor([[3.0, 0.0, 0.0], [0.0, 0.5, 0.0]]))
@@ -91,6 +95,10 @@ class NuclearNormBall(ConvexSet):
     ----------
     radius
         Non-negative: a number, or a tensor with one value per batch element.
+
+    References
+    ----------
+    Cai, Candes & Shen (2010); the derivative: Lewis & Sendov (2005).
 
     Examples
     --------

@@ -51,6 +51,10 @@ class Translated(_OfBase):
     shift
         A number or a tensor that broadcasts against the point.
 
+    References
+    ----------
+    Parikh & Boyd (2014), Proximal algorithms, section 6.
+
     Examples
     --------
     >>> from bilevel.sets import L2Ball
@@ -129,6 +133,10 @@ class Scaled(_OfBase):
         A convex set.
     factor
         Positive: a number, or a tensor with one value per batch element.
+
+    References
+    ----------
+    Parikh & Boyd (2014), Proximal algorithms, section 6.
 
     Examples
     --------

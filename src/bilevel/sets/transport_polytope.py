@@ -115,6 +115,15 @@ class TransportPolytope(ConvexSet):
 class BirkhoffPolytope(TransportPolytope):
     """{Y >= 0 : Y 1 = 1, Y'1 = 1}: doubly stochastic matrices, the hull of the permutation matrices.
 
+    Parameters
+    ----------
+    size
+        n of the matrices (n, n).
+
+    References
+    ----------
+    Birkhoff (1946); the projection: Li, Sun & Toh (2020).
+
     Examples
     --------
     >>> BirkhoffPolytope(2).project(torch.tensor([[2.0, 0.0], [0.0, 0.0]]))

@@ -50,6 +50,8 @@ class BiCGAFFAState(LagrangianState):
 class BiCGAFFA(LagrangianPenalty):
     """First-order penalty on a gap function; takes function constraints h(x, y) <= 0, a set, or both.
 
+    min f / c_k + G over x, y and multipliers, G the gap function of the lower level, by one step on each.
+
     Parameters
     ----------
     penalty, growth
@@ -69,6 +71,11 @@ class BiCGAFFA(LagrangianPenalty):
         eta, the step of theta; "auto" is 1/(L + K max z + 1/gamma_1).
     refresh
         L, K and B are estimated again every so many steps (B costs one product per constraint).
+
+    References
+    ----------
+    Yao, Yin, Zeng & Zhang (2024), Overcoming lower-level constraints in bilevel optimization: a novel approach with
+    regularized gap functions, NeurIPS, algorithm 1.
 
     Examples
     --------

@@ -35,7 +35,21 @@ SETTLING = 20
 
 
 class AdaptivityWarning(UserWarning):
-    """Elementwise steps with a projection that does not act entry by entry: fixed points are not solutions."""
+    """Elementwise steps with a projection that does not act entry by entry: fixed points are not solutions.
+
+    Examples
+    --------
+    >>> import bilevel, torch, warnings
+    >>> problem = bilevel.Problem(
+    ...     lambda x, y: y.sum(), lambda x, y: (y - x).square().sum(), bilevel.sets.L1Ball(1.0), y0=torch.zeros(2)
+    ... )
+    >>> with warnings.catch_warnings(record=True) as caught:
+    ...     warnings.simplefilter("always")
+    ...     solver = DMLCBO(adaptivity="elementwise", lower_step=0.1)
+    ...     solution = bilevel.minimize(problem, torch.ones(2), solver=solver, steps=1)
+    >>> caught[0].category.__name__
+    'AdaptivityWarning'
+    """
 
 
 @dataclass(kw_only=True, repr=False)

@@ -39,6 +39,8 @@ from .base import AFFINE, PROJECTION, Need, batch_of, check_count, check_positiv
 class EAiPOD:
     """AiPOD where projections are dear: p S + 1 instead of S of them per step in the lower level, 1/T in the upper.
 
+    y_hat = y - beta (grad_y g - r);  y <- P_Y(y_hat - (beta/p) r) with probability p, else y_hat;  r learns the rest.
+
     Parameters
     ----------
     upper_step, lower_step, lower_steps, hypergradient, refresh
@@ -47,6 +49,10 @@ class EAiPOD:
         p in (0, 1].
     upper_interval
         T: x lies in its set X after every T-th step, and perhaps not in between.
+
+    References
+    ----------
+    Xiao, Shen, Yin & Chen (2023), Alternating projected SGD for equality-constrained bilevel optimization, AISTATS.
 
     Examples
     --------

@@ -80,6 +80,8 @@ class IGALState(State):
 class IGAL:
     """Linear inequalities in the lower level, active rows in the hypergradient.
 
+    h = grad_x f - G_xy w with G_yy w + B_a' mu = grad_y f and B_a w = 0, B_a the rows of the set that are active at y.
+
     Parameters
     ----------
     upper_step, step_rule
@@ -90,6 +92,11 @@ class IGAL:
         A row within this of equality (rows of unit length) is active.
     inner, inner_steps, linear_steps, refresh
         As in `Approx`.
+
+    References
+    ----------
+    Tsaknakis, Khanduri & Hong (2022), An implicit gradient-type method for linearly constrained bilevel problems,
+    ICASSP.
 
     Examples
     --------

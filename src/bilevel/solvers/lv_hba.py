@@ -49,6 +49,8 @@ class LVHBAState(LagrangianState):
 class LVHBA(LagrangianPenalty):
     """First-order penalty on a proximal Lagrangian value function; takes function constraints, a set, or both.
 
+    min f / c_k + g - v over (x, y) with h(x, y) <= 0, v the proximal Lagrangian value function.
+
     Parameters
     ----------
     penalty, growth
@@ -68,6 +70,11 @@ class LVHBA(LagrangianPenalty):
         eta, the step of theta; "auto" is 1/(L + K max lambda + 1/gamma_1).
     refresh
         L, K and B are estimated again every so many steps (B costs one product per constraint).
+
+    References
+    ----------
+    Yao, Yu, Zeng & Zhang (2024), Constrained bi-level optimization: proximal Lagrangian value function approach and
+    Hessian-free algorithm, ICLR, algorithm 1.
 
     Examples
     --------

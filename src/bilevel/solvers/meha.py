@@ -44,6 +44,8 @@ class MEHAState(State):
 class MEHA:
     """First-order penalty on the Moreau envelope of the lower level, single loop.
 
+    min f / c_k + g - v over x and y, v(x, y) = min over theta in Y of g(x, theta) + |theta - y|^2 / (2 gamma).
+
     Parameters
     ----------
     penalty, growth
@@ -58,6 +60,11 @@ class MEHA:
         eta, the step of theta; "auto" is 1/(L + 1/gamma).
     refresh
         L is estimated again every so many steps.
+
+    References
+    ----------
+    Liu, Liu, Yao, Zeng & Zhang (2024), Moreau envelope for nonconvex bi-level optimization: a single-loop and Hessian-
+    free solution strategy, ICML, algorithm 1.
 
     Examples
     --------

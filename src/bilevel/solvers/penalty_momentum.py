@@ -53,6 +53,8 @@ class PenaltyMomentumState(State):
 class PenaltyMomentum:
     """First-order penalty method, single loop, with recursive momentum for batches.
 
+    grad F ~ f_x(x, y) + lambda (g_x(x, y) - g_x(x, z)), y -> argmin f/lambda + g, z -> argmin g over Y.
+
     Parameters
     ----------
     penalty
@@ -67,6 +69,11 @@ class PenaltyMomentum:
         eta in (0, 1]: the weight of a new batch; 1 is plain stochastic gradients.
     refresh
         L, the largest curvature of g in y, is estimated again every so many steps.
+
+    References
+    ----------
+    Kwon, Kwon, Wright & Nowak (2024), On penalty methods for nonconvex bilevel optimization and first-order stochastic
+    approximation, ICLR.
 
     Examples
     --------

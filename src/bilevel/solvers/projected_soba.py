@@ -41,6 +41,8 @@ class ProjectedSOBAState(State):
 class ProjectedSOBA:
     """Single loop without inner iterations: one gradient of f, one of g, one Hessian and one cross product per step.
 
+    y <- P_Y(z),  w <- H (w - eta (G_yy w - f_y)),  x <- P_X(x - alpha (f_x - G_xy w)),  z = y - eta grad_y g.
+
     Parameters
     ----------
     upper_step
@@ -51,6 +53,11 @@ class ProjectedSOBA:
         alpha_k = alpha / (1 + k)^decay; 0 without noise, 0.5 with batches.
     refresh
         L is estimated again every so many steps.
+
+    References
+    ----------
+    Ours, after Dagreou, Ablin, Vaiter & Moreau (2022), A framework for bilevel optimization that enables stochastic and
+    global variance reduction algorithms, NeurIPS.
 
     Examples
     --------

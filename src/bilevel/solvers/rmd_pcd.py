@@ -92,6 +92,9 @@ class _Trace(NamedTuple):
 class RMDPCD:
     """Reverse mode through a fixed number of lower-level steps, warm-started.
 
+    d/dx f(x, y_K(x)), where y_j <- clip(y_j - grad_j g / L_j, l_j, u_j) for one coordinate after the other, K times
+    over; on sets that are not separable y <- P_Y(y - grad_y g / L).
+
     Parameters
     ----------
     steps
@@ -107,6 +110,11 @@ class RMDPCD:
         The length of a full step; "auto" for 1/L. Coordinate steps have their own lengths.
     refresh
         Curvatures are estimated again every so many steps.
+
+    References
+    ----------
+    Bertrand, Klopfenstein, Massias, Blondel, Vaiter, Gramfort & Salmon (2022), Implicit differentiation for fast
+    hyperparameter selection in non-smooth convex learning, JMLR.
 
     Examples
     --------

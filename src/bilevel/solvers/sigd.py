@@ -113,6 +113,8 @@ class _Perturbed:
 class SIGD(_Perturbed):
     """Smoothed implicit gradient descent: one random linear term for the whole run, double loop.
 
+    x <- P_X(x - alpha grad F_q(x)), F_q with q . y added to g.
+
     Parameters
     ----------
     upper_step
@@ -125,6 +127,11 @@ class SIGD(_Perturbed):
         Relative residual and Hessian products at most of the linear system on the face.
     refresh
         L, the largest curvature of g in y, is estimated again every so many steps.
+
+    References
+    ----------
+    Khanduri, Tsaknakis, Zhang, Liu, Liu, Zhang & Hong (2023), Linearly constrained bilevel optimization: a smoothed
+    implicit gradient approach, ICML.
 
     Examples
     --------
@@ -150,6 +157,8 @@ class SIGD(_Perturbed):
 class DSBLO(_Perturbed):
     """Doubly stochastic: a new random linear term and a random point of the last segment at each step.
 
+    x <- P_X(x - m / (|m|/longest_move + 1/upper_step)),  m <- beta m + (1 - beta) grad F_q(x_bar), a new q every time.
+
     Parameters
     ----------
     upper_step
@@ -160,6 +169,11 @@ class DSBLO(_Perturbed):
         beta in [0, 1), the weight of the old direction.
     perturbation, inner_steps, inner_tol, linear_tol, linear_iterations, refresh
         As in `SIGD`.
+
+    References
+    ----------
+    Khanduri, Tsaknakis, Zhang, Liu & Hong (2025), A doubly stochastically perturbed algorithm for linearly constrained
+    bilevel optimization, algorithm 1.
 
     Examples
     --------

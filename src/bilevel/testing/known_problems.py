@@ -35,9 +35,9 @@ class KnownProblem:
     problem
         The problem, ready for `minimize`.
     x0, y0
-        A feasible start, at which no constraint has a kink.
+        A feasible start, of the shapes of x and y, at which no constraint has a kink.
     optimum
-        x_bar, where F* = 0.
+        x_bar, of the shape (n,), where F* = 0.
     center
         c(x) = A x + b, flat.
     lower_solution
@@ -45,9 +45,21 @@ class KnownProblem:
     lower_jacobian
         c -> dy*/dc, a matrix.
     target
-        t, flat.
+        t, of the shape (m,).
     matrix
-        A.
+        A, of the shape (m, n).
+
+    Examples
+    --------
+    >>> import bilevel
+    >>> from bilevel.testing.known_problems import known_problems
+    >>> known = known_problems()[0]
+    >>> bool(known.value(known.optimum) < 1e-12)
+    True
+    >>> y = bilevel.solve_lower(known.problem, known.x0, known.y0).y
+    >>> h = bilevel.hypergradient(known.problem, known.x0, y)
+    >>> bool((known.flat(h) - known.gradient(known.x0)).abs().max() < 1e-8)
+    True
     """
 
     name: str

@@ -31,6 +31,15 @@ class Tasks:
     support_mask
         Booleans (tasks, ways * shots): which support images there are, for tasks with different numbers of them; None
         when all are there. What is at the other places is not looked at.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bilevel.applications.few_shot import ConvNet, Episodes, MetaLearner, SVMHead, generated_images
+    >>> episodes = Episodes(generated_images(20, 8, 16), ways=3, shots=2, queries=4)
+    >>> tasks = episodes.sample(2, torch.Generator().manual_seed(0))
+    >>> tuple(tasks.support.shape), tasks.support_labels[0].tolist()
+    ((2, 6, 1, 16, 16), [0, 0, 1, 1, 2, 2])
     """
 
     support: Tensor
@@ -62,6 +71,10 @@ class Episodes:
         them. Usual on FC100 in training, never in tests.
     dtype
         Of the images of the tasks.
+
+    References
+    ----------
+    Vinyals, Blundell, Lillicrap, Kavukcuoglu & Wierstra (2016).
 
     Examples
     --------
@@ -155,9 +168,19 @@ def generated_images(classes: int = 20, per_class: int = 20, size: int = 28, see
     Each class has two curves, quadratic Bezier curves of random control points in the unit square; each image moves
     the points a little, and shifts them all. The pen's ink at p is exp(-|p - c|^2 / (2 w^2)), c the nearest point.
 
+    Parameters
+    ----------
+    classes, per_class
+        How many classes, and images of each.
+    size
+        Pixels in each direction.
+    seed
+        Of the strokes.
+
     Returns
     -------
-    uint8, (classes, per_class, 1, size, size).
+    Tensor
+        Images, uint8, (classes, per_class, 1, size, size).
 
     Examples
     --------

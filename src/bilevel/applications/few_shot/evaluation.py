@@ -35,7 +35,20 @@ class EpisodeSource(Protocol):
 
 @dataclass(frozen=True)
 class Accuracy:
-    """The mean accuracy over independent tasks, with half the width of its 95 % interval.
+    """mean +- 1.96 s / sqrt(count): the accuracy over independent tasks, with half the width of its 95 % interval.
+
+    Parameters
+    ----------
+    mean
+        Between 0 and 1.
+    interval
+        Half the width of the 95 % interval of the mean.
+    count
+        How many tasks.
+
+    References
+    ----------
+    Snell, Swersky & Zemel (2017) report few-shot accuracies so.
 
     Examples
     --------
@@ -70,6 +83,8 @@ def evaluate(
 ) -> Accuracy:
     """The accuracy on `count` tasks, in evaluation mode; the mode of the network is restored.
 
+    mean over tasks of the share of queries whose largest score is that of their class (accuracy = right / all).
+
     Parameters
     ----------
     network, head
@@ -82,6 +97,15 @@ def evaluate(
         The same seed gives the same tasks.
     stream
         Which of the seed's draws: those of training, evaluation and validation share no task.
+
+    Returns
+    -------
+    Accuracy
+        The mean over tasks, with its 95 % interval.
+
+    References
+    ----------
+    Snell, Swersky & Zemel (2017): means over 600 tasks of classes that training has not seen.
 
     Examples
     --------

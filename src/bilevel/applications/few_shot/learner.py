@@ -43,6 +43,16 @@ class Training:
         The best accuracy on validation tasks, which is that of the network now; None without validation.
     message
         What went wrong, if something did.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bilevel.applications.few_shot import ConvNet, Episodes, MetaLearner, SVMHead, generated_images
+    >>> episodes = Episodes(generated_images(20, 8, 16), ways=3, shots=2, queries=4)
+    >>> learner = MetaLearner(ConvNet(image_size=16, width=4), SVMHead(ways=3), tasks_per_step=2)
+    >>> training = learner.fit(episodes, steps=2)
+    >>> training.status.name, training.step
+    ('STEPS', 2)
     """
 
     status: Status
@@ -55,6 +65,8 @@ class Training:
 
 class MetaLearner:
     """Learns features with which a support vector machine does well on tasks of a few examples per class.
+
+    min_x E_task[ loss of the queries at (x, y*(x)) ], y* the machine of the task's support examples.
 
     Every step draws fresh tasks, a function of the seed and the step number alone. (A fixed pool of tasks, each with
     dual variables that are carried along, would be seen again and again: a network learns it by heart, and most of the
@@ -86,6 +98,10 @@ class MetaLearner:
         Tasks drawn for each step.
     seed
         Of the tasks and of everything else that is drawn.
+
+    References
+    ----------
+    Shi, Chang & Gu (2024), the paper of DMLCBO, section 5.2, with fresh tasks; Lee, Maji, Ravichandran & Soatto (2019).
 
     Examples
     --------
@@ -346,6 +362,20 @@ def meta_train(
     **how_long: Any,
 ) -> tuple[MetaLearner, Training]:
     """Make a `MetaLearner` and fit it; `how_long` and the rest are arguments of `MetaLearner.fit`.
+
+    Parameters
+    ----------
+    network, head, solver, optimizer, scheduler, tasks_per_step, seed
+        As in `MetaLearner`; default head `SVMHead` with the ways of the tasks.
+    episodes
+        Where the training tasks come from.
+    **how_long
+        `steps`, `minutes` and the other arguments of `MetaLearner.fit`.
+
+    Returns
+    -------
+    tuple of MetaLearner and Training
+        The learner, with the trained network, and its learning curve.
 
     Examples
     --------

@@ -87,6 +87,10 @@ class FewShotProblem(Problem):
     seed
         Of random layers such as dropout.
 
+    References
+    ----------
+    Shi, Chang & Gu (2024), the paper of DMLCBO, section 5.2; Lee, Maji, Ravichandran & Soatto (2019).
+
     Examples
     --------
     >>> import bilevel

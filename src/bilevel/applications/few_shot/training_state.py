@@ -30,6 +30,11 @@ class TrainingRecord:
         record before.
     validation, interval
         The mean accuracy on validation tasks and half the width of its 95 % interval; None without validation.
+
+    Examples
+    --------
+    >>> TrainingRecord(step=100, seconds=12.5, loss=0.7, accuracy=0.75).validation is None
+    True
     """
 
     step: int

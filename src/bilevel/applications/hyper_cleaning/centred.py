@@ -17,7 +17,18 @@ from .design import Design
 
 
 class CentredDesign(Design):
-    """A - 1 m' for a design A and a row m of numbers, one per column.
+    """B = A - 1 m' for a design A and a row m of numbers, one per column.
+
+    Parameters
+    ----------
+    design
+        A, of the shape (n, d).
+    means
+        m, of the shape (d,).
+
+    References
+    ----------
+    Ours: sparse rows stay sparse, and products with the centred matrix need one more product with m.
 
     Examples
     --------

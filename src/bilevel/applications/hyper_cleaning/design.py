@@ -36,6 +36,14 @@ class Design(ABC):
         (n, d).
     dtype, device
         Of its products.
+
+    Examples
+    --------
+    >>> import torch
+    >>> design = Design.of(torch.tensor([[1.0, 5.0], [3.0, 5.0]]))
+    >>> tuple(design.shape), design.matmul(torch.tensor([[1.0], [0.0]]))
+    ((2, 2), tensor([[1.],
+            [3.]]))
     """
 
     shape: tuple[int, int]

@@ -47,7 +47,18 @@ DTYPES = [np.float64, np.float32, np.float16, np.uint8, np.int8, np.uint16, np.i
 
 
 class TrustWarning(UserWarning):
-    """No rows were said to be trusted, so some were taken on trust."""
+    """No rows were said to be trusted, so some were taken on trust.
+
+    Examples
+    --------
+    >>> import numpy as np, warnings
+    >>> X = np.random.default_rng(0).normal(size=(60, 2))
+    >>> with warnings.catch_warnings(record=True) as caught:
+    ...     warnings.simplefilter("always")
+    ...     cleaner = HyperCleaner(noise="rows", steps=5, random_state=0).fit(X, X[:, 0] > 0)
+    >>> caught[0].category.__name__
+    'TrustWarning'
+    """
 
 
 class HyperCleaner(ClassifierMixin, BaseEstimator):

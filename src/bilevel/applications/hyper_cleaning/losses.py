@@ -71,6 +71,10 @@ class LogLikelihood(Loss):
 class Softmax(LogLikelihood):
     """l_j(s) = log sum_m exp(s_m) - s_j; one score per class.
 
+    References
+    ----------
+    Hastie, Tibshirani & Friedman (2009), section 4.4.
+
     Examples
     --------
     >>> Softmax().per_label(torch.tensor([[0.0, 0.0]]))
@@ -98,6 +102,10 @@ class Softmax(LogLikelihood):
 @dataclass(frozen=True)
 class Logistic(LogLikelihood):
     """l_1(s) = log(1 + exp(-s)), l_0(s) = log(1 + exp(s)); two classes, one score.
+
+    References
+    ----------
+    Shi, Chang & Gu (2024), the paper of DMLCBO, section 5.2.
 
     Examples
     --------
@@ -193,6 +201,10 @@ def _own_and_other(s: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
 @dataclass(frozen=True)
 class Squared(OneVersusRest):
     """h(m) = (1 - m)^2 / 2: least squares on the codes +1 (the class) and -1 (the rest).
+
+    References
+    ----------
+    Hastie, Tibshirani & Friedman (2009), section 4.2.
 
     Examples
     --------

@@ -48,6 +48,20 @@ class SavedCleaner(NamedTuple):
         How the columns of a table become its features; None when it was fitted to numbers.
     label
         The name of the label column of that table, or None.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from bilevel.applications.hyper_cleaning import HyperCleaner, load_cleaner, save_cleaner
+    >>> X = np.random.default_rng(0).normal(size=(60, 2))
+    >>> cleaner = HyperCleaner(noise="rows", steps=5, random_state=0).fit(X, X[:, 0] > 0, trusted=np.arange(60) < 20)
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "cleaner.safetensors"
+    >>> save_cleaner(path, cleaner).name
+    'cleaner.safetensors'
+    >>> saved = load_cleaner(path)
+    >>> saved.cleaner.classes_.tolist(), saved.encoder, saved.label
+    ([False, True], None, None)
     """
 
     cleaner: HyperCleaner
@@ -77,12 +91,52 @@ def save_cleaner(
         The name of the label column of that table.
     overwrite
         Replace an existing file; refused otherwise.
+
+    Returns
+    -------
+    Path
+        The file.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from bilevel.applications.hyper_cleaning import HyperCleaner, load_cleaner, save_cleaner
+    >>> X = np.random.default_rng(0).normal(size=(60, 2))
+    >>> cleaner = HyperCleaner(noise="rows", steps=5, random_state=0).fit(X, X[:, 0] > 0, trusted=np.arange(60) < 20)
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "cleaner.safetensors"
+    >>> save_cleaner(path, cleaner).name
+    'cleaner.safetensors'
     """
     return write_atomically(Path(path), cleaner_writer(cleaner, encoder, label), overwrite=overwrite)
 
 
 def load_cleaner(path: str | Path) -> SavedCleaner:
-    """Read a cleaner that `save_cleaner` wrote; it predicts with the same bits."""
+    """Read a cleaner that `save_cleaner` wrote; it predicts with the same bits.
+
+    Parameters
+    ----------
+    path
+        The file.
+
+    Returns
+    -------
+    SavedCleaner
+        The cleaner, and how a table becomes its features.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from bilevel.applications.hyper_cleaning import HyperCleaner, load_cleaner, save_cleaner
+    >>> X = np.random.default_rng(0).normal(size=(60, 2))
+    >>> cleaner = HyperCleaner(noise="rows", steps=5, random_state=0).fit(X, X[:, 0] > 0, trusted=np.arange(60) < 20)
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "cleaner.safetensors"
+    >>> save_cleaner(path, cleaner).name
+    'cleaner.safetensors'
+    >>> bool((load_cleaner(path).cleaner.predict_proba(X) == cleaner.predict_proba(X)).all())
+    True
+    """
     return load_document(Path(path), _decode, format=FORMAT, version=VERSION, what="a cleaner")
 
 

@@ -124,6 +124,10 @@ class ClassPairs(NoiseModel):
     trust
         Q_bb at the start; the rest is spread evenly.
 
+    References
+    ----------
+    Ours; compare the loss corrections of Patrini, Rozza, Menon, Nock & Qu (2017).
+
     Examples
     --------
     >>> model = ClassPairs(trust=0.9)

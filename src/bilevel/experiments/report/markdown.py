@@ -11,6 +11,20 @@ from .tables import Table, tables_of
 def render_markdown(records: Sequence[RunRecord], experiment: str, *, seeds: int | None = None) -> str:
     """The tables of an experiment as Markdown: the paper's with ours beside it, and the one against the clock.
 
+    Parameters
+    ----------
+    records
+        The runs, of any experiment.
+    experiment
+        Which of them: "table-2" ...
+    seeds
+        How many were asked for; by default as many as the cell with most of them has.
+
+    Returns
+    -------
+    str
+        Markdown, one table after the other.
+
     Examples
     --------
     >>> print(render_markdown([], "table-5").splitlines()[4])
