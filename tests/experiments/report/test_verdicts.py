@@ -6,8 +6,15 @@ import numpy as np
 import pytest
 
 from bilevel.experiments.printed import TABLES, Printed
-from bilevel.experiments.report.verdicts import Spread, Verdict, verdict
-from bilevel.experiments.report.verdicts import _explanations, explanation, explanations, spread
+from bilevel.experiments.report.verdicts import (
+    Spread,
+    Verdict,
+    _explanations,
+    explanation,
+    explanations,
+    spread,
+    verdict,
+)
 
 # s^2 = 0.4^2 / 4 + 0.3^2 / 10 = 0.04 + 0.009 = 0.049, 2 s = 0.442719
 PRINTED = Printed(94.0, 0.3)

@@ -50,7 +50,7 @@ def write_report(
     ...     experiment="table-2", role="final", dataset="mnist", method="dmlcbo", settings={}, status="iterations"
     ... )
     >>> last = {"step": [100.0], "training_seconds": [1.0], "accuracy": [0.94], "solved_upper_value": [0.55]}
-    >>> runs = [RunRecord(**about, identity=f"{k:016x}", seed=k, status="iterations", curve=last) for k in range(3)]
+    >>> runs = [RunRecord(**about, identity=f"{k:016x}", seed=k, curve=last) for k in range(3)]
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     [path.name for path in write_report(runs, folder, command="bilevel reproduce table-2")][:3]
     ['index.html', 'table-2.md', 'table-2.html']
