@@ -181,7 +181,7 @@ class Comparison:
 
     def _status(self, line: dict[str, Any]) -> str:
         notes = ["failed" if line["solver"] in self.failed else str(line["status"])]
-        if line["used"] > 1.0 + 1e-9:
+        if line["used"] > 1.05:
             notes.append(f"{line['used']:.3g} times the budget")
         if not line["converged"]:
             notes.append("lower level not solved at the end")

@@ -33,7 +33,11 @@ def add_to(app: App) -> None:
         status,
         help_epilogue=examples("bilevel status", "bilevel status --results /shared/results"),
     )
-    results = App(name="results", help="The runs that `bilevel reproduce` has stored.")
+    results = App(
+        name="results",
+        help="The runs that `bilevel reproduce` has stored.",
+        help_epilogue=examples("bilevel results export --out runs.csv"),
+    )
     results.command(
         export,
         name="export",
