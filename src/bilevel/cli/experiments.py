@@ -75,9 +75,9 @@ def reproduce(
     budget
         Seconds of training for each run at most, in the search and after it (evaluations are not counted).
     methods
-        Only these columns of the table. May be given several times.
+        Only these columns of the table: one or more.
     datasets
-        Only these datasets. May be given several times.
+        Only these datasets: one or more.
     quick
         A quick look: few step sizes, short runs, few seeds.
     workers
