@@ -15,6 +15,7 @@ from ..files import check_writable
 from ..progress import ProgressBar, readable
 from .configuration import TARGETS, Configuration, load_configuration
 from .export import export
+from .notes import QUICK, notes_of
 from .plan import planned
 from .pools import InProcess, OnCluster
 from .record import RunRecord
@@ -52,7 +53,7 @@ def reproduce(request: Request) -> int:
     """Sweep, then report."""
     tables, data = configurations(request), data_folder(request.data)
     if request.quick:
-        say("A QUICK LOOK: few step sizes, short runs and few seeds. Its numbers are not those of the paper's setting.")
+        say(QUICK)
     pool = _pool(request, data)
     with ResultsStore(request.folder) as store:
         try:
@@ -65,9 +66,9 @@ def reproduce(request: Request) -> int:
                 f"{stored} runs are in {request.folder}; the same command goes on from there"
             ) from None
         _show(progress, None, store, request, "finished")
+        for identity, reason in progress.lost.items():
+            say(f"run {identity} was lost with its workers ({reason}): the same command tries it again")
         _report(request, tables, store, data)
-    for identity, reason in progress.lost.items():
-        say(f"run {identity} was lost with its workers ({reason}): the same command tries it again")
     return FAILURE if progress.lost else SUCCESS
 
 
@@ -145,16 +146,18 @@ def _report(request: Request, tables: Sequence[Configuration], store: ResultsSto
     hashes, finished = hash_data(tables, data), {record.identity: record for record in store.records()}
     asked = {spec.identity for table in tables for spec in planned(table, hashes, finished)}
     records = [record for identity, record in finished.items() if identity in asked]
-    try:
-        from .report import write_report  # type: ignore[import-not-found]
-    except ImportError:
+    if any(record.role == "final" for record in records):
+        from .report import write_report
+
+        page, *_ = write_report(
+            records, request.folder / "report", command=request.command, notes=notes_of(tables, quick=request.quick),
+            seeds={table.experiment: table.run.seeds for table in tables},
+        )  # fmt: skip
         answer(plain_table(records))
-    else:
-        for path in write_report(records, request.folder / "report", command=request.command):
-            answer(str(path))
+        answer(f"report: {page}")
     answer(f"{len(records)} runs in {request.folder}; as a table: bilevel results export --results {request.folder}")
     if request.quick:
-        answer("This was a quick look (--quick). Leave it out for the paper's setting.")
+        answer(QUICK)
 
 
 def plain_table(records: Sequence[RunRecord]) -> str:

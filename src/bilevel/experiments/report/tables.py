@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ..printed import DATASETS, SOURCE, printed_table
 from ..record import RunRecord
-from .cells import Cell, cells_of, is_few_shot
+from .cells import Cell, cells_of, is_few_shot, series_diverged
 from .verdicts import COMPARED, Spread, Verdict, explanation, explanations, remarks
 
 BUDGETS = {"hyper-cleaning": (1, 5, 20, 60), "few-shot": (60, 300, 600)}
@@ -133,10 +133,12 @@ def number(found: Spread, digits: int, before: str = "") -> str:
 
 
 def _number(cell: Cell, asked: int) -> str:
-    """ "10", "7 of 10", "8 of 10, 2 diverged"."""
+    """ "10", "7 of 10", "8 of 10, 2 diverged", "10, series diverged in 3"."""
     count = str(cell.ours.n) if cell.ours.n == asked else f"{cell.ours.n} of {asked}"
     statuses = [run.status if run.status in ("diverged", "failed") else "without a number" for run in cell.broken]
-    return ", ".join([count, *(f"{statuses.count(status)} {status}" for status in dict.fromkeys(statuses))])
+    broken = [f"{statuses.count(status)} {status}" for status in dict.fromkeys(statuses)]
+    series = sum(map(series_diverged, cell.runs))
+    return ", ".join([count, *broken, *([f"series diverged in {series}"] if series else [])])
 
 
 def _settings(cell: Cell) -> str:
