@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from bilevel.cli import main
-from bilevel.experiments import pools
+from bilevel.experiments import command, pools
 from bilevel.experiments.store import ResultsStore
 
 PAGES = ("index.html", "table-2.html", "table-2.md")
@@ -77,6 +77,20 @@ def test_a_quick_look_says_so(reproduce, tmp_path, capsys):
     assert reproduce("--methods", "dmlcbo") == 0
     for text in (*capsys.readouterr(), *((tmp_path / "results" / "report" / name).read_text() for name in PAGES)):
         assert "quick look" not in text
+
+
+def test_status_and_export_find_a_quick_look_that_is_all_there_is(table, data, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(command, "_report", lambda *_: None)
+    options = ["--configuration", str(table), "--workers", "0", "--data", str(data), "--methods", "dmlcbo"]
+    for more, folder, runs in ((["--quick"], "bilevel-results/quick", 1), ([], "bilevel-results", 4)):
+        assert main(["reproduce", "table-2", *options, *more]) == 0
+        capsys.readouterr()
+        assert main(["status"]) == 0
+        first, *_, last = capsys.readouterr().out.splitlines()
+        assert (first, last.split(",")[0]) == (f"{folder}:", f"{runs} runs")
+        assert main(["results", "export", "--out", "runs.csv", "--force"]) == 0
+        assert len(pd.read_csv("runs.csv")) == runs
 
 
 def test_the_report_says_how_it_was_made(reproduce, tmp_path, capsys):

@@ -109,7 +109,7 @@ def status(*, results: Path | None = None) -> int:
     Parameters
     ----------
     results
-        The folder of the results. Default: bilevel-results in this folder.
+        The folder of the results. Default: bilevel-results in this folder, or bilevel-results/quick if that is all.
     """
     from ..experiments import command
 
@@ -134,7 +134,7 @@ def export(
     format
         csv or parquet.
     results
-        The folder of the results. Default: bilevel-results in this folder.
+        The folder of the results. Default: bilevel-results in this folder, or bilevel-results/quick if that is all.
     experiment
         Only the runs of this table.
     without_timing

@@ -97,8 +97,10 @@ def configurations(request: Request) -> list[Configuration]:
 
 def status(folder: Path | None) -> int:
     """How far a sweep is, and what the folder holds."""
-    with ResultsStore(folder or RESULTS, create=False) as store:
+    folder = folder or _default_folder()
+    with ResultsStore(folder, create=False) as store:
         said, records = store.said(), store.records(curves=False)
+    answer(f"{folder}:")
     if said:
         ago = readable(max(0.0, time.time() - said["updated"]))
         answer(f"{said['command']}")
@@ -120,11 +122,17 @@ def export_results(
 ) -> int:
     """Write the table of all runs."""
     check_writable(out, overwrite=force)
-    with ResultsStore(folder or RESULTS, create=False) as store:
+    with ResultsStore(folder or _default_folder(), create=False) as store:
         records = store.records(experiment=experiment, curves=False)
     export(records, out, kind=kind, timing=timing, overwrite=force)
     say(f"{len(records)} runs: {out}")
     return SUCCESS
+
+
+def _default_folder() -> Path:
+    """Where results are when nothing is said: those of a quick look, if there are no others."""
+    only_quick = (RESULTS / "quick").is_dir() and not (RESULTS / "runs").is_dir()
+    return RESULTS / "quick" if only_quick else RESULTS
 
 
 def _pool(request: Request, data: Path) -> InProcess | OnCluster:
