@@ -68,7 +68,8 @@ def _budgets(experiment: str, cells: list[Cell], few_shot: bool) -> Table:
     if not few_shot:
         measures.append(("solved_upper_value", "F(x)", 4))
     times = BUDGETS["few-shot" if few_shot else "hyper-cleaning"]
-    budgets = [(measure, name, digits, time) for measure, name, digits in measures for time in times]
+    reached = [time for time in times if any(cell.after("accuracy", time).n for cell in cells)]
+    budgets = [(measure, name, digits, time) for measure, name, digits in measures for time in reached]
 
     def text(cell: Cell, measure: str, digits: int, time: float) -> str:
         found = cell.after(measure, time)
@@ -79,7 +80,7 @@ def _budgets(experiment: str, cells: list[Cell], few_shot: bool) -> Table:
         f"{printed_table(experiment).name} against the clock: what was reached after some seconds of training",
         (_lines_are(experiment), *(f"{name}, {time} s" for _, name, _, time in budgets)),
         _grouped(
-            [cell for cell in cells if cell.runs],
+            [cell for cell in cells if cell.runs and reached],
             lambda cell: (cell.title, *(text(cell, measure, digits, time) for measure, _, digits, time in budgets)),
         ),
         (
