@@ -97,7 +97,8 @@ def test_the_report_says_how_it_was_made(reproduce, tmp_path, capsys):
     assert reproduce("--seeds", "1", "--budget", "50", "--methods", "approx") == 0
     shown = capsys.readouterr().out
     assert f"report: {tmp_path / 'results' / 'report' / 'index.html'}" in shown
-    assert re.search(r"madelon +approx +\d+\.\d+ ", shown)
+    assert re.search(r"madelon +approx +\d+\.\d+ +\d+\.\d+ +0\.\d+ +1  ", shown)  # one seed has no spread
+    assert "--out runs.csv" in shown
     text = (tmp_path / "results" / "report" / "index.html").read_text()
     assert "final runs end after 20 iterations or 50 s of training, whichever comes first; 1 seed." in text
     assert "Step sizes were searched on one other seed, all pairs for 50 s." in text

@@ -163,7 +163,7 @@ def _report(request: Request, tables: Sequence[Configuration], store: ResultsSto
         )  # fmt: skip
         answer(plain_table(records))
         answer(f"report: {page}")
-    answer(f"{len(records)} runs in {request.folder}; as a table: bilevel results export --results {request.folder}")
+    answer(f"{len(records)} runs; as a table: bilevel results export --results {request.folder} --out runs.csv")
     if request.quick:
         answer(QUICK)
 
@@ -175,22 +175,21 @@ def plain_table(records: Sequence[RunRecord]) -> str:
         if record.role == "final" and record.final:
             settings = "  ".join(f"{name}={value}" for name, value in record.settings.items())
             groups.setdefault((record.experiment, record.dataset, record.method, settings), []).append(record)
-    lines = [f"{'table':8} {'dataset':14} {'method':14} {'accuracy, %':>16} {'solved, %':>16} {'F':>9}  n  settings"]
+    lines = [f"{'table':8} {'dataset':14} {'method':14} {'accuracy, %':>16} {'solved, %':>16} {'F':>20}  n  settings"]
     for (experiment, dataset, method, settings), runs in groups.items():
-        cells = [_mean([run.final.get(name) for run in runs], 100) for name in ("accuracy", "solved_accuracy")]
-        value = mean(run.final.get("solved_upper_value", float("nan")) for run in runs)
+        measures = (("accuracy", 100, 2), ("solved_accuracy", 100, 2), ("solved_upper_value", 1, 5))
+        cells = [_mean([run.final.get(name) for run in runs], scale, digits) for name, scale, digits in measures]
         lines.append(
-            f"{experiment:8} {dataset:14} {method:14} {cells[0]:>16} {cells[1]:>16} {value:9.5f} {len(runs):2}  "
+            f"{experiment:8} {dataset:14} {method:14} {cells[0]:>16} {cells[1]:>16} {cells[2]:>20} {len(runs):2}  "
             f"{settings}"
         )
     return "\n".join(lines)
 
 
-def _mean(values: Sequence[float | None], scale: float) -> str:
+def _mean(values: Sequence[float | None], scale: float, digits: int) -> str:
     known = [scale * value for value in values if value is not None]
-    if not known:
-        return ""
-    return f"{mean(known):.2f} +- {stdev(known) if len(known) > 1 else 0:.2f}"
+    spread = f" +- {stdev(known):.{digits}f}" if len(known) > 1 else ""
+    return f"{mean(known):.{digits}f}{spread}" if known else ""
 
 
 def _has(known: Container[str], names: Sequence[str]) -> bool:
