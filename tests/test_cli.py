@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -61,6 +62,50 @@ def test_help_teaches_with_examples(capsys):
         assert part in text
     assert str(demo.STEPS) in text
     assert "--no-force" not in text
+
+
+def programs(app, *path):
+    """Every command, with the words that call it."""
+    yield path, app
+    for name in app:
+        if not name.startswith("-"):
+            yield from programs(app[name], *path, name)
+
+
+def commands(text):
+    """The lines of a text that call bilevel: without comments, the variables before and the pipe behind."""
+    lines = (line.split(" #")[0].strip() for line in text.replace("\\\n", " ").splitlines())
+    found = (re.fullmatch(r"(?:[A-Z_]+=\S+ )*bilevel (.*?)(?: \|.*)?", line) for line in lines)
+    return [match[1] for match in found if match]
+
+
+APP = cli.application()
+HELP = {line for _, app in programs(APP) for line in commands(app.help_epilogue or "")}
+PAGES = [*Path(__file__).parents[1].glob("docs/*.md"), Path(__file__).parents[1] / "README.md"]
+CODE = re.compile(r"^```\w*\n.*?^```|^ {4}[^\n]*", re.MULTILINE | re.DOTALL)  # fenced or indented
+MANUAL = {line for page in PAGES for code in CODE.findall(page.read_text(encoding="utf-8")) for line in commands(code)}
+
+
+@pytest.mark.parametrize("line", sorted(HELP | MANUAL))
+def test_examples_of_help_and_manual_can_be_typed(line):
+    """Each is parsed and every word of it understood; it is not run."""
+    function, _, _ = APP.parse_args(line, exit_on_error=False, print_error=False)
+    assert function.__name__ != "help_print" or "--help" in line
+
+
+def test_every_command_has_an_example():
+    with_function = {" ".join(path): app for path, app in programs(APP) if app.default_command}
+    assert len(with_function) >= 12
+    for name, app in with_function.items():
+        assert any(line.startswith(name) for line in commands(app.help_epilogue or "")), name
+
+
+def test_a_list_takes_all_values_that_follow():
+    line = "reproduce table-2 --datasets mnist madelon --methods dmlcbo --methods approx --seeds 3"
+    _, given, _ = APP.parse_args(line, exit_on_error=False, print_error=False)
+    assert given.kwargs == {"datasets": ["mnist", "madelon"], "methods": ["dmlcbo", "approx"], "seeds": 3}
+    _, given, _ = APP.parse_args("clean t.csv --label a --ignore b c --categorical d e", exit_on_error=False)
+    assert (given.kwargs["ignore"], given.kwargs["categorical"]) == (["b", "c"], ["d", "e"])
 
 
 def test_without_arguments_the_help_is_shown(capsys):

@@ -27,7 +27,7 @@ class Quiet(SimpleHTTPRequestHandler):
 
 @pytest.fixture
 def server(tmp_path, monkeypatch):
-    """The address of a server, the folder it serves and a function that ends it."""
+    """The address of a server, the folder it serves, a function that ends it, and the server."""
     published = tmp_path / "published"
     (published / "sub").mkdir(parents=True)
     (published / "a.bin").write_bytes(CONTENT["a.bin"])
@@ -42,7 +42,7 @@ def server(tmp_path, monkeypatch):
         http.server_close()
         thread.join()
 
-    yield f"http://127.0.0.1:{http.server_port}/", published, stop
+    yield f"http://127.0.0.1:{http.server_port}/", published, stop, http
     if thread.is_alive():
         stop()
 
@@ -60,7 +60,7 @@ def read_tiny(root):
 
 @pytest.fixture
 def tiny(server, monkeypatch):
-    address, _, _ = server
+    address, *_ = server
     sums = {name: hashlib.sha256(content).hexdigest() for name, content in CONTENT.items()}
     entry = Entry(
         name="tiny", title="eight bytes", home="http://home", licence="none", citation="nobody", addresses=(address,),
@@ -91,6 +91,36 @@ def test_other_bytes_are_thrown_away(server, tiny, data):
     with pytest.raises(DownloadFailed, match=r"b.bin could not be downloaded(.|\n)*hash(.|\n)*http://home and put it"):
         fetch("tiny")
     assert [file.name for file in (data / "tiny").iterdir()] == ["a.bin"]
+
+
+class CutOff(Quiet):
+    """Promises four bytes, sends two and hangs up."""
+
+    def do_GET(self):
+        if not self.path.endswith("b.bin"):
+            return super().do_GET()
+        self.send_response(200)
+        self.send_header("Content-Length", "4")
+        self.end_headers()
+        self.wfile.write(b"ef")
+        self.close_connection = True
+
+
+@pytest.mark.parametrize("how", ["connection", "file"])
+def test_a_truncated_download_is_named_and_thrown_away(server, tiny, data, capsys, how):
+    """The connection breaks, or the server itself has half a file; what came before it stays."""
+    if how == "connection":
+        server[3].RequestHandlerClass = partial(CutOff, directory=str(server[1]))
+    else:
+        (server[1] / "sub" / "b.bin").write_bytes(b"ef")
+    assert cli.main(["data", "fetch", "tiny"]) == 2
+    said = capsys.readouterr().err
+    assert "tiny: b.bin could not be downloaded" in said
+    assert "Try again later, or get the file from http://home and put it into" in said
+    assert {file.name: file.read_bytes() for file in (data / "tiny").iterdir()} == {"a.bin": b"abcd"}
+    server[3].RequestHandlerClass = partial(Quiet, directory=str(server[1]))
+    (server[1] / "sub" / "b.bin").write_bytes(CONTENT["b.bin"])
+    assert cli.main(["data", "fetch", "tiny"]) == 0
 
 
 def test_a_mirror_helps(server, tiny, data, monkeypatch):

@@ -1,11 +1,15 @@
 """`bilevel reproduce`, `bilevel status` and `bilevel results export` on a small table, in this process."""
 
+import re
+
 import pandas as pd
 import pytest
 
 from bilevel.cli import main
-from bilevel.experiments import pools
+from bilevel.experiments import command, pools
 from bilevel.experiments.store import ResultsStore
+
+PAGES = ("index.html", "table-2.html", "table-2.md")
 
 
 @pytest.fixture
@@ -65,11 +69,39 @@ def test_a_sweep_that_is_stopped_goes_on_and_says_how(reproduce, tmp_path, capsy
     assert len(made) == len({specs[0].identity for specs in made}) == 8
 
 
-def test_a_quick_look_says_so(reproduce, capsys):
+def test_a_quick_look_says_so(reproduce, tmp_path, capsys):
     assert reproduce("--quick", "--methods", "dmlcbo") == 0
     said = capsys.readouterr()
-    assert "A QUICK LOOK" in said.err
-    assert "quick look" in said.out
+    for text in (said.err, said.out, *((tmp_path / "results" / "report" / name).read_text() for name in PAGES)):
+        assert "This is a quick look (--quick)" in text
+    assert reproduce("--methods", "dmlcbo") == 0
+    for text in (*capsys.readouterr(), *((tmp_path / "results" / "report" / name).read_text() for name in PAGES)):
+        assert "quick look" not in text
+
+
+def test_status_and_export_find_a_quick_look_that_is_all_there_is(table, data, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(command, "_report", lambda *_: None)
+    options = ["--configuration", str(table), "--workers", "0", "--data", str(data), "--methods", "dmlcbo"]
+    for more, folder, runs in ((["--quick"], "bilevel-results/quick", 1), ([], "bilevel-results", 4)):
+        assert main(["reproduce", "table-2", *options, *more]) == 0
+        capsys.readouterr()
+        assert main(["status"]) == 0
+        first, *_, last = capsys.readouterr().out.splitlines()
+        assert (first, last.split(",")[0]) == (f"{folder}:", f"{runs} runs")
+        assert main(["results", "export", "--out", "runs.csv", "--force"]) == 0
+        assert len(pd.read_csv("runs.csv")) == runs
+
+
+def test_the_report_says_how_it_was_made(reproduce, tmp_path, capsys):
+    assert reproduce("--seeds", "1", "--budget", "50", "--methods", "approx") == 0
+    shown = capsys.readouterr().out
+    assert f"report: {tmp_path / 'results' / 'report' / 'index.html'}" in shown
+    assert re.search(r"madelon +approx +\d+\.\d+ +\d+\.\d+ +0\.\d+ +1  ", shown)  # one seed has no spread
+    assert "--out runs.csv" in shown
+    text = (tmp_path / "results" / "report" / "index.html").read_text()
+    assert "final runs end after 20 iterations or 50 s of training, whichever comes first; 1 seed." in text
+    assert "Step sizes were searched on one other seed, all pairs for 50 s." in text
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """A run's numbers are those of independent computations; its bits repeat."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,8 +11,9 @@ import bilevel
 from bilevel.errors import InvalidInput
 from bilevel.experiments.cleaning_data import cleaning_problem, cleaning_task
 from bilevel.experiments.plan import planned
-from bilevel.experiments.run import run
+from bilevel.experiments.run import _ended, run
 from bilevel.experiments.solved_level import SolvedLevel
+from bilevel.solution import Status
 
 HASHES = {"madelon": "0"}
 
@@ -95,3 +97,16 @@ def test_more_rows_than_there_are_is_an_error(tiny, data):
     (spec,) = specs(tiny, "dmlcbo")
     with pytest.raises(InvalidInput, match="madelon has 2000 rows .* fewer than rows .* trusted = 1990 . 50"):
         run([replace(spec, data={**spec.data, "rows": 1990})], data)
+
+
+def test_a_series_that_diverges_is_the_reason_of_a_run_that_came_to_its_end(tiny, data):
+    """In a ball that holds the minimiser eta = 1000 is far beyond 2/L."""
+    (one,) = specs(tiny, "dmlcbo")
+    beyond = replace(one, fixed=one.fixed | {"eta": 1000.0, "truncation": "full"}, data=one.data | {"radius": 100.0})
+    (outcome,) = run([beyond], data)
+    assert outcome.record.status == "iterations"
+    assert outcome.record.counts["series_diverged"] > 0
+    assert "eta is at or beyond 2/L" in outcome.record.reason
+    for steps, status in ((20, "iterations"), (19, "time limit")):
+        solution = SimpleNamespace(status=Status.SERIES_DIVERGES, stats={"steps": steps}, message="")
+        assert _ended(solution, 20) == (status, str(Status.SERIES_DIVERGES))  # type: ignore[arg-type]

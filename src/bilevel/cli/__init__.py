@@ -59,7 +59,8 @@ def application() -> App:
         version=__version__,
         help_format="markdown",
         suppress_keyboard_interrupt=False,  # `main` answers it
-        default_parameter=Parameter(negative=()),  # --force needs no --no-force
+        # --force needs no --no-force; a list takes all values that follow: --methods dmlcbo approx
+        default_parameter=Parameter(negative=(), consume_multiple=1),
         help="Bilevel optimisation with a convex set in the lower level: find wrong labels, tune by gradient.",
         help_epilogue=examples(
             "bilevel demo            # find the wrong labels among 1,000 digits",

@@ -117,9 +117,9 @@ def clean(
     holdout
         Share of the trusted rows kept aside to measure accuracy, when there is no --test; 0 for none.
     ignore
-        A column to leave out, such as the name of each row. May be given several times.
+        Columns to leave out, such as the name of each row: one or more, after the table.
     categorical
-        A column of numbers that are names of categories. May be given several times.
+        Columns of numbers that are names of categories: one or more, after the table.
     image_shape
         The columns are pixels of pictures of this height and width, such as 28x28; the report then shows them. Columns
         named pixel0, pixel1, ... are taken for pictures anyway.

@@ -79,9 +79,9 @@ def reproduce(
     budget
         Seconds of training for each run at most, in the search and after it (evaluations are not counted).
     methods
-        Only these columns of the table. May be given several times.
+        Only these columns of the table: one or more.
     datasets
-        Only these datasets. May be given several times.
+        Only these datasets: one or more.
     quick
         A quick look: few step sizes, short runs, few seeds.
     workers
@@ -113,7 +113,7 @@ def status(*, results: Path | None = None) -> int:
     Parameters
     ----------
     results
-        The folder of the results. Default: bilevel-results in this folder.
+        The folder of the results. Default: bilevel-results in this folder, or bilevel-results/quick if that is all.
     """
     from ..experiments import command
 
@@ -138,7 +138,7 @@ def export(
     format
         csv or parquet.
     results
-        The folder of the results. Default: bilevel-results in this folder.
+        The folder of the results. Default: bilevel-results in this folder, or bilevel-results/quick if that is all.
     experiment
         Only the runs of this table.
     without_timing

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 from pathlib import Path
 
@@ -37,7 +38,9 @@ def find(name: str) -> Entry:
     'CC BY-SA 3.0 as commonly stated'
     """
     if name not in CATALOGUE:
-        raise InvalidInput(f"there is no data set {name!r}: choose one of {', '.join(CATALOGUE)}")
+        near = difflib.get_close_matches(name, CATALOGUE, 1)
+        meant = f". Did you mean {near[0]!r}?" if near else ""
+        raise InvalidInput(f"there is no data set {name!r}: choose one of {', '.join(CATALOGUE)}{meant}")
     return CATALOGUE[name]
 
 

@@ -15,6 +15,7 @@ from ..files import check_writable
 from ..progress import ProgressBar, readable
 from .configuration import TARGETS, Configuration, load_configuration
 from .export import export
+from .notes import QUICK, notes_of
 from .plan import planned
 from .pools import InProcess, OnCluster
 from .record import RunRecord
@@ -52,7 +53,7 @@ def reproduce(request: Request) -> int:
     """Sweep, then report."""
     tables, data = configurations(request), data_folder(request.data)
     if request.quick:
-        say("A QUICK LOOK: few step sizes, short runs and few seeds. Its numbers are not those of the paper's setting.")
+        say(QUICK)
     pool = _pool(request, data)
     with ResultsStore(request.folder) as store:
         try:
@@ -65,9 +66,9 @@ def reproduce(request: Request) -> int:
                 f"{stored} runs are in {request.folder}; the same command goes on from there"
             ) from None
         _show(progress, None, store, request, "finished")
+        for identity, reason in progress.lost.items():
+            say(f"run {identity} was lost with its workers ({reason}): the same command tries it again")
         _report(request, tables, store, data)
-    for identity, reason in progress.lost.items():
-        say(f"run {identity} was lost with its workers ({reason}): the same command tries it again")
     return FAILURE if progress.lost else SUCCESS
 
 
@@ -96,8 +97,10 @@ def configurations(request: Request) -> list[Configuration]:
 
 def status(folder: Path | None) -> int:
     """How far a sweep is, and what the folder holds."""
-    with ResultsStore(folder or RESULTS, create=False) as store:
+    folder = folder or _default_folder()
+    with ResultsStore(folder, create=False) as store:
         said, records = store.said(), store.records(curves=False)
+    answer(f"{folder}:")
     if said:
         ago = readable(max(0.0, time.time() - said["updated"]))
         answer(f"{said['command']}")
@@ -119,11 +122,17 @@ def export_results(
 ) -> int:
     """Write the table of all runs."""
     check_writable(out, overwrite=force)
-    with ResultsStore(folder or RESULTS, create=False) as store:
+    with ResultsStore(folder or _default_folder(), create=False) as store:
         records = store.records(experiment=experiment, curves=False)
     export(records, out, kind=kind, timing=timing, overwrite=force)
     say(f"{len(records)} runs: {out}")
     return SUCCESS
+
+
+def _default_folder() -> Path:
+    """Where results are when nothing is said: those of a quick look, if there are no others."""
+    only_quick = (RESULTS / "quick").is_dir() and not (RESULTS / "runs").is_dir()
+    return RESULTS / "quick" if only_quick else RESULTS
 
 
 def _pool(request: Request, data: Path) -> InProcess | OnCluster:
@@ -145,16 +154,18 @@ def _report(request: Request, tables: Sequence[Configuration], store: ResultsSto
     hashes, finished = hash_data(tables, data), {record.identity: record for record in store.records()}
     asked = {spec.identity for table in tables for spec in planned(table, hashes, finished)}
     records = [record for identity, record in finished.items() if identity in asked]
-    try:
-        from .report import write_report  # type: ignore[import-not-found]
-    except ImportError:
+    if any(record.role == "final" for record in records):
+        from .report import write_report
+
+        page, *_ = write_report(
+            records, request.folder / "report", command=request.command, notes=notes_of(tables, quick=request.quick),
+            seeds={table.experiment: table.run.seeds for table in tables},
+        )  # fmt: skip
         answer(plain_table(records))
-    else:
-        for path in write_report(records, request.folder / "report", command=request.command):
-            answer(str(path))
-    answer(f"{len(records)} runs in {request.folder}; as a table: bilevel results export --results {request.folder}")
+        answer(f"report: {page}")
+    answer(f"{len(records)} runs; as a table: bilevel results export --results {request.folder} --out runs.csv")
     if request.quick:
-        answer("This was a quick look (--quick). Leave it out for the paper's setting.")
+        answer(QUICK)
 
 
 def plain_table(records: Sequence[RunRecord]) -> str:
@@ -164,22 +175,21 @@ def plain_table(records: Sequence[RunRecord]) -> str:
         if record.role == "final" and record.final:
             settings = "  ".join(f"{name}={value}" for name, value in record.settings.items())
             groups.setdefault((record.experiment, record.dataset, record.method, settings), []).append(record)
-    lines = [f"{'table':8} {'dataset':14} {'method':14} {'accuracy, %':>16} {'solved, %':>16} {'F':>9}  n  settings"]
+    lines = [f"{'table':8} {'dataset':14} {'method':14} {'accuracy, %':>16} {'solved, %':>16} {'F':>20}  n  settings"]
     for (experiment, dataset, method, settings), runs in groups.items():
-        cells = [_mean([run.final.get(name) for run in runs], 100) for name in ("accuracy", "solved_accuracy")]
-        value = mean(run.final.get("solved_upper_value", float("nan")) for run in runs)
+        measures = (("accuracy", 100, 2), ("solved_accuracy", 100, 2), ("solved_upper_value", 1, 5))
+        cells = [_mean([run.final.get(name) for run in runs], scale, digits) for name, scale, digits in measures]
         lines.append(
-            f"{experiment:8} {dataset:14} {method:14} {cells[0]:>16} {cells[1]:>16} {value:9.5f} {len(runs):2}  "
+            f"{experiment:8} {dataset:14} {method:14} {cells[0]:>16} {cells[1]:>16} {cells[2]:>20} {len(runs):2}  "
             f"{settings}"
         )
     return "\n".join(lines)
 
 
-def _mean(values: Sequence[float | None], scale: float) -> str:
+def _mean(values: Sequence[float | None], scale: float, digits: int) -> str:
     known = [scale * value for value in values if value is not None]
-    if not known:
-        return ""
-    return f"{mean(known):.2f} +- {stdev(known) if len(known) > 1 else 0:.2f}"
+    spread = f" +- {stdev(known):.{digits}f}" if len(known) > 1 else ""
+    return f"{mean(known):.{digits}f}{spread}" if known else ""
 
 
 def _has(known: Container[str], names: Sequence[str]) -> bool:

@@ -33,7 +33,7 @@ from .plan import RunSpec
 from .record import Curve, RunRecord
 from .solved_level import SolvedLevel
 
-STATUS = {Status.STEPS: "iterations", Status.SERIES_DIVERGES: "iterations", Status.TIME: "time limit"}
+STATUS = {Status.STEPS: "iterations", Status.TIME: "time limit"}
 """How runs that came to their end are called in the tables; all others diverged or failed."""
 
 
@@ -108,7 +108,7 @@ def run_cleaning(spec: RunSpec, folder: Path) -> Outcome:
                 evaluate_every=spec.evaluate_every, seconds=spec.limit_seconds, clock=time.thread_time,
             )  # fmt: skip
         look.at_end(solution)
-        status, reason = _ended(solution)
+        status, reason = _ended(solution, spec.iterations)
     except (BilevelError, ArithmeticError, RuntimeError) as error:
         reason = str(error) or type(error).__name__
     counts = {} if solution is None else {k: int(v) for k, v in solution.stats.items() if k != "seconds"}
@@ -210,7 +210,11 @@ def _task(data: CleaningData, name: str, folder: Path, seed: int) -> Task:
     return cleaning_task(data, name, folder, seed)
 
 
-def _ended(solution: Solution) -> tuple[str, str]:
+def _ended(solution: Solution, iterations: int) -> tuple[str, str]:
+    """How the run ended, and why; of a series that diverged a run that came to its end tells in its reason."""
+    if solution.status is Status.SERIES_DIVERGES:
+        ended = Status.STEPS if solution.stats["steps"] >= iterations else Status.TIME
+        return STATUS[ended], str(solution.status)
     if solution.status in STATUS:
         return STATUS[solution.status], ""
     kind = "diverged" if solution.status is Status.DIVERGED else "failed"

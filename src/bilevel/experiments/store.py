@@ -215,16 +215,15 @@ class ResultsStore:
             aside.mkdir()
             (aside / "curve.csv").write_text(curve_text(outcome.record.curve), encoding="utf-8", newline="")
             if outcome.state:
-                from safetensors.numpy import save_file
-
-                save_file(outcome.state, aside / "state.safetensors")
+                _write_state(aside / "state.safetensors", outcome.state)
             (aside / "record.json").write_text(json.dumps(_row(outcome.record), indent=1), encoding="utf-8")
             for file in aside.iterdir():
                 _flush(file)
             os.rename(aside, place)
         finally:
             shutil.rmtree(aside, ignore_errors=True)
-        _flush(self.runs)
+        with suppress(OSError):  # not every system flushes folders
+            _flush(self.runs)
 
     def state(self, identity: str) -> dict[str, Any]:
         """The final state of a run, arrays by name; empty if it has none."""
@@ -313,10 +312,20 @@ def _reading(path: Path) -> Iterator[None]:
         ) from error
 
 
+def _write_state(path: Path, state: dict[str, Any]) -> None:
+    from safetensors import SafetensorError
+    from safetensors.numpy import save_file
+
+    try:
+        save_file(state, path)
+    except SafetensorError as error:  # its word for what the system calls an OSError
+        raise OSError(str(error)) from None
+
+
 def _flush(path: Path) -> None:
-    with suppress(OSError):
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+    """To the disk; a disk that is full may say so only now."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -14,7 +14,7 @@ from bilevel.experiments.report import render_markdown
 from bilevel.experiments.report.cells import cells_of
 from bilevel.experiments.report.csv_file import runs_csv
 from bilevel.experiments.report.curves import after, band
-from bilevel.experiments.report.provenance import core_hours, facts, troubles
+from bilevel.experiments.report.provenance import core_hours, facts, search_of_steps, troubles
 from bilevel.experiments.report.tables import tables_of
 
 from .conftest import record
@@ -69,6 +69,24 @@ def test_a_run_that_ended_without_a_number_is_no_result():
     runs = [record(seed=0), record(seed=1, curve={"step": [0], "training_seconds": [0.0], "accuracy": [math.nan]})]
     assert rows(render_markdown(runs, "table-2"))["MNIST 6vs9", "DMLCBO"]["n"] == "1 of 2, 1 without a number"
     assert [trouble.what for trouble in troubles(runs)] == ["ended by iterations, without a number"]
+
+
+def test_a_series_that_diverged_is_told_and_its_run_counts():
+    broken = {"counts": {"steps": 10_000, "series_diverged": 7}}
+    runs = [record(seed=0), *(record(seed=seed, **broken) for seed in (1, 2)), record(seed=3, reason="why", **broken)]
+    line = rows(render_markdown(runs, "table-2"))["MNIST 6vs9", "DMLCBO"]
+    assert (line["n"], line["ours"]) == ("4, series diverged in 3", "94.00 ± 0.00")
+    silent, told = troubles(runs)
+    assert (silent.what, silent.seeds, told.seeds, told.why) == ("series diverged", "1, 2", "3", "why")
+    assert "eta is at or beyond 2/L" in silent.why
+    searched = search_of_steps([record(role="grid", **broken), record(role="grid", seed=1, status="failed")])
+    assert searched == [("Table 2", "MNIST 6vs9", "dmlcbo", 2, 1, 1)]
+
+
+def test_a_search_on_validation_classes_is_sound_without_test_accuracy():
+    about = {"experiment": "table-3", "dataset": "fc100-5way", "role": "grid"}
+    sound = record(**about, curve={"step": [9], "training_seconds": [1.0], "validation_accuracy": [0.4]})
+    assert search_of_steps([sound]) == [("Table 3", "FC100, 5 way 5 shot", "dmlcbo", 1, 0, 0)]
 
 
 def test_few_seeds_are_a_rough_guide():
@@ -138,6 +156,8 @@ def test_the_clock():
     assert math.isnan(after(stopped, "accuracy", 60))
     assert after(stopped, "accuracy", 50.2) == 0.94  # the limit itself
     assert math.isnan(after(record(curve={}), "accuracy", 1))
+    cut = record(environment={"iterations": 20_000})  # took half of its steps, whatever its status says
+    assert math.isnan(after(cut, "accuracy", 60))
     assert math.isnan(after(run, "no such column", 1))
     late = record(curve={"step": [100], "training_seconds": [3.0], "accuracy": [0.9]})
     assert math.isnan(after(late, "accuracy", 1))
@@ -145,10 +165,19 @@ def test_the_clock():
 
 def test_budget_columns_say_how_many_got_there():
     runs = [record(seed=0, pace=0.1, status="time limit"), record(seed=1, pace=0.5, status="time limit")]
+    runs.append(record(dataset="madelon", pace=0.7, status="time limit"))
     line = rows(render_markdown(runs, "table-2"), 1)["MNIST 6vs9", "DMLCBO"]
     assert line["accuracy, 20 s"].endswith("(n = 1)")
     assert line["accuracy, 60 s"] == line["F(x), 60 s"] == "–"
     assert "±" in line["F(x), 5 s"]
+
+
+def test_times_that_no_run_reached_have_no_column():
+    """Evaluations of a quick look until 2 s; and a run that ended before the first time."""
+    _, clock = tables_of([record(pace=0.02, status="time limit")], "table-2")
+    assert clock.headings == ("method", "accuracy, 1 s", "F(x), 1 s")
+    _, clock = tables_of([record(pace=0.002, status="time limit")], "table-2")
+    assert clock.groups == ()
 
 
 def test_bands_are_mean_and_deviation_where_all_runs_are():

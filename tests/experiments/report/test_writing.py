@@ -189,6 +189,7 @@ def test_tables_have_pages_of_their_own(report):
     assert "Table 4: Data hyper-cleaning: test accuracy (%) of DMLCBO with different Q" in page.text
     assert "Q = 7" in page.text
     assert "This is a <quick> look." in page.text
+    assert (report / "table-4.md").read_text(encoding="utf-8").startswith("> This is a \\<quick> look.\n\n**Table 4")
 
 
 def test_the_same_runs_give_the_same_bytes(full_sweep, tmp_path):
@@ -206,6 +207,13 @@ def test_one_table_alone(tmp_path):
     text = Page(tmp_path / "new" / "folder" / "index.html").text
     assert "Not run: Table 3, Table 4, Table 5." in text
     assert "None of the runs of the tables." in text
+
+
+def test_seeds_that_were_asked_for_are_those_of_each_table(tmp_path):
+    runs = [record(), record(experiment="table-3", dataset="fc100-5way", accuracy=0.5)]
+    write_report(runs, tmp_path, command="c", seeds={"table-2": 10, "table-3": 1})
+    assert "| 1 of 10 |" in (tmp_path / "table-2.md").read_text(encoding="utf-8")
+    assert "| 50.00 | 1 |" in (tmp_path / "table-3.md").read_text(encoding="utf-8")
 
 
 def test_a_sweep_where_everything_broke_is_reported(tmp_path):

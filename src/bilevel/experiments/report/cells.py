@@ -136,6 +136,11 @@ def is_few_shot(record: RunRecord) -> bool:
     return record.experiment == "table-3" or "half_width" in record.curve
 
 
+def series_diverged(run: RunRecord) -> bool:
+    """Whether the Neumann series behind its hypergradients diverged at an evaluation."""
+    return run.counts.get("series_diverged", 0) > 0
+
+
 def is_finished(run: RunRecord) -> bool:
     """Whether a run counts in means: it ended as planned, with a number."""
     return run.status in FINISHED and math.isfinite(run.final.get("accuracy", math.nan))

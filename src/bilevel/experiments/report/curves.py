@@ -33,10 +33,16 @@ def after(run: RunRecord, measure: str, seconds: float) -> float:
     times, values = run.curve.get("training_seconds", []), run.curve.get(measure, [])
     if not times or not values:
         return math.nan
-    if run.status != "iterations" and times[-1] < (1 - SLACK) * seconds:
+    if not _took_all_steps(run) and times[-1] < (1 - SLACK) * seconds:
         return math.nan
     known = int(np.searchsorted(times, (1 + SLACK) * seconds, side="right"))
     return values[known - 1] if known else math.nan
+
+
+def _took_all_steps(run: RunRecord) -> bool:
+    """Whether it ended by iterations, of which the environment tells the number."""
+    steps, asked = run.final.get("step", 0), int(run.environment.get("iterations", 0))
+    return run.status == "iterations" and steps >= asked
 
 
 class Band(NamedTuple):

@@ -8,7 +8,9 @@ from ..record import RunRecord
 from .tables import Table, tables_of
 
 
-def render_markdown(records: Sequence[RunRecord], experiment: str, *, seeds: int | None = None) -> str:
+def render_markdown(
+    records: Sequence[RunRecord], experiment: str, *, seeds: int | None = None, notes: Sequence[str] = ()
+) -> str:
     """The tables of an experiment as Markdown: the paper's with ours beside it, and the one against the clock.
 
     Parameters
@@ -19,6 +21,8 @@ def render_markdown(records: Sequence[RunRecord], experiment: str, *, seeds: int
         Which of them: "table-2" ...
     seeds
         How many were asked for; by default as many as the cell with most of them has.
+    notes
+        What a reader must know first: they stand before the tables, as quotations.
 
     Returns
     -------
@@ -30,7 +34,8 @@ def render_markdown(records: Sequence[RunRecord], experiment: str, *, seeds: int
     >>> print(render_markdown([], "table-5").splitlines()[4])
     | CodRNA | eta = 0.1 | 80.45 ± 0.04 | not run | 0 | not run | – | – | – | – | – |
     """
-    return "\n".join(_markdown(table) for table in tables_of(records, experiment, seeds) if table.groups)
+    first = [f"> {_cell(note)}\n" for note in notes]
+    return "\n".join([*first, *(_markdown(table) for table in tables_of(records, experiment, seeds) if table.groups)])
 
 
 def _markdown(table: Table) -> str:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ...solution import Status
+from ..choose import score
 from ..printed import DATASETS, printed_table
 from ..record import RunRecord
-from .cells import cells_of, is_finished
+from .cells import cells_of, series_diverged
 
 HIDDEN = ("work",)
 """What the environment of a run says that is of no use to readers."""
@@ -15,11 +18,21 @@ HIDDEN = ("work",)
 
 @dataclass(frozen=True)
 class Trouble:
-    """A run that is in no mean, or an older one of which a longer run is there."""
+    """Runs of one cell with the same trouble: in no mean, left out for longer ones, or made with a divergent series."""
 
-    run: RunRecord
+    runs: tuple[RunRecord, ...]
     what: str
     why: str
+
+    @property
+    def run(self) -> RunRecord:
+        """One of them."""
+        return self.runs[0]
+
+    @property
+    def seeds(self) -> str:
+        """ "0, 1, 2"."""
+        return ", ".join(str(run.seed) for run in self.runs)
 
 
 def core_hours(records: Sequence[RunRecord]) -> float:
@@ -61,12 +74,18 @@ def _values(records: Sequence[RunRecord], name: str) -> str:
 
 
 def troubles(records: Sequence[RunRecord]) -> list[Trouble]:
-    """Final runs that diverged, failed or ended without a number, and those that were left out for longer ones."""
+    """Final runs that diverged, failed or ended without a number, were left out, or whose series diverged."""
     found = []
     for experiment in sorted({record.experiment for record in records}):
         for cell in cells_of(records, experiment):
-            found += [Trouble(run, _status(run), run.reason or "no reason is stored") for run in cell.broken]
-            found += [Trouble(run, "left out", "a longer run of the same seed is there") for run in cell.left_out]
+            told: dict[tuple[str, str], list[RunRecord]] = {}
+            for run in cell.broken:
+                told.setdefault((_status(run), run.reason or "no reason is stored"), []).append(run)
+            for run in cell.left_out:
+                told.setdefault(("left out", "a longer run of the same seed is there"), []).append(run)
+            for run in filter(series_diverged, cell.runs):
+                told.setdefault(("series diverged", run.reason or str(Status.SERIES_DIVERGES)), []).append(run)
+            found += [Trouble(tuple(runs), what, why) for (what, why), runs in told.items()]
     return found
 
 
@@ -74,14 +93,14 @@ def _status(run: RunRecord) -> str:
     return run.status if run.status in ("diverged", "failed") else f"ended by {run.status}, without a number"
 
 
-def search_of_steps(records: Sequence[RunRecord]) -> list[tuple[str, str, str, int, int]]:
-    """Of each search of step sizes: experiment, dataset, method, pairs tried, and how many of them broke."""
+def search_of_steps(records: Sequence[RunRecord]) -> list[tuple[str, str, str, int, int, int]]:
+    """Of each search: experiment, dataset, method, runs, how many of them broke, in how many the series diverged."""
     groups: dict[tuple[str, str, str], list[RunRecord]] = {}
     for record in records:
         if record.role == "grid":
             groups.setdefault((record.experiment, record.dataset, record.method), []).append(record)
     return [
         (printed_table(key[0]).name, DATASETS.get(key[1], key[1]), key[2],
-         len(runs), sum(not is_finished(run) for run in runs))
+         len(runs), sum(math.isinf(score(run)) for run in runs), sum(map(series_diverged, runs)))
         for key, runs in sorted(groups.items())
     ]  # fmt: skip

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ..printed import DATASETS, SOURCE, printed_table
 from ..record import RunRecord
-from .cells import Cell, cells_of, is_few_shot
+from .cells import Cell, cells_of, is_few_shot, series_diverged
 from .verdicts import COMPARED, Spread, Verdict, explanation, explanations, remarks
 
 BUDGETS = {"hyper-cleaning": (1, 5, 20, 60), "few-shot": (60, 300, 600)}
@@ -68,7 +68,8 @@ def _budgets(experiment: str, cells: list[Cell], few_shot: bool) -> Table:
     if not few_shot:
         measures.append(("solved_upper_value", "F(x)", 4))
     times = BUDGETS["few-shot" if few_shot else "hyper-cleaning"]
-    budgets = [(measure, name, digits, time) for measure, name, digits in measures for time in times]
+    reached = [time for time in times if any(cell.after("accuracy", time).n for cell in cells)]
+    budgets = [(measure, name, digits, time) for measure, name, digits in measures for time in reached]
 
     def text(cell: Cell, measure: str, digits: int, time: float) -> str:
         found = cell.after(measure, time)
@@ -79,7 +80,7 @@ def _budgets(experiment: str, cells: list[Cell], few_shot: bool) -> Table:
         f"{printed_table(experiment).name} against the clock: what was reached after some seconds of training",
         (_lines_are(experiment), *(f"{name}, {time} s" for _, name, _, time in budgets)),
         _grouped(
-            [cell for cell in cells if cell.runs],
+            [cell for cell in cells if cell.runs and reached],
             lambda cell: (cell.title, *(text(cell, measure, digits, time) for measure, _, digits, time in budgets)),
         ),
         (
@@ -133,10 +134,12 @@ def number(found: Spread, digits: int, before: str = "") -> str:
 
 
 def _number(cell: Cell, asked: int) -> str:
-    """ "10", "7 of 10", "8 of 10, 2 diverged"."""
+    """ "10", "7 of 10", "8 of 10, 2 diverged", "10, series diverged in 3"."""
     count = str(cell.ours.n) if cell.ours.n == asked else f"{cell.ours.n} of {asked}"
     statuses = [run.status if run.status in ("diverged", "failed") else "without a number" for run in cell.broken]
-    return ", ".join([count, *(f"{statuses.count(status)} {status}" for status in dict.fromkeys(statuses))])
+    broken = [f"{statuses.count(status)} {status}" for status in dict.fromkeys(statuses)]
+    series = sum(map(series_diverged, cell.runs))
+    return ", ".join([count, *broken, *([f"series diverged in {series}"] if series else [])])
 
 
 def _settings(cell: Cell) -> str:

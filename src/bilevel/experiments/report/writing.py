@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from ...errors import InvalidInput
@@ -19,7 +19,7 @@ def write_report(
     folder: str | Path,
     *,
     command: str,
-    seeds: int | None = None,
+    seeds: int | Mapping[str, int] | None = None,
     notes: Sequence[str] = (),
 ) -> list[Path]:
     """Write table-N.md, table-N.html, figure-N.svg, .png and .csv, runs.csv and index.html, in place of older ones.
@@ -32,8 +32,8 @@ def write_report(
         Where to; it is made if need be. All files are there, or none has changed.
     command : str
         What made the runs; it stands on the page.
-    seeds : int, optional
-        How many were asked for; by default as many as the cell with most of them has.
+    seeds : int or dict, optional
+        How many were asked for, in all or by experiment; by default as many as the cell with most of them has.
     notes : sequence of str
         What a reader must know first, such as that this is a quick look.
 
@@ -69,9 +69,10 @@ def write_report(
     sections = []
     for experiment in experiments:
         panels = panels_of(records, experiment) if experiment in FIGURES else []
-        part = section(records, experiment, tables_of(records, experiment, seeds), panels)
+        asked = seeds.get(experiment) if isinstance(seeds, Mapping) else seeds
+        part = section(records, experiment, tables_of(records, experiment, asked), panels)
         sections.append(part)
-        contents[f"{part.name}.md"] = render_markdown(records, experiment, seeds=seeds).encode()
+        contents[f"{part.name}.md"] = render_markdown(records, experiment, seeds=asked, notes=notes).encode()
         contents[f"{part.name}.html"] = render_tables(part, notes=notes).encode()
         if panels:
             contents |= figure_files(panels, FIGURES[experiment])

@@ -1,0 +1,56 @@
+"""What a reader of a report must know first: whether it is a quick look, how long runs were, how steps were found."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from .configuration import Configuration, Grid
+from .printed import printed_table
+
+
+def notes_of(tables: Sequence[Configuration], *, quick: bool = False) -> list[str]:
+    """A sentence or two about the quick look, the limits and the search; tables that agree share theirs.
+
+    Examples
+    --------
+    >>> from bilevel.experiments import load_configuration
+    >>> (note,) = notes_of([load_configuration(name) for name in ("table-2", "table-4")])
+    >>> limits, search = note.split(" Step ")
+    >>> limits
+    'Table 2, Table 4: final runs end after 10,000 iterations or 60 s of training, whichever comes first; 10 seeds.'
+    >>> search
+    'sizes were searched on one other seed, in two stages: all pairs for 6 s, then the best 6 for 60 s.'
+    """
+    found: dict[str, list[str]] = {}
+    for table in tables:
+        found.setdefault(f"{_limits(table)} {_search(table)}".strip(), []).append(printed_table(table.experiment).name)
+    notes = [f"{', '.join(names)}: {text}" for text, names in found.items()]
+    return [QUICK, *notes] if quick else notes
+
+
+QUICK = (
+    "This is a quick look (--quick): few step sizes, short runs and few seeds. Its numbers are not those of the "
+    "paper's setting, and its verdicts say little; the same command without --quick makes the table."
+)
+
+
+def _limits(table: Configuration) -> str:
+    run = table.run
+    time = "" if run.limit_seconds is None else f" or {run.limit_seconds:g} s of training, whichever comes first"
+    seeds = "1 seed" if run.seeds == 1 else f"{run.seeds} seeds"
+    return f"final runs end after {run.iterations:,} iterations{time}; {seeds}."
+
+
+def _search(table: Configuration) -> str:
+    pairs = max(math.prod(map(len, method.grid.values())) for method in table.methods.values())
+    if pairs < 2:
+        return "Step sizes were not searched."
+    return f"Step sizes were searched on one other seed, {_stages(table.grid, pairs)}."
+
+
+def _stages(grid: Grid, pairs: int) -> str:
+    longest = "to the end" if grid.limit_seconds is None else f"for {grid.limit_seconds:g} s"
+    if grid.keep is None or grid.keep >= pairs:
+        return f"all pairs {longest}"
+    return f"in two stages: all pairs for {grid.first_look_seconds:g} s, then the best {grid.keep} {longest}"
