@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 
 class BilevelError(Exception):
     """Base of all errors of this library.
@@ -108,6 +111,18 @@ class MissingExtra(BilevelError, ImportError):
 
     def __init__(self, what: str, extra: str) -> None:
         super().__init__(f"{what} needs an optional part of bilevel: pip install 'bilevel[{extra}]'")
+
+
+def meant(name: str, known: Iterable[str]) -> str:
+    """A question for a message, where a known name is much like this one.
+
+    Examples
+    --------
+    >>> meant("diagnose", ["diagnosis", "age"]), meant("x", ["diagnosis"])
+    (" Did you mean 'diagnosis'?", '')
+    """
+    near = difflib.get_close_matches(name, list(known), 1)
+    return f" Did you mean {near[0]!r}?" if near else ""
 
 
 def shown(text: str) -> str:

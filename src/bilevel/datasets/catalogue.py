@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from pathlib import Path
 
-from ..errors import InvalidInput, MissingExtra
+from ..errors import InvalidInput, MissingExtra, meant
 from .cifar100 import CIFAR_100
 from .entry import Dataset, Entry
 from .idx import FASHION_MNIST, MNIST
@@ -38,9 +37,9 @@ def find(name: str) -> Entry:
     'CC BY-SA 3.0 as commonly stated'
     """
     if name not in CATALOGUE:
-        near = difflib.get_close_matches(name, CATALOGUE, 1)
-        meant = f". Did you mean {near[0]!r}?" if near else ""
-        raise InvalidInput(f"there is no data set {name!r}: choose one of {', '.join(CATALOGUE)}{meant}")
+        raise InvalidInput(
+            f"there is no data set {name!r}: choose one of {', '.join(CATALOGUE)}.{meant(name, CATALOGUE)}"
+        )
     return CATALOGUE[name]
 
 

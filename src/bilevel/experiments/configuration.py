@@ -5,12 +5,11 @@
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from ..errors import InvalidInput, MissingExtra
+from ..errors import InvalidInput, MissingExtra, meant
 from ..files import FileMissing
 
 try:
@@ -285,8 +284,7 @@ def _nearest(name: str, known: list[str]) -> str:
     >>> _nearest("iteratons", ["iterations", "seeds"])
     "Did you mean 'iterations'? Known: iterations, seeds"
     """
-    near = difflib.get_close_matches(name, known, 1, 0.6)
-    return (f"Did you mean {near[0]!r}? " if near else "") + f"Known: {', '.join(known)}"
+    return f"{meant(name, known)} Known: {', '.join(known)}".lstrip()
 
 
 def _chosen(what: str, known: dict[str, Any], names: list[str] | None) -> dict[str, Any]:

@@ -37,6 +37,7 @@ def csv_of(frame: pd.DataFrame) -> str:
 def test_the_label_column_is_missing(refused):
     message = refused(label="specie")
     assert "train.csv has no column 'specie', which --label names" in message
+    assert "Did you mean 'species'?" in message
     assert "'height', 'width', 'bark', 'species'" in message
 
 

@@ -203,7 +203,8 @@ def _categories(tables: Sequence[Table], name: str) -> tuple[str, ...]:
     rows = sum(len(table) for table in tables)
     if len(values) > max(20, rows / 2):
         raise InvalidInput(
-            f"{tables[0].name}: column {name!r} holds {len(values)} different texts in {rows} rows, such as "
+            f"{' and '.join(table.name for table in tables)}: column {name!r} holds {len(values)} different texts in "
+            f"{rows} rows, such as "
             f"{listed(sorted(values), 2)}: that is a name of each row rather than a category. Leave it out with "
             f"--ignore {name}"
         )

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import InvalidInput, MissingExtra
+from ...errors import InvalidInput, MissingExtra, meant
 from ...files import FileMissing
 
 try:
@@ -75,7 +75,8 @@ class Table:
         """Refuse a table without this column."""
         if column not in self.columns:
             raise InvalidInput(
-                f"{self.name} has no column {column!r}, which {option} names: its columns are {listed(self.columns)}"
+                f"{self.name} has no column {column!r}, which {option} names: its columns are {listed(self.columns)}."
+                f"{meant(column, map(str, self.columns))}"
             )
 
     def cell(self, row: int, column: str) -> str:
