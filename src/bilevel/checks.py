@@ -224,7 +224,8 @@ def check_set_only(who: str, problem: Any) -> None:
 def check_solver_object(solver: Any) -> None:
     """A solver, not its class; or None."""
     if isinstance(solver, type) or not (solver is None or (hasattr(solver, "init") and hasattr(solver, "step"))):
-        raise InvalidType(f"solver must be an object such as bilevel.DMLCBO(), got {solver!r}")
+        forgotten = f": did you forget the brackets, {solver.__name__}()?" if isinstance(solver, type) else ""
+        raise InvalidType(f"solver must be an object such as bilevel.DMLCBO(), got {solver!r}{forgotten}")
 
 
 def check_method(method: Any) -> None:

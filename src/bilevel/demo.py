@@ -220,7 +220,7 @@ def run(
     result = compare(seed, steps=steps, checkpoint=checkpoint, resume=resume)
     console.print(table(result))
     best = max(outcome.accuracy for outcome in result.outcomes[:2])
-    gain = 100 * (result.outcomes[2].accuracy - best)
+    gain = round(100 * result.outcomes[2].accuracy, 1) - round(100 * best, 1)  # of the numbers in the table
     console.print(f"Learned weights: {gain:+.1f} points of test accuracy compared with the better of the others.")
     write_atomically(
         path, lambda temporary: picture(result).savefig(temporary, format=path.suffix[1:]), overwrite=force

@@ -94,7 +94,7 @@ def clean(
         empty cell in the others.
     out
         Write a table with a line per row: row, given_label, predicted_label, label_quality (probability of the given
-        label, 0 to 1), is_label_issue, weight.
+        label, 0 to 1), is_label_issue, weight; columns of --ignore follow.
     model
         Write the trained model, a .safetensors file; `bilevel predict` uses it.
     report
@@ -117,7 +117,7 @@ def clean(
     holdout
         Share of the trusted rows kept aside to measure accuracy, when there is no --test; 0 for none.
     ignore
-        Columns to leave out, such as the name of each row: one or more, after the table.
+        Columns to learn nothing from, such as the name of each row: one or more, after the table. They are shown.
     categorical
         Columns of numbers that are names of categories: one or more, after the table.
     image_shape

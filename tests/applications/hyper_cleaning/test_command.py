@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -15,6 +16,7 @@ import pytest
 
 from bilevel import cli
 from bilevel.applications.hyper_cleaning import HyperCleaner, command, load_cleaner, save_cleaner
+from bilevel.applications.hyper_cleaning.result import ROW_COLUMNS
 
 QUICK = ["--noise", "transition", "--steps", "5"]
 COLUMNS = ["row", "given_label", "predicted_label", "label_quality", "is_label_issue", "weight"]
@@ -445,6 +447,17 @@ def test_columns_that_were_left_out_on_purpose_are_not_worth_a_note(forest, caps
     capsys.readouterr()
     assert cli.main(["predict", "m.safetensors", "both.csv"]) == 0
     assert capsys.readouterr().err == ""
+
+
+def test_columns_left_out_still_tell_which_row_is_which(forest):
+    names = [f"tree {k}" for k in range(len(forest.frame))]
+    forest.write("named.csv", forest.frame.assign(name=names, weight="heavy"))
+    arguments = ["--ignore", "name", "weight", "--out", "w.csv", "--report", "r.html"]
+    assert forest.clean(*QUICK, *arguments, table="named.csv") == 0
+    written = pd.read_csv("w.csv")
+    assert list(written.columns) == [*ROW_COLUMNS, "name"]  # the weight is that of the row
+    assert list(written["name"]) == names
+    assert "<td>tree " in Path("r.html").read_text(encoding="utf-8").replace(' class="text"', "")
 
 
 def test_a_table_of_one_column(forest, capsys):

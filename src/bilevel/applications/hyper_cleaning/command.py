@@ -195,7 +195,7 @@ def collect(request: Request, data: Data, fitted: Fitted) -> CleaningResult:
         history=cleaner.history_,
         status=status,
         seconds=fitted.seconds,
-        features=data.table.frame,
+        features=pd.concat([data.ignored, data.table.frame], axis=1),
         pixels=data.pixels,
         command=shlex.join(["bilevel", *request.arguments]),
         versions=versions(),
@@ -215,7 +215,8 @@ def write_outputs(request: Request, data: Data, fitted: Fitted, result: Cleaning
     """All files that were asked for, together."""
     writers: dict[Path, Any] = {}
     if request.out is not None:
-        writers[request.out] = table_writer(result.rows, request.out)
+        names = data.ignored[[name for name in data.ignored if name not in ROW_COLUMNS]]
+        writers[request.out] = table_writer(pd.concat([result.rows, names], axis=1), request.out)
     if request.model is not None:
         writers[request.model] = cleaner_writer(fitted.cleaner, data.encoder, request.label)
     if request.report is not None:

@@ -97,6 +97,8 @@ class Data:
     ----------
     table
         The training table without its label and the columns that are left out.
+    ignored
+        A pandas data frame of the columns left out by --ignore, which tell people which row is which.
     given
         Its labels, shape (n,).
     marked
@@ -122,6 +124,7 @@ class Data:
     """
 
     table: Table
+    ignored: Any
     given: np.ndarray
     marked: np.ndarray
     encoder: Encoder
@@ -250,6 +253,7 @@ def prepare(request: Request) -> Data:
         columns.notes.append(f"{seen:,} of the rows measured on are also in {names}: these accuracies flatter")
     return Data(
         table=table,
+        ignored=training.frame[[name for name in training.columns if name in request.ignore]],
         given=given,
         marked=marked,
         encoder=encoder,
