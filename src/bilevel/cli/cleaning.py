@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from .common import examples, given, one_thread
+from .common import check_there, examples, given, one_thread
 
 if TYPE_CHECKING:
     from cyclopts import App
@@ -132,6 +132,7 @@ def clean(
     force
         Replace files that exist.
     """
+    check_there(table, trusted, test)
     from ..applications.hyper_cleaning import command
 
     one_thread()
@@ -170,6 +171,7 @@ def predict(
     force
         Replace a file that exists.
     """
+    check_there(model, table)
     from ..applications.hyper_cleaning import command
 
     one_thread()

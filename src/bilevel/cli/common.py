@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from ..errors import InvalidInput, meant
+
 given: list[str] = []
 """The arguments of the running command, for reports that show it."""
 
@@ -11,6 +15,14 @@ def one_thread() -> None:
     import torch
 
     torch.set_num_threads(1)
+
+
+def check_there(*paths: Path | None) -> None:
+    """Refuse files that are not there, before anything slow is loaded."""
+    for path in paths:
+        if path is not None and not path.exists():
+            beside = sorted(p.name for p in path.parent.iterdir()) if path.parent.is_dir() else []
+            raise InvalidInput(f"{path}: there is no such file.{meant(path.name, beside)}")
 
 
 def examples(*lines: str) -> str:

@@ -283,6 +283,7 @@ def test_one_column(refused, forest):
 
 def test_a_file_that_is_not_there(refused):
     assert "elsewhere.csv: there is no such file" in refused(table="elsewhere.csv")
+    assert "trian.csv: there is no such file. Did you mean 'train.csv'?" in refused(table="trian.csv")
 
 
 def test_a_folder(refused, forest):
