@@ -107,7 +107,7 @@ class OnCluster:
                 n_workers=self._workers or os.cpu_count() or 1, threads_per_worker=1, processes=True, memory_limit=0,
                 dashboard_address=None, env=ONE_THREAD,  # type: ignore[arg-type]
                 scheduler_kwargs={"dashboard_address": "127.0.0.1:0"},  # a free port, and nobody else's machine
-                silence_logs=logging.CRITICAL,
+                silence_logs=logging.CRITICAL, preload=f"{__package__}.on_worker",
             )  # fmt: skip
         try:
             self._client = Client(self._cluster or self._scheduler, timeout=20, set_as_default=False)
