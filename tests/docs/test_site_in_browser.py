@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import http.server
 import os
-import shutil
 import subprocess
 import sys
 import threading
@@ -16,6 +15,7 @@ from typing import Any
 from urllib.parse import unquote, urldefrag, urlsplit
 
 import pytest
+from tests.browser import running_chromium
 
 pytestmark = pytest.mark.browser
 
@@ -55,14 +55,8 @@ def address(site) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
-    from playwright.sync_api import sync_playwright
-
-    program = shutil.which(os.environ.get("CHROMIUM", "chromium"))
-    assert program is not None, "Chromium is needed: apt-get install chromium, or CHROMIUM=/path/to/chromium"
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+    with running_chromium() as browser:
         yield browser
-        browser.close()
 
 
 def pages_of(site: Path) -> list[str]:
