@@ -68,7 +68,7 @@ class Neumann:
         """See `Estimator.estimate`; `start` is not used."""
         eta = resolve_eta(self.eta, lin, noise, curvature)
         z, space = gradient_step(lin, eta), space_of(lin)
-        products, weight = self._length(noise)
+        products, weight = self.length(noise)
         faces = [draw(self.smoothing, lin.constraint, lin, z, noise, i) for i in range(products + 1)]
         near = lin if lin.problem.moving else lin.restrict(*faces)
         term = total = near.upper_grad_y
@@ -82,7 +82,7 @@ class Neumann:
         drawn_at = self.smoothing.point(z, space, noise, 0) if lin.problem.moving else z
         return Hypergradient(assemble(near, w, drawn_at, u), w, stats)
 
-    def _length(self, noise: Noise) -> tuple[int, float]:
+    def length(self, noise: Noise) -> tuple[int, float]:
         """How many factors are multiplied, and the weight of the result."""
         if self.truncation == "full":
             return self.terms - 1, 1.0

@@ -30,6 +30,10 @@ SOLVERS = {
     "perturbed": bilevel.DMLCBO(
         hypergradient=bilevel.LinearSolve(tol=1e-13, max_iterations=200, smoothing=bilevel.Perturbed(radius=1e-4))
     ),
+    "a term of the series": bilevel.DMLCBO(
+        upper_step=1.0, lower_step=0.1, hypergradient=bilevel.Neumann(terms=4, eta=0.5)
+    ),
+    "the series": bilevel.DMLCBO(hypergradient=bilevel.Neumann(terms=5, truncation="full")),
 }
 
 
@@ -109,8 +113,18 @@ def test_200_fused_steps_are_those_of_the_general_step(form, name, taken):
     assert_same_state(a, b, 1e-10)
     assert difference(a.carried["noisy"], b.carried["noisy"]) < 1e-10
     assert vars(fused.costs) == pytest.approx(vars(plain.costs), rel=0.01)  # at 1e-13 rounding may cost a product more
-    assert a.stats == pytest.approx({**b.stats, "iterations": a.stats["iterations"]}, rel=1e-10, abs=1e-12)
-    assert abs(a.stats["iterations"] - b.stats["iterations"]) <= 2
+    iterations, expected = a.stats.pop("iterations", 0.0), b.stats.pop("iterations", 0.0)
+    assert a.stats == pytest.approx(b.stats, rel=1e-10, abs=1e-12)
+    assert abs(iterations - expected) <= 2
+
+
+@pytest.mark.parametrize("form", FORMS, indirect=True)
+def test_a_series_with_faces_of_its_own_is_left_to_the_general_step(form, taken):
+    """Noise that often decides on the face: of 120 steps some are fused, some are not, and all are the general ones."""
+    solver = bilevel.DMLCBO(hypergradient=bilevel.Neumann(terms=3, smoothing=bilevel.Perturbed(radius=1e-4)))
+    a, b = (states(problem, solver, 120)[-1] for problem in (paper_problem(), paper_problem(fused=False)))
+    assert 10 < len(taken) < 110
+    assert_same_state(a, b, 1e-10)
 
 
 @pytest.mark.parametrize("form", FORMS, indirect=True)
@@ -301,7 +315,7 @@ def test_what_is_not_written_out_takes_the_general_step():
     ]
     assert [problem.fused_step(solver) for problem in others] == [None] * len(others)
     problem = paper_problem()
-    series = bilevel.DMLCBO(hypergradient=bilevel.Neumann())
+    series = bilevel.DMLCBO(hypergradient=bilevel.Neumann(smoothing=bilevel.TwoPoint()))
     elementwise = bilevel.DMLCBO(adaptivity="elementwise")
     assert problem.fused_step(series) is problem.fused_step(elementwise) is problem.fused_step(bilevel.Approx()) is None
 

@@ -11,7 +11,7 @@ from typing import Any
 import numba
 import numpy as np
 
-from .on_arrays import DONE, DRAW, FAR, GENERAL, SMALL
+from .on_arrays import DONE, DRAW, FAR, GENERAL, SMALL, SOLVED
 
 BLOCK = 1024
 """Rows whose sums are taken together: they stay in the first cache from one column to the next."""
@@ -64,7 +64,7 @@ def pull(chances, signs, crossed):
 @compiled
 def estimate(
     columns, trusted, pulled, chances, before, after, noise, reach, eta, radius, ridge, tol, limit,
-    w_average, v_average,
+    terms, weight, whole, w_average, v_average,
 ):  # fmt: skip
     """See `on_arrays.estimate`; a plain tuple, which is made faster."""
     d, n = columns.shape
@@ -81,9 +81,13 @@ def estimate(
     for a, j in enumerate(face):
         towards[a], start[a] = math.copysign(1.0, value[a]), near[j]
         upper[a] = _dot(trusted[j], chances[2 * n :])
-    found, residual, iterations, products, indefinite = solve(
-        columns, face, towards, chances[n : 2 * n], ridge, upper, start, tol, limit
-    )
+    residual, iterations, products, indefinite = 0.0, 0, terms, False
+    if terms == SOLVED:
+        found, residual, iterations, products, indefinite = solve(
+            columns, face, towards, chances[n : 2 * n], ridge, upper, start, tol, limit
+        )
+    else:
+        found = series(columns, face, towards, chances[n : 2 * n], ridge, upper, eta, terms, weight, whole)
     adjoint[:] = 0
     for a, j in enumerate(face):
         adjoint[j] = value[a] = found[a]
@@ -194,6 +198,18 @@ def solve(columns, support, towards, curvatures, ridge, b, start, tol, limit):
         if square < best_square:
             best, best_square = x, square
     return best, best_square**0.5 / scale, limit, limit + 1, False
+
+
+@compiled
+def series(columns, support, towards, curvatures, ridge, b, eta, products, weight, whole):
+    """See `on_arrays.series`."""
+    matrix = np.empty((0, 0))
+    term = _along(b, towards)
+    total = term
+    for _ in range(products):
+        term = _moved(term, _product(matrix, columns, support, towards, curvatures, ridge, term), -eta)
+        total = _moved(total, term, 1.0) if whole else term
+    return _moved(total, total, eta * weight - 1.0)
 
 
 @compiled

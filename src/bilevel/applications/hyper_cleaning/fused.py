@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from ... import tolerances
-from ...hypergradients import LinearSolve
+from ...hypergradients import LinearSolve, Neumann
 from ...sets.free_space import FreeSpace
 from ...sets.product import ProductSet
 from ...sets.simplex import L1Ball
@@ -33,7 +33,7 @@ from . import on_arrays
 from .design import DenseDesign
 from .losses import Logistic
 from .noise import RowWeights
-from .on_arrays import DRAW, GENERAL, Array, Estimated, Parts
+from .on_arrays import DRAW, GENERAL, SOLVED, Array, Estimated, Parts
 
 if TYPE_CHECKING:
     from .problem import CleaningProblem
@@ -61,7 +61,7 @@ def fused_step(problem: CleaningProblem, solver: Any) -> FusedStep | None:
     suits = (
         type(solver) is DMLCBO
         and solver.adaptivity == "scalar"
-        and type(estimator) is LinearSolve
+        and type(estimator) in (LinearSolve, Neumann)
         and type(estimator.smoothing) in (Exact, Perturbed)
         and written_out(problem)
     )
@@ -96,7 +96,7 @@ def rehearse(module: Any, number: Any) -> None:
     before, after = (tuple(np.full(2, 2.0, number) for _ in range(7)) for _ in range(2))
     module.move(columns, columns, signs, before, after, chances, 0.1, 0.1, 0.1, 1.0)
     module.pull(chances, signs, after[2])
-    noise, numbers = np.zeros(2, number), (0.0, 0.1, 1.0, 0.1, 0.1, 2, 0.1, 0.1)
+    noise, numbers = np.zeros(2, number), (0.0, 0.1, 1.0, 0.1, 0.1, 2, SOLVED, 1.0, False, 0.1, 0.1)
     module.estimate(columns, columns, before[4], chances, before, after, noise, *numbers)
 
 
@@ -109,8 +109,8 @@ class FusedStep:
     def __init__(self, problem: CleaningProblem, solver: DMLCBO) -> None:
         self._solver = solver
         self._smoothing = solver.hypergradient.smoothing  # type: ignore[attr-defined]
-        self._limit = solver.hypergradient.max_iterations  # type: ignore[attr-defined]
-        tol = solver.hypergradient.tol  # type: ignore[attr-defined]
+        self._limit = getattr(solver.hypergradient, "max_iterations", 0)
+        tol = getattr(solver.hypergradient, "tol", None)
         self._dtype = problem.design.dtype
         self._tol = tolerances.linear_residual(self._dtype) if tol is None else tol
         self._noisy, self._trusted = (_columns(d) for d in (problem.design, problem.trusted_design))
@@ -185,18 +185,31 @@ class FusedStep:
     def _estimate(
         self, state: DMLCBOState, before: Parts, after: Parts, average: float, eta: float, radius: float, ridge: float
     ) -> Estimated:
-        """Noise is drawn only where it decides on the face: elsewhere every draw gives the same estimate."""
+        """Noise is drawn only where it decides on the face: elsewhere every draw gives the same estimate.
+
+        Where it does, the factors of a series have faces of their own, which is left to the general step.
+        """
         solver, found = self._solver, Estimated(DRAW, 0.0, 0.0, 0.0, 0, 0, False)
         reach, noise = getattr(self._smoothing, "radius", 0.0), self._nothing
+        terms, weight, whole = self._terms(state)
         while found.outcome == DRAW:
             found = Estimated(*self._do.estimate(
                 self._noisy, self._trusted, self._pulled, self._chances, before, after, noise, reach,
-                eta, radius, ridge, self._tol, self._limit,
+                eta, radius, ridge, self._tol, self._limit, terms, weight, whole,
                 solver.upper_momentum * average, solver.lower_momentum * average,
             ))  # fmt: skip
+            if found.outcome == DRAW and terms != SOLVED:
+                return found._replace(outcome=GENERAL)
             if found.outcome == DRAW:
                 reach, noise = 0.0, self._drawn(state.noise(state.step + 1).generator("smoothing"))
         return found
+
+    def _terms(self, state: DMLCBOState) -> tuple[int, float, bool]:
+        """Of a Neumann series: the products, the weight of the result, and whether its terms are summed."""
+        estimator = self._solver.hypergradient
+        if not isinstance(estimator, Neumann):
+            return SOLVED, 1.0, False
+        return *estimator.length(state.noise(state.step + 1)), estimator.truncation == "full"
 
     def _moments(self, before: Array, found: Estimated) -> tuple[float, float]:
         """m2 and m1."""
@@ -219,16 +232,22 @@ class FusedStep:
             upper_momentum=w, lower_momentum={"weight": v}, upper_moment=m2, lower_moment={"weight": m1},
             upper_floor=state.upper_floor, lower_floor=state.lower_floor, adjoint={"weight": adjoint},
             curvature=curvature, carried={"noisy": s, "trusted": s_trusted},
-            stats={
-                "eta": self._eta(curvature), "residual": found.residual, "iterations": float(found.iterations),
-                "indefinite": float(found.indefinite),
-            },
+            stats={"eta": self._eta(curvature)} | self._told(found),
         )  # fmt: skip
         if after.step == SETTLING:
             self._solver._set_floors(
                 after, m2.new_tensor(found.square_h), {"weight": m1.new_full(m1.shape, found.square_g)}
             )
         return after
+
+    def _told(self, found: Estimated) -> dict[str, float]:
+        if isinstance(self._solver.hypergradient, Neumann):
+            return {"terms": float(found.products + 1)}
+        return {
+            "residual": found.residual,
+            "iterations": float(found.iterations),
+            "indefinite": float(found.indefinite),
+        }
 
     def _curvature(self, problem: Any, state: DMLCBOState, vectors: list[Tensor]) -> float:
         """As `DMLCBO` has it, at the new point."""

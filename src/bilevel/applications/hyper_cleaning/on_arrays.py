@@ -23,6 +23,8 @@ SMALL = 16
 Array = np.ndarray
 
 
+SOLVED = -1
+"""In place of a number of products of the Neumann series: the linear system is solved."""
 DONE, GENERAL, DRAW = 1, 0, -1
 """How an estimate ended: it is there; it takes the general step; the noise decides on the face and must be drawn."""
 
@@ -92,11 +94,13 @@ def pull(chances: Array, signs: Array, crossed: Array) -> None:
 def estimate(
     columns: Array, trusted: Array, pulled: Array, chances: Array, before: Parts, after: Parts,
     noise: Array, reach: float, eta: float, radius: float, ridge: float, tol: float, limit: int,
-    w_average: float, v_average: float,
+    terms: int, weight: float, whole: bool, w_average: float, v_average: float,
 ) -> Estimated:  # fmt: skip
     """The hypergradient on the face of y - eta grad_y g + noise, and with it w, v and the adjoint of `after`.
 
     `pulled` is A^T chances[:n], and w of `after` comes from `pull`. `reach` is how far noise not yet drawn may go.
+    The linear system is solved (`terms` = SOLVED, to `tol` within `limit` iterations), or its inverse is the Neumann
+    series (see `series`).
     """
     d, n = columns.shape
     _, _, w, _, _, v, near = before
@@ -109,8 +113,10 @@ def estimate(
     towards = np.copysign(1.0, value.astype(np.float64))
     start, curvatures = near[face].astype(np.float64), chances[n : 2 * n]
     upper = np.array([trusted[j] @ chances[2 * n :] for j in face], np.float64)
-    found, residual, iterations, products, indefinite = solve(
-        columns, face, towards, curvatures, ridge, upper, start, tol, limit
+    found, residual, iterations, products, indefinite = (
+        solve(columns, face, towards, curvatures, ridge, upper, start, tol, limit)
+        if terms == SOLVED
+        else (series(columns, face, towards, curvatures, ridge, upper, eta, terms, weight, whole), 0.0, 0, terms, False)
     )
     adjoint[:] = 0.0
     adjoint[face] = found
@@ -166,10 +172,23 @@ def solve(
 
     w, |residual| / |Pi b|, the iterations, the products, and whether the matrix was seen not to be positive definite.
     """
-    product = _product(columns, support, curvatures, ridge)
+    product = _product(columns, support, curvatures, ridge, by_matrix=len(support) <= SMALL)
     return _conjugate_gradients(
         lambda v: _along(product(v), towards), _along(b, towards), _along(start, towards), tol, limit
     )
+
+
+def series(
+    columns: Array, support: Array, towards: Array, curvatures: Array, ridge: float, b: Array, eta: float,
+    products: int, weight: float, whole: bool,
+) -> Array:  # fmt: skip
+    """eta weight [Pi (I - eta G)]^q Pi b for q = products, or summed up to it if `whole`; Pi and G as in `solve`."""
+    product = _product(columns, support, curvatures, ridge, by_matrix=False)
+    term = total = _along(b, towards)
+    for _ in range(products):
+        term = term - eta * _along(product(term), towards)
+        total = total + term if whole else term
+    return eta * weight * total
 
 
 def turn(columns: Array, support: Array, value: Array, crossed: Array, w: Array, average: float) -> float:
@@ -191,9 +210,11 @@ def _combined(columns: Array, support: Array, value: Array) -> Array:
     return total
 
 
-def _product(columns: Array, support: Array, curvatures: Array, ridge: float) -> Callable[[Array], Array]:
+def _product(
+    columns: Array, support: Array, curvatures: Array, ridge: float, *, by_matrix: bool
+) -> Callable[[Array], Array]:
     """v -> A_S^T (curvatures A_S v) + ridge v."""
-    if len(support) <= SMALL:
+    if by_matrix:
         matrix = np.empty((len(support), len(support)))
         for a, j in enumerate(support):
             weighted = curvatures * columns[j]
