@@ -75,6 +75,11 @@ class TimeLeft:
     6.0
     >>> clock.seconds(now=11.0)
     5.0
+    >>> resumed = TimeLeft(100)  # what was done before does not count
+    >>> resumed.update(50, now=0.0), resumed.update(60, now=10.0)
+    (None, None)
+    >>> resumed.seconds(now=10.0)
+    40.0
     """
 
     def __init__(self, steps: int) -> None:
@@ -89,8 +94,9 @@ class TimeLeft:
         """An estimate in seconds; NaN before a hundredth is done."""
         if len(self._seen) < 2 or self._seen[-1][0] < 0.01 * self._steps:
             return math.nan
-        done, then = self._seen[-1]
-        earlier, began = max((pair for pair in self._seen[:-1] if 2 * pair[0] <= done), default=self._seen[0])
+        (first, _), (done, then) = self._seen[0], self._seen[-1]
+        half = 0.5 * (first + done)
+        earlier, began = max((pair for pair in self._seen[:-1] if pair[0] <= half), default=self._seen[0])
         left = (self._steps - done) * (then - began) / (done - earlier or 1)
         return max(left - ((time.monotonic() if now is None else now) - then), 0.0)
 

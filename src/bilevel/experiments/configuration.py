@@ -193,7 +193,8 @@ class Configuration(Part):
         run = self.run.model_dump() | ({} if seeds is None else {"seeds": seeds})
         grid = self.grid.model_dump()
         if budget is not None:
-            run["limit_seconds"] = grid["limit_seconds"] = budget
+            run["limit_seconds"] = budget
+            grid["limit_seconds"] = budget if grid["limit_seconds"] is None else min(budget, grid["limit_seconds"])
         return self.model_copy(
             update={"run": _checked(Limits, run, "--seeds, --budget"), "grid": _checked(Grid, grid, "--budget")}
         )

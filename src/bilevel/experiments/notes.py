@@ -20,7 +20,7 @@ def notes_of(tables: Sequence[Configuration], *, quick: bool = False) -> list[st
     >>> limits
     'Table 2, Table 4: final runs end after 10,000 iterations or 60 s of training, whichever comes first; 10 seeds.'
     >>> search
-    'sizes were searched on one other seed, in two stages: all pairs for 6 s, then the best 6 for 60 s.'
+    'sizes were searched on one other seed, in two stages: all pairs for 2 s, then the best 4 for 60 s.'
     """
     found: dict[str, list[str]] = {}
     for table in tables:

@@ -167,7 +167,7 @@ def test_budget_columns_say_how_many_got_there():
     runs = [record(seed=0, pace=0.1, status="time limit"), record(seed=1, pace=0.5, status="time limit")]
     runs.append(record(dataset="madelon", pace=0.7, status="time limit"))
     line = rows(render_markdown(runs, "table-2"), 1)["MNIST 6vs9", "DMLCBO"]
-    assert line["accuracy, 20 s"].endswith("(n = 1)")
+    assert line["accuracy, 30 s"].endswith("(n = 1)")
     assert line["accuracy, 60 s"] == line["F(x), 60 s"] == "–"
     assert "±" in line["F(x), 5 s"]
 
@@ -178,6 +178,8 @@ def test_times_that_no_run_reached_have_no_column():
     assert clock.headings == ("method", "accuracy, 1 s", "F(x), 1 s")
     _, clock = tables_of([record(pace=0.002, status="time limit")], "table-2")
     assert clock.groups == ()
+    _, clock = tables_of([record(pace=0.02)], "table-2")  # took all its steps: later times would repeat its last value
+    assert clock.headings == ("method", "accuracy, 1 s", "F(x), 1 s")
 
 
 def test_bands_are_mean_and_deviation_where_all_runs_are():

@@ -33,10 +33,15 @@ def after(run: RunRecord, measure: str, seconds: float) -> float:
     times, values = run.curve.get("training_seconds", []), run.curve.get(measure, [])
     if not times or not values:
         return math.nan
-    if not _took_all_steps(run) and times[-1] < (1 - SLACK) * seconds:
+    if not _took_all_steps(run) and not is_reached(run, seconds):
         return math.nan
     known = int(np.searchsorted(times, (1 + SLACK) * seconds, side="right"))
     return values[known - 1] if known else math.nan
+
+
+def is_reached(run: RunRecord, seconds: float) -> bool:
+    """Whether it trained for so long."""
+    return max(run.curve.get("training_seconds", []), default=0.0) >= (1 - SLACK) * seconds
 
 
 def _took_all_steps(run: RunRecord) -> bool:

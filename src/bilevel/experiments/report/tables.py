@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from ..printed import DATASETS, SOURCE, printed_table
 from ..record import RunRecord
 from .cells import Cell, cells_of, is_few_shot, series_diverged
+from .curves import is_reached
 from .verdicts import COMPARED, Spread, Verdict, explanation, explanations, remarks
 
-BUDGETS = {"hyper-cleaning": (1, 5, 20, 60), "few-shot": (60, 300, 600)}
+BUDGETS = {"hyper-cleaning": (1, 5, 10, 30, 60), "few-shot": (30, 60, 120, 300, 600)}
 """Seconds of training after which runs are looked at."""
 ROUGH = 5
 """Below so many seeds two standard errors are a rough guide."""
@@ -68,7 +69,7 @@ def _budgets(experiment: str, cells: list[Cell], few_shot: bool) -> Table:
     if not few_shot:
         measures.append(("solved_upper_value", "F(x)", 4))
     times = BUDGETS["few-shot" if few_shot else "hyper-cleaning"]
-    reached = [time for time in times if any(cell.after("accuracy", time).n for cell in cells)]
+    reached = [time for time in times if any(is_reached(run, time) for cell in cells for run in cell.runs)]
     budgets = [(measure, name, digits, time) for measure, name, digits in measures for time in reached]
 
     def text(cell: Cell, measure: str, digits: int, time: float) -> str:
