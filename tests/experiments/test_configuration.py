@@ -72,6 +72,6 @@ def test_unknown_names_are_answered_with_the_nearest(tiny, tmp_path):
 def test_a_budget_limits_search_and_final_runs(tiny):
     limited = tiny.limited(seeds=5, budget=7.0)
     assert (limited.run.seeds, limited.run.limit_seconds, limited.grid.limit_seconds) == (5, 7.0, 7.0)
-    assert limited.limited(budget=20.0).grid.limit_seconds == 7.0  # at most: a longer budget does not lengthen the search
+    assert limited.limited(budget=20.0).grid.limit_seconds == 7.0  # the search is not made longer
     with pytest.raises(InvalidInput, match="limit_seconds = -1"):
         tiny.limited(budget=-1.0)

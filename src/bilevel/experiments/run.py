@@ -190,9 +190,19 @@ def environment(spec: RunSpec, dtype: str) -> dict[str, str | int]:
         "bilevel": __version__, "code": spec.code, "source": source_hash(), "python": platform.python_version(),
         "torch": torch.__version__, "numpy": np.__version__, "threads": torch.get_num_threads(), "dtype": dtype,
         "data": spec.data_hash, "work": spec.work, "machine": platform.machine(), "system": platform.system(),
-        "cores": os.cpu_count() or 0, "limit_seconds": "" if spec.limit_seconds is None else f"{spec.limit_seconds:g}",
-        "iterations": spec.iterations,
+        "processor": processor(), "cores": os.cpu_count() or 0, "iterations": spec.iterations,
+        "limit_seconds": "" if spec.limit_seconds is None else f"{spec.limit_seconds:g}",
     }  # fmt: skip
+
+
+@lru_cache(maxsize=1)
+def processor() -> str:
+    """Its name, as far as the system tells."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:  # not Linux
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
 
 
 @lru_cache(maxsize=1)

@@ -15,6 +15,8 @@ import pytest
 from bilevel.errors import InvalidInput
 from bilevel.experiments.report import write_report
 from bilevel.experiments.report.figures import panels_of, pictures_of
+from bilevel.experiments.report.markdown import render_provenance
+from bilevel.experiments.report.provenance import core_hours
 from bilevel.pages.picture import ON_WHITE, SERIES, VARIABLES
 
 from .conftest import record
@@ -48,11 +50,20 @@ class Page(HTMLParser):
 
 
 def test_all_files_are_there(report):
-    expected = {"index.html", "runs.csv"}
+    expected = {"index.html", "runs.csv", "provenance.md"}
     expected |= {f"table-{n}.{kind}" for n in (2, 3, 4, 5) for kind in ("md", "html")}
     expected |= {f"figure-{n}.{kind}" for n in (1, 2) for kind in ("svg", "png", "csv")}
     assert {path.name for path in report.iterdir()} == expected
     assert (report / "figure-1.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_provenance_has_command_cost_and_trouble(full_sweep):
+    text = render_provenance(full_sweep, command="bilevel reproduce all", notes=["a note"])
+    assert text.startswith("> a note\n\n    bilevel reproduce all\n")
+    assert f"| core-hours | {core_hours(full_sweep):.2f} |" in text
+    broken = [run for run in full_sweep if run.role == "final" and run.status == "diverged"]
+    assert broken
+    assert all(f"{run.experiment}, {run.dataset}, {run.method}, seeds" in text for run in broken)
 
 
 @pytest.mark.parametrize(("name", "measures"), [("figure-1", 2), ("figure-2", 1)])
@@ -225,7 +236,7 @@ def test_a_sweep_where_everything_broke_is_reported(tmp_path):
 def test_an_experiment_that_is_not_in_the_paper(tmp_path):
     runs = [record(experiment="my own/sweep", dataset="adult", method="mine", seed=seed) for seed in range(2)]
     names = {path.name for path in write_report(runs, tmp_path, command="c")}
-    assert names == {"index.html", "my-own-sweep.md", "my-own-sweep.html", "runs.csv"}
+    assert names == {"index.html", "my-own-sweep.md", "my-own-sweep.html", "runs.csv", "provenance.md"}
     text = (tmp_path / "my-own-sweep.md").read_text(encoding="utf-8")
     assert "| adult | mine | not printed | 94.00 ± 0.00 | 2 | not printed | 0.5300 ± 0.0000 |" in text
     assert "accuracy.after.5s" in (tmp_path / "runs.csv").read_text(encoding="utf-8")

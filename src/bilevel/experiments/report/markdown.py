@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..record import RunRecord
+from .provenance import core_hours, facts, troubles
 from .tables import Table, tables_of
 
 
@@ -36,6 +37,33 @@ def render_markdown(
     """
     first = [f"> {_cell(note)}\n" for note in notes]
     return "\n".join([*first, *(_markdown(table) for table in tables_of(records, experiment, seeds) if table.groups)])
+
+
+def render_provenance(records: Sequence[RunRecord], *, command: str, notes: Sequence[str] = ()) -> str:
+    """What made the numbers: the command, the limits, what it cost, on what, and which runs had trouble."""
+    finals = sum(record.role == "final" for record in records)
+    known = {
+        "runs": f"{finals} with chosen step sizes, {len(records) - finals} in the search of them",
+        "core-hours": f"{core_hours(records):.2f}",
+        **facts(records),
+    }
+    told = [
+        f"- {_cell(f'{found.run.experiment}, {found.run.dataset}, {found.run.method}, seeds {found.seeds}')}: "
+        f"{_cell(f'{found.what}. {found.why}')}"
+        for found in troubles(records)
+    ]
+    return "\n".join(
+        [
+            *(f"> {_cell(note)}\n" for note in notes),
+            f"    {command}\n",
+            "| what | value |",
+            "| --- | --- |",
+            *(_line(name.replace("_", " "), value) for name, value in known.items()),
+            "",
+            *told,
+            "",
+        ]
+    )
 
 
 def _markdown(table: Table) -> str:

@@ -10,7 +10,7 @@ from ...files import write_together
 from ..printed import TABLES
 from ..record import RunRecord
 from .csv_file import runs_csv
-from .markdown import render_markdown
+from .markdown import render_markdown, render_provenance
 from .tables import tables_of
 
 
@@ -22,7 +22,7 @@ def write_report(
     seeds: int | Mapping[str, int] | None = None,
     notes: Sequence[str] = (),
 ) -> list[Path]:
-    """Write table-N.md, table-N.html, figure-N.svg, .png and .csv, runs.csv and index.html, in place of older ones.
+    """Write table-N.md, .html, figure-N.svg, .png, .csv, runs.csv, provenance.md and index.html, for older ones.
 
     Parameters
     ----------
@@ -77,6 +77,7 @@ def write_report(
         if panels:
             contents |= figure_files(panels, FIGURES[experiment])
     contents["runs.csv"] = runs_csv(records).encode()
+    contents["provenance.md"] = render_provenance(records, command=command, notes=notes).encode()
     page = render_index(records, sections, command=command, notes=notes)
     return _write({"index.html": page.encode(), **contents}, Path(folder))
 
