@@ -50,7 +50,7 @@ def test_every_table_can_be_read_and_has_a_quick_look():
         ("[grid]", "[gird]", r"unknown key 'gird'. Did you mean 'grid'\?"),
         ("seeds = 2", "seeds = 0", "run.seeds = 0: Input should be greater than or equal to 1"),
         ('scaling = "standard"', 'scaling = "cubic"', "scaling = 'cubic': Input should be 'unit' or 'standard'"),
-        ("[grid]", "[grid]\nkeep = 3", "first_look_seconds and keep go together"),
+        ("[grid]", "[grid]\nfirst_look_seconds = 3", "first_look_seconds and best_of_each go together"),
         ('title = "tiny"', "title = ", "is not TOML"),
     ],
 )

@@ -54,19 +54,40 @@ def test_diverged_runs_and_values_that_are_not_finite_are_not_chosen(tiny):
         assert list(planned(table, HASHES, finished))[2].settings == search[1].settings
 
 
-def test_all_pairs_have_a_first_look_and_the_best_go_on(tiny):
-    grid = tiny.grid.model_copy(update={"first_look_seconds": 1.0, "keep": 2, "limit_seconds": 9.0})
-    method = tiny.methods["dmlcbo"].model_copy(update={"grid": {"upper_step": [1.0, 0.1, 0.01]}})
+def test_after_a_first_look_the_best_pair_of_each_upper_step_goes_on(tiny):
+    grid = tiny.grid.model_copy(update={"first_look_seconds": 1.0, "best_of_each": "upper_step", "limit_seconds": 9.0})
+    steps = {"upper_step": [1.0, 0.1], "lower_step": [3.0, 2.0]}
+    method = tiny.methods["dmlcbo"].model_copy(update={"grid": steps})
     table = tiny.model_copy(update={"grid": grid, "methods": {"dmlcbo": method}})
     looks = list(planned(table, HASHES, {}))
-    assert [spec.limit_seconds for spec in looks] == [1.0] * 3
-    finished = done(looks, [0.3, 0.5, 0.2])
-    kept = list(planned(table, HASHES, finished))[3:]
-    assert [(spec.settings["upper_step"], spec.limit_seconds) for spec in kept] == [(0.01, 9.0), (1.0, 9.0)]
+    assert [spec.limit_seconds for spec in looks] == [1.0] * 4
+    finished = done(looks, [0.3, 0.1, 0.7, 0.9])
+    kept = list(planned(table, HASHES, finished))[4:]
+    assert [spec.settings for spec in kept] == [
+        {"upper_step": 1.0, "lower_step": 2.0},
+        {"upper_step": 0.1, "lower_step": 3.0},
+    ]
+    assert {spec.limit_seconds for spec in kept} == {9.0}
     finished |= done(kept, [0.2, 0.1])
-    final = list(planned(table, HASHES, finished))[5:]
-    assert [spec.settings["upper_step"] for spec in final] == [1.0, 1.0]
-    assert count(table)[0] == 3 + 2 + 2
+    final = list(planned(table, HASHES, finished))[6:]
+    assert [spec.settings["upper_step"] for spec in final] == [0.1, 0.1]
+    assert count(table)[0] == 4 + 2 + 2
+
+
+def test_without_other_settings_there_is_nothing_to_look_at_first(tiny):
+    grid = tiny.grid.model_copy(update={"first_look_seconds": 1.0, "best_of_each": "upper_step", "limit_seconds": 9.0})
+    table = tiny.only(methods=["dmlcbo"]).model_copy(update={"grid": grid})
+    assert [spec.limit_seconds for spec in planned(table, HASHES, {})] == [9.0, 9.0]
+    assert count(table)[0] == 2 + 2
+
+
+@pytest.mark.parametrize(("scores", "best"), [((0.5 - 4e-7, 0.5), 0.1), ((0.5 - 4e-6, 0.5), 1.0)])
+def test_of_equal_scores_the_smallest_upper_step_is_taken(tiny, scores, best):
+    """Equal: to the accuracy of a solved lower level."""
+    table = tiny.only(methods=["dmlcbo"])
+    search = list(planned(table, HASHES, {}))
+    assert [spec.settings["upper_step"] for spec in search] == [1.0, 0.1]
+    assert list(planned(table, HASHES, done(search, scores)))[2].settings["upper_step"] == best
 
 
 def test_an_ablation_takes_the_steps_of_its_table_and_shares_the_runs_they_have_in_common():

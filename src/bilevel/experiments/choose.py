@@ -15,6 +15,9 @@ from .record import RunRecord
 if TYPE_CHECKING:
     from .plan import RunSpec
 
+TIE = 1e-6
+"""Scores nearer than this are equal: F is that of a lower level solved to 1e-7."""
+
 
 def score(record: RunRecord) -> float:
     """What is made small; infinite for a run that diverged, failed or has no finite value.
@@ -33,15 +36,33 @@ def score(record: RunRecord) -> float:
     return value if math.isfinite(value) else math.inf
 
 
-def best_runs(asked: Sequence[RunSpec], finished: Mapping[str, RunRecord], count: int) -> list[dict[str, Any]]:
-    """The settings of the `count` best runs, the best first; none before all runs have finished.
+def best_of_each(name: str, asked: Sequence[RunSpec], finished: Mapping[str, RunRecord]) -> list[dict[str, Any]]:
+    """For each value of a setting its best pair, in the order they were asked for; none before all have finished.
 
-    Of runs with the same score the one that was asked for first is taken. When every run diverged or failed there is
-    nothing to choose, and the first settings are returned so that the table shows what happened.
+    Values of which every run diverged or failed are passed over, unless there are no others.
     """
     if any(spec.identity not in finished for spec in asked):
         return []
-    scores = {spec.identity: score(finished[spec.identity]) for spec in asked}
-    ordered = sorted(asked, key=lambda spec: scores[spec.identity])
-    sound = [spec for spec in ordered if scores[spec.identity] < math.inf] or ordered[:1]
-    return [dict(spec.settings) for spec in sound[:count]]
+    best: dict[Any, RunSpec] = {}
+    for spec in sorted(asked, key=lambda spec: _score(spec, finished)):
+        best.setdefault(spec.settings[name], spec)
+    sound = [spec for spec in asked if spec in best.values() and _score(spec, finished) < math.inf]
+    return [dict(spec.settings) for spec in sound or asked[:1]]
+
+
+def chosen(asked: Sequence[RunSpec], finished: Mapping[str, RunRecord]) -> list[dict[str, Any]]:
+    """The settings of the best run, in a list; none before all have finished.
+
+    Scores that differ by less than `TIE` are equal, and the smallest upper step wins: it is the safest on other seeds.
+    When every run diverged or failed, the first settings are returned so that the table shows what happened.
+    """
+    if not asked or any(spec.identity not in finished for spec in asked):
+        return []
+    least = min(_score(spec, finished) for spec in asked)
+    equal = [spec for spec in asked if _score(spec, finished) <= least + TIE] if least < math.inf else asked[:1]
+    best = min(equal, key=lambda spec: (spec.settings.get("upper_step", 0.0), _score(spec, finished)))
+    return [dict(best.settings)]
+
+
+def _score(spec: RunSpec, finished: Mapping[str, RunRecord]) -> float:
+    return score(finished[spec.identity])

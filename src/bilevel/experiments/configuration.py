@@ -98,17 +98,21 @@ class Limits(Part):
 
 
 class Grid(Part):
-    """The search of step sizes: one seed, a limit per run; optionally a short first look at all, and `keep` go on."""
+    """The search of step sizes: one seed, a limit per run; optionally a short first look at all pairs.
+
+    After a first look the best pair of each value of the setting `best_of_each` goes on to the limit: a few seconds
+    tell which lower step serves an upper step, not which upper step leads furthest.
+    """
 
     seed: int = 1000
     limit_seconds: Positive | None = None
     first_look_seconds: Positive | None = None
-    keep: Count | None = None
+    best_of_each: str | None = None
 
     @model_validator(mode="after")
     def _both(self) -> Grid:
-        if (self.first_look_seconds is None) != (self.keep is None):
-            raise ValueError("first_look_seconds and keep go together: give both or neither")
+        if (self.first_look_seconds is None) != (self.best_of_each is None):
+            raise ValueError("first_look_seconds and best_of_each go together: give both or neither")
         return self
 
 
@@ -194,7 +198,9 @@ class Configuration(Part):
         grid = self.grid.model_dump()
         if budget is not None:
             run["limit_seconds"] = budget
-            grid["limit_seconds"] = budget if grid["limit_seconds"] is None else min(budget, grid["limit_seconds"])
+            grid["limit_seconds"] = min(budget, grid["limit_seconds"] or budget)
+            if grid["first_look_seconds"] is not None:
+                grid["first_look_seconds"] = min(budget, grid["first_look_seconds"])
         return self.model_copy(
             update={"run": _checked(Limits, run, "--seeds, --budget"), "grid": _checked(Grid, grid, "--budget")}
         )

@@ -19,8 +19,8 @@ def notes_of(tables: Sequence[Configuration], *, quick: bool = False) -> list[st
     >>> limits, search = note.split(" Step ")
     >>> limits
     'Table 2, Table 4: final runs end after 10,000 iterations or 60 s of training, whichever comes first; 10 seeds.'
-    >>> search
-    'sizes were searched on one other seed, in two stages: all pairs for 2 s, then the best 4 for 60 s.'
+    >>> search.partition(", ")[2]
+    'in two stages: all pairs for 2 s, then the best of each upper step for 60 s.'
     """
     found: dict[str, list[str]] = {}
     for table in tables:
@@ -46,11 +46,12 @@ def _search(table: Configuration) -> str:
     pairs = max(math.prod(map(len, method.grid.values())) for method in table.methods.values())
     if pairs < 2:
         return "Step sizes were not searched."
-    return f"Step sizes were searched on one other seed, {_stages(table.grid, pairs)}."
+    return f"Step sizes were searched on one other seed, {_stages(table.grid)}."
 
 
-def _stages(grid: Grid, pairs: int) -> str:
+def _stages(grid: Grid) -> str:
     longest = "to the end" if grid.limit_seconds is None else f"for {grid.limit_seconds:g} s"
-    if grid.keep is None or grid.keep >= pairs:
+    if grid.best_of_each is None:
         return f"all pairs {longest}"
-    return f"in two stages: all pairs for {grid.first_look_seconds:g} s, then the best {grid.keep} {longest}"
+    each = grid.best_of_each.replace("_", " ")
+    return f"in two stages: all pairs for {grid.first_look_seconds:g} s, then the best of each {each} {longest}"

@@ -1,6 +1,6 @@
 """From a configuration to runs: what is known to be needed, given the runs that have finished.
 
-    first look  ->  the best `keep` pairs go on to the limit  ->  the chosen pair with every seed
+    first look  ->  the best pair of each upper step goes on to the limit  ->  the chosen pair with every seed
 
 `planned` is a pure function: called again when more runs have finished it names more of them. A run is known by its
 identity, a hash over all that its numbers depend on.
@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -18,8 +19,8 @@ from typing import Any
 
 from .._version import __version__
 from ..errors import InvalidInput
-from .choose import best_runs
-from .configuration import Configuration, Method
+from .choose import best_of_each, chosen
+from .configuration import Configuration, Grid, Method
 from .methods import SOLVERS
 from .record import RunRecord
 
@@ -115,10 +116,11 @@ def count(configuration: Configuration, *, grids: bool = True) -> tuple[int, flo
     """How many runs a table needs in all, with or without its grids, and the sum of their weights."""
     total, seconds = 0, 0.0
     for method in configuration.methods.values():
-        pairs, grid, run = _size(method), configuration.grid, configuration.run
+        pairs, grid, run = math.prod(map(len, method.grid.values())), configuration.grid, configuration.run
         variants = 1 if configuration.vary is None else len(configuration.vary.values)
-        looks = 0 if grid.keep is None or grid.keep >= pairs else pairs
-        longer = grid.keep if looks and grid.keep else pairs if pairs > 1 else 0
+        looks, longer = (0, pairs if pairs > 1 else 0)
+        if _has_first_look(grid, method):
+            looks, longer = pairs, len(method.grid[str(grid.best_of_each)])
         for number, limit in (
             (looks * grids, grid.first_look_seconds),
             (longer * grids, grid.limit_seconds),
@@ -156,24 +158,24 @@ def _cell(
 
     searched = configuration.like if configuration.vary and configuration.like else configuration.experiment
     pairs = [dict(zip(column.grid, values, strict=True)) for values in itertools.product(*column.grid.values())]
-    if len(pairs) > 1 and grid.keep is not None and grid.first_look_seconds is not None and grid.keep < len(pairs):
+    if _has_first_look(grid, column):
         looks = specs("grid", grid.first_look_seconds, pairs, [grid.seed], searched)
         yield from looks
-        pairs = best_runs(looks, finished, grid.keep)
+        pairs = best_of_each(str(grid.best_of_each), looks, finished)
     if len(pairs) > 1:
         search = specs("grid", grid.limit_seconds, pairs, [grid.seed], searched)
         yield from search
-        pairs = best_runs(search, finished, 1)
+        pairs = chosen(search, finished)
     if configuration.vary is not None:
         pairs = [{**pair, configuration.vary.setting: value} for pair in pairs for value in configuration.vary.values]
     yield from specs("final", run.limit_seconds, pairs, list(range(run.seeds)), configuration.experiment)
 
 
-def _size(method: Method) -> int:
-    size = 1
-    for values in method.grid.values():
-        size *= len(values)
-    return size
+def _has_first_look(grid: Grid, method: Method) -> bool:
+    """Whether there are pairs that differ in something else than what goes on anyway."""
+    return grid.best_of_each in method.grid and any(
+        len(values) > 1 for name, values in method.grid.items() if name != grid.best_of_each
+    )
 
 
 def _digest(document: Any) -> str:
