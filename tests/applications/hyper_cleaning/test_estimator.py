@@ -46,15 +46,21 @@ def fitted():
     return HyperCleaner(random_state=0).fit(X, y, trusted=mask), X, y, mask, flipped, true
 
 
+SHORT = HyperCleaner(random_state=0, noise="transition", steps=1)
+
+
 @pytest.mark.parametrize(
-    "cleaner",
-    [HyperCleaner(random_state=0, noise="transition", steps=1), pytest.param(HyperCleaner(), marks=pytest.mark.slow)],
-    ids=["quick", "defaults"],
+    ("cleaner", "legacy"),
+    [
+        pytest.param(SHORT, False, id="interface"),  # of scikit-learn's checks those of the interface
+        pytest.param(SHORT, True, id="all checks", marks=pytest.mark.slow),
+        pytest.param(HyperCleaner(), True, id="all checks, defaults", marks=pytest.mark.slow),
+    ],
 )
-def test_check_estimator(cleaner):
+def test_check_estimator(cleaner, legacy):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # every check fits without trusted rows
-        check_estimator(cleaner, on_skip=None)
+        check_estimator(cleaner, on_skip=None, legacy=legacy)
 
 
 def test_finds_wrong_labels_and_is_not_fooled(fitted):
