@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ..applications.few_shot.experiment import Experiment, Splits
 from ..errors import BilevelError
 from ..solution import Status
@@ -67,6 +65,8 @@ def run_few_shot(specs: Sequence[RunSpec], folder: Path) -> list[Outcome]:
             minutes=None if spec.limit_seconds is None else spec.limit_seconds / 60, validate=validation,
             validate_count=data[0].validation_tasks, evaluate_every=spec.evaluate_every, callbacks=judges,
         )  # fmt: skip
+        if training.status is Status.INTERRUPTED:  # Ctrl-C is for the sweep: a run that was cut short is no result
+            raise KeyboardInterrupt
         for judge in judges:
             judge.at_end(training, learner)
         ended = training.status
@@ -75,7 +75,7 @@ def run_few_shot(specs: Sequence[RunSpec], folder: Path) -> list[Outcome]:
         status, reason = STATUS.get(ended, "failed"), training.message
     except (BilevelError, ArithmeticError, RuntimeError) as error:
         reason = str(error) or type(error).__name__
-    state = {name: np.array(value.detach()) for name, value in learner.network.named_parameters()}
+    state = {name: value.detach().numpy().copy() for name, value in learner.network.named_parameters()}
     wall = time.perf_counter() - began
     return [
         Outcome(

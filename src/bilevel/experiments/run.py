@@ -99,7 +99,7 @@ def run_cleaning(spec: RunSpec, folder: Path) -> Outcome:
     try:
         solver = solver_of(spec.solver, spec.fixed | spec.settings, rows=data.rows)
         if problem.fused_step(solver) is not None:  # compiled where numba is there, not on the clock
-            minimize(uncounted(problem), problem.start(), solver=solver, steps=2)
+            _uninterrupted(minimize(uncounted(problem), problem.start(), solver=solver, steps=2))
         look.at(0, 0.0, problem.start(), problem.y0)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of a series that diverges the status tells
@@ -107,7 +107,7 @@ def run_cleaning(spec: RunSpec, folder: Path) -> Outcome:
                 problem, problem.start(), solver=solver, steps=spec.iterations, seed=spec.seed, callbacks=[look],
                 evaluate_every=spec.evaluate_every, seconds=spec.limit_seconds, clock=time.thread_time,
             )  # fmt: skip
-        look.at_end(solution)
+        look.at_end(_uninterrupted(solution))
         status, reason = _ended(solution, spec.iterations)
     except (BilevelError, ArithmeticError, RuntimeError) as error:
         reason = str(error) or type(error).__name__
@@ -218,6 +218,13 @@ def source_hash() -> str:
 def _task(data: CleaningData, name: str, folder: Path, seed: int) -> Task:
     """Workers are given runs of one dataset and seed after the other."""
     return cleaning_task(data, name, folder, seed)
+
+
+def _uninterrupted(solution: Solution) -> Solution:
+    """Ctrl-C is for the sweep: a run that was cut short is no result."""
+    if solution.status is Status.INTERRUPTED:
+        raise KeyboardInterrupt
+    return solution
 
 
 def _ended(solution: Solution, iterations: int) -> tuple[str, str]:
