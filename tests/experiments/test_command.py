@@ -7,6 +7,7 @@ import pytest
 
 from bilevel.cli import main
 from bilevel.experiments import command, pools
+from bilevel.experiments.lock import only_driver
 from bilevel.experiments.store import ResultsStore
 
 PAGES = ("index.html", "table-2.html", "table-2.md")
@@ -67,6 +68,15 @@ def test_a_sweep_that_is_stopped_goes_on_and_says_how(reproduce, tmp_path, capsy
     monkeypatch.setattr(pools, "run", lambda specs, folder: made.append(specs) or run(specs, folder))
     assert reproduce() == 0
     assert len(made) == len({specs[0].identity for specs in made}) == 8
+
+
+def test_a_second_driver_is_refused_and_status_is_not(reproduce, tmp_path, capsys):
+    assert reproduce("--methods", "dmlcbo", "--seeds", "1") == 0
+    with only_driver(tmp_path / "results"):
+        assert reproduce() == 2
+        assert f"is at work in {tmp_path / 'results'}: wait for it" in capsys.readouterr().err
+        assert main(["status", "--results", str(tmp_path / "results")]) == 0
+        assert "3 runs" in capsys.readouterr().out
 
 
 def test_a_quick_look_says_so(reproduce, tmp_path, capsys):

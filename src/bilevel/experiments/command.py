@@ -15,6 +15,7 @@ from ..files import check_writable
 from ..progress import ProgressBar, readable
 from .configuration import TARGETS, Configuration, load_configuration
 from .export import export
+from .lock import only_driver
 from .notes import QUICK, notes_of
 from .plan import planned
 from .pools import InProcess, OnCluster
@@ -55,7 +56,7 @@ def reproduce(request: Request) -> int:
     if request.quick:
         say(QUICK)
     pool = _pool(request, data)
-    with ResultsStore(request.folder) as store:
+    with only_driver(request.folder), ResultsStore(request.folder) as store:
         try:
             with pool, ProgressBar(100, counter="{done:.0f} %") as bar:
                 progress = sweep(tables, store, data, pool, show=lambda now: _show(now, bar, store, request, "running"))
@@ -98,7 +99,7 @@ def configurations(request: Request) -> list[Configuration]:
 def status(folder: Path | None) -> int:
     """How far a sweep is, and what the folder holds."""
     folder = folder or _default_folder()
-    with ResultsStore(folder, create=False) as store:
+    with ResultsStore(folder, reading=True) as store:
         said, records = store.said(), store.records(curves=False)
     answer(f"{folder}:")
     if said:
@@ -122,7 +123,7 @@ def export_results(
 ) -> int:
     """Write the table of all runs."""
     check_writable(out, overwrite=force)
-    with ResultsStore(folder or _default_folder(), create=False) as store:
+    with ResultsStore(folder or _default_folder(), reading=True) as store:
         records = store.records(experiment=experiment, curves=False)
     export(records, out, kind=kind, timing=timing, overwrite=force)
     say(f"{len(records)} runs: {out}")

@@ -5,11 +5,13 @@
 
 A run's folder is written aside and renamed, then its row is inserted: a program that is killed leaves a run complete or
 not at all. Folders without a row are taken in when the store is opened, so that the rows can be made again from them.
+Who only reads gets a copy of the rows in memory, and writes nothing: a sweep that is at work is not disturbed.
 """
 
 from __future__ import annotations
 
 import csv
+import errno
 import io
 import json
 import os
@@ -23,8 +25,9 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, Self
 
-from ..errors import BilevelError, InvalidInput
+from ..errors import InvalidInput
 from ..files import Damaged, FileMissing, NotWritten
+from .lock import StoreLocked
 from .record import Curve, RunRecord
 from .run import Outcome
 
@@ -33,16 +36,8 @@ COLUMNS = tuple(each.name for each in fields(RunRecord) if each.name != "curve")
 REAL, INTEGER = ("wall_seconds", "training_seconds"), ("seed",)
 PATIENCE = 30.0
 """Seconds to wait for another program that writes."""
-
-
-class StoreLocked(BilevelError, OSError):
-    """Another program is writing to the results; nothing was changed.
-
-    Examples
-    --------
-    >>> issubclass(StoreLocked, OSError)
-    True
-    """
+OLD = 3600.0
+"""Seconds after which what was written aside belongs to no program that is still writing it."""
 
 
 class ResultsStore:
@@ -52,8 +47,8 @@ class ResultsStore:
     ----------
     folder
         Made if it does not exist.
-    create
-        Whether it may be made.
+    reading
+        Only read what is there now: nothing in the folder is made, changed or waited for.
     patience
         Seconds to wait for another program that writes.
 
@@ -69,16 +64,20 @@ class ResultsStore:
     True
     """
 
-    def __init__(self, folder: str | Path, *, create: bool = True, patience: float = PATIENCE) -> None:
+    def __init__(self, folder: str | Path, *, reading: bool = False, patience: float = PATIENCE) -> None:
         self.folder = Path(folder)
         self.file, self.runs = self.folder / "results.sqlite", self.folder / "runs"
-        if not create and not self.file.exists() and not self.runs.is_dir():
+        if reading and not self.file.exists() and not self.runs.is_dir():
             raise FileMissing(f"{self.folder} holds no results: name another folder, or make some by bilevel reproduce")
-        with self._writing():
-            self.runs.mkdir(parents=True, exist_ok=True)
+        if not reading:
+            with self._writing():
+                self.runs.mkdir(parents=True, exist_ok=True)
         with self._speaking():
-            self._rows = sqlite3.connect(self.file, timeout=patience, isolation_level=None)
+            place = ":memory:" if reading else self.file
+            self._rows = sqlite3.connect(place, timeout=patience, isolation_level=None)
         try:
+            if reading and self.file.exists():
+                self._copy_rows(patience)
             self._prepare()
             self._take_in()
         except BaseException:
@@ -96,7 +95,11 @@ class ResultsStore:
         self._rows.close()
 
     def add(self, outcomes: Sequence[Outcome]) -> int:
-        """Store runs, all of them or none; those that are there already stay as they are. Returns how many are new."""
+        """Store runs: a folder for each, then all rows at once. Returns how many are new.
+
+        Runs that are there already stay as they are. After an error those whose folder is complete are not lost: their
+        rows are made when the store is opened next.
+        """
         known = self.identities()
         new = [outcome for outcome in outcomes if outcome.record.identity not in known]
         for outcome in new:
@@ -172,13 +175,27 @@ class ResultsStore:
             self._rows.execute("PRAGMA synchronous = FULL")
             self._rows.execute("SELECT count(*) FROM runs").fetchone()
 
-    def _take_in(self) -> None:
-        """Insert rows for complete folders without one, and remove what a killed program wrote aside."""
+    def remove_leftovers(self) -> None:
+        """Remove what programs that were killed long ago wrote aside."""
         for left in self.runs.glob(".*.tmp"):
-            shutil.rmtree(left, ignore_errors=True)
+            with suppress(OSError):  # gone meanwhile
+                if time.time() - left.stat().st_mtime > OLD:
+                    shutil.rmtree(left, ignore_errors=True)
+
+    def _copy_rows(self, patience: float) -> None:
+        """The rows as they are now, in memory."""
+        with self._speaking():
+            source = sqlite3.connect(f"{self.file.absolute().as_uri()}?mode=ro", uri=True, timeout=patience)
+            try:
+                source.backup(self._rows)
+            finally:
+                source.close()
+
+    def _take_in(self) -> None:
+        """Insert rows for complete folders without one."""
         known = self.identities()
         records = []
-        for folder in sorted(self.runs.iterdir()):
+        for folder in sorted(self.runs.iterdir()) if self.runs.is_dir() else ():
             if folder.name not in known and (folder / "record.json").is_file():
                 with _reading(folder / "record.json"):
                     row = json.loads((folder / "record.json").read_text(encoding="utf-8"))
@@ -219,11 +236,20 @@ class ResultsStore:
             (aside / "record.json").write_text(json.dumps(_row(outcome.record), indent=1), encoding="utf-8")
             for file in aside.iterdir():
                 _flush(file)
-            os.rename(aside, place)
+            self._rename(aside, place)
         finally:
             shutil.rmtree(aside, ignore_errors=True)
         with suppress(OSError):  # not every system flushes folders
             _flush(self.runs)
+
+    @staticmethod
+    def _rename(aside: Path, place: Path) -> None:
+        try:
+            os.rename(aside, place)
+        except OSError as error:
+            faster = error.errno in (errno.ENOTEMPTY, errno.EEXIST) and (place / "record.json").is_file()
+            if not faster:  # than another program, whose run has the same numbers
+                raise
 
     def state(self, identity: str) -> dict[str, Any]:
         """The final state of a run, arrays by name; empty if it has none."""

@@ -64,6 +64,7 @@ def sweep(
     show
         Told of the progress at the start and after every run.
     """
+    store.remove_leftovers()
     made = _Sweep(configurations, store, hash_data(configurations, folder), pool)
     made.begin(configurations)
     made.tell(show)
