@@ -1,6 +1,8 @@
 """A run's numbers are those of independent computations; its bits repeat."""
 
 from dataclasses import replace
+from importlib.metadata import version
+from importlib.util import find_spec
 from types import SimpleNamespace
 
 import numpy as np
@@ -70,6 +72,8 @@ def test_the_last_row_is_what_the_final_state_gives(tiny, data, method):
     assert record.curve["accuracy"][0] == 0.5  # y = 0: every score is zero, and zero counts half
     assert record.curve["own_zero_share"][0] == 1.0
     assert record.counts["steps"] == 20
+    assert record.environment["fused"] is (method == "dmlcbo")
+    assert record.environment["numba"] == (version("numba") if find_spec("numba") else "")
 
 
 def test_a_run_has_the_same_bits_again_and_an_evaluation_changes_none(tiny, data):

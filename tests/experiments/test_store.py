@@ -93,6 +93,9 @@ def test_a_reader_writes_nothing_and_disturbs_no_writer(tmp_path):
         assert sorted(tmp_path.rglob("*")) == before
         assert store.identities() == {outcome(1).record.identity}
         assert store.add([outcome(2)]) == 1
+    before = sorted(tmp_path.rglob("*"))
+    ResultsStore(tmp_path, reading=True).close()
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_a_reader_needs_no_rows(tmp_path):

@@ -56,6 +56,11 @@ class RunSpec:
         """First 16 hexadecimal digits of SHA-256 over everything."""
         return _digest(asdict(self))
 
+    @property
+    def document(self) -> dict[str, Any]:
+        """All fields, as a record keeps them: values that JSON has."""
+        return json.loads(_text(asdict(self)))
+
     @cached_property
     def work(self) -> str:
         """The same for runs that differ only in the table they stand in or, in few-shot, in the tasks that judge."""
@@ -179,5 +184,8 @@ def _has_first_look(grid: Grid, method: Method) -> bool:
 
 
 def _digest(document: Any) -> str:
-    text = json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return hashlib.sha256(_text(document).encode()).hexdigest()[:16]
+
+
+def _text(document: Any) -> str:
+    return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False)

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -84,8 +85,8 @@ def one_thread() -> Iterator[None]:
 
 def copied(record: RunRecord, spec: RunSpec) -> RunRecord:
     """The same run, as it stands in another table."""
-    values = vars(record) | {name: getattr(spec, name) for name in ("identity", "experiment", "method", "settings")}
-    return RunRecord(**values)
+    names = ("identity", "experiment", "method", "settings")
+    return RunRecord(**vars(record) | {name: getattr(spec, name) for name in names} | {"configuration": spec.document})
 
 
 def run_cleaning(spec: RunSpec, folder: Path) -> Outcome:
@@ -95,10 +96,11 @@ def run_cleaning(spec: RunSpec, folder: Path) -> Outcome:
     task = _task(data, spec.dataset, folder, spec.seed)  # type: ignore[arg-type]
     problem = cleaning_problem(data, task)
     look = Look(data, task, problem, every=spec.role == "final")
-    solution, status, reason = None, "failed", ""
+    solution, status, reason, fused = None, "failed", "", False
     try:
         solver = solver_of(spec.solver, spec.fixed | spec.settings, rows=data.rows)
-        if problem.fused_step(solver) is not None:  # compiled where numba is there, not on the clock
+        fused = problem.fused_step(solver) is not None
+        if fused:  # compiled where numba is there, not on the clock
             _uninterrupted(minimize(uncounted(problem), problem.start(), solver=solver, steps=2))
         look.at(0, 0.0, problem.start(), problem.y0)
         with warnings.catch_warnings():
@@ -116,7 +118,7 @@ def run_cleaning(spec: RunSpec, folder: Path) -> Outcome:
     record = RunRecord(
         **about(spec), status=status, reason=reason, wall_seconds=time.perf_counter() - began,
         training_seconds=0.0 if solution is None else float(solution.stats["seconds"]), counts=counts,
-        environment=environment(spec, "float64"), curve=look.curve,
+        environment=environment(spec, "float64", fused=fused), curve=look.curve,
     )  # fmt: skip
     return Outcome(record, state)
 
@@ -181,18 +183,32 @@ class Look:
 def about(spec: RunSpec) -> dict[str, Any]:
     """The part of a record that its spec knows."""
     names = ("identity", "experiment", "role", "dataset", "method", "seed")
-    return {name: getattr(spec, name) for name in names} | {"settings": dict(spec.settings)}
+    known = {name: getattr(spec, name) for name in names}
+    return known | {"settings": dict(spec.settings), "configuration": spec.document}
 
 
-def environment(spec: RunSpec, dtype: str) -> dict[str, str | int]:
-    """On what the run was made; nothing in it depends on the number or the order of workers."""
+def environment(spec: RunSpec, dtype: str, *, fused: bool = False) -> dict[str, str | int]:
+    """On what the run was made; nothing in it depends on the number or the order of workers.
+
+    `fused` is whether the step was written out for this problem; with `numba` it was compiled as well.
+    """
     return {
         "bilevel": __version__, "code": spec.code, "source": source_hash(), "python": platform.python_version(),
-        "torch": torch.__version__, "numpy": np.__version__, "threads": torch.get_num_threads(), "dtype": dtype,
+        "torch": torch.__version__, "numpy": np.__version__, "numba": numba_version(), "fused": fused,
+        "threads": torch.get_num_threads(), "dtype": dtype,
         "data": spec.data_hash, "work": spec.work, "machine": platform.machine(), "system": platform.system(),
         "processor": processor(), "cores": os.cpu_count() or 0, "iterations": spec.iterations,
         "limit_seconds": "" if spec.limit_seconds is None else f"{spec.limit_seconds:g}",
     }  # fmt: skip
+
+
+@lru_cache(maxsize=1)
+def numba_version() -> str:
+    """Of the extra `fast`; "" without it."""
+    try:
+        return version("numba")
+    except PackageNotFoundError:
+        return ""
 
 
 @lru_cache(maxsize=1)

@@ -19,14 +19,15 @@ import secrets
 import shutil
 import sqlite3
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
 from ..errors import InvalidInput
-from ..files import Damaged, FileMissing, NotWritten
+from ..files import Damaged, FileMissing, NotWritten, write_atomically
 from .lock import StoreLocked
 from .record import Curve, RunRecord
 from .run import Outcome
@@ -107,6 +108,16 @@ class ResultsStore:
                 self._write_folder(outcome)
         return self._insert([outcome.record for outcome in new])
 
+    def describe(self, configurations: Mapping[str, dict[str, Any]]) -> None:
+        """Give stored runs, by identity, the configuration that versions before this one did not keep."""
+        for identity, configuration in configurations.items():
+            text, path = json.dumps(configuration, sort_keys=True), self.runs / identity / "record.json"
+            with _reading(path):
+                row = json.loads(path.read_text(encoding="utf-8")) | {"configuration": text}
+            write_atomically(path, partial(_write_json, row), overwrite=True)
+            with self._speaking():
+                self._rows.execute("UPDATE runs SET configuration = ? WHERE identity = ?", (text, identity))
+
     def identities(self) -> set[str]:
         """The runs that are here."""
         with self._speaking():
@@ -172,6 +183,9 @@ class ResultsStore:
                 self._rows.execute(f"CREATE TABLE IF NOT EXISTS runs ({columns}, PRIMARY KEY (identity))")
                 self._rows.execute("CREATE TABLE IF NOT EXISTS notes (name TEXT PRIMARY KEY, text TEXT NOT NULL)")
                 self._rows.execute(f"PRAGMA user_version = {VERSION}")
+            if "configuration" not in {row[1] for row in self._rows.execute("PRAGMA table_info(runs)")}:
+                # Rows of older versions; the version stays, since those versions can go on with such a file.
+                self._rows.execute("ALTER TABLE runs ADD COLUMN configuration TEXT NOT NULL DEFAULT '{}'")
             self._rows.execute("PRAGMA synchronous = FULL")
             self._rows.execute("SELECT count(*) FROM runs").fetchone()
 
@@ -183,9 +197,12 @@ class ResultsStore:
                     shutil.rmtree(left, ignore_errors=True)
 
     def _copy_rows(self, patience: float) -> None:
-        """The rows as they are now, in memory."""
+        """The rows as they are now, in memory.
+
+        By a connection that could write: SQLite then removes its -wal and -shm files after the last one.
+        """
         with self._speaking():
-            source = sqlite3.connect(f"{self.file.absolute().as_uri()}?mode=ro", uri=True, timeout=patience)
+            source = sqlite3.connect(f"{self.file.absolute().as_uri()}?mode=rw", uri=True, timeout=patience)
             try:
                 source.backup(self._rows)
             finally:
@@ -233,7 +250,7 @@ class ResultsStore:
             (aside / "curve.csv").write_text(curve_text(outcome.record.curve), encoding="utf-8", newline="")
             if outcome.state:
                 _write_state(aside / "state.safetensors", outcome.state)
-            (aside / "record.json").write_text(json.dumps(_row(outcome.record), indent=1), encoding="utf-8")
+            _write_json(_row(outcome.record), aside / "record.json")
             for file in aside.iterdir():
                 _flush(file)
             self._rename(aside, place)
@@ -336,6 +353,10 @@ def _reading(path: Path) -> Iterator[None]:
             f"{path} is damaged or missing ({error}): delete the folder {path.parent} and results.sqlite beside runs; "
             "the next command makes the rows again, and that one run"
         ) from error
+
+
+def _write_json(row: dict[str, Any], path: Path) -> None:
+    path.write_text(json.dumps(row, indent=1), encoding="utf-8")
 
 
 def _write_state(path: Path, state: dict[str, Any]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from ..errors import BilevelError
 from .cleaning_data import data_hash, files_of
@@ -91,14 +92,18 @@ class _Sweep:
     def begin(self, tables: Iterable[Configuration]) -> None:
         """Submit what is planned, new and missing; runs that share their work go together."""
         waiting: dict[str, list[RunSpec]] = {}
+        unknown: dict[str, dict[str, Any]] = {}
         for table in tables:
             for spec in planned(table, self.hashes, self.finished):
                 if spec.identity not in self.asked:
                     self.asked.add(spec.identity)
                     if self._is_known(spec):
                         self._count(spec)
+                        if not self.finished[spec.identity].configuration:
+                            unknown[spec.identity] = spec.document
                     else:
                         waiting.setdefault(spec.work, []).append(spec)
+        self.store.describe(unknown)
         for specs in waiting.values():
             self.pool.submit(tuple(specs))
 

@@ -12,7 +12,7 @@ from ..printed import DATASETS, printed_table
 from ..record import RunRecord
 from .cells import cells_of, series_diverged
 
-HIDDEN = ("work",)
+HIDDEN = ("work", "fused")
 """What the environment of a run says that is of no use to readers."""
 
 
