@@ -113,6 +113,25 @@ def test_a_full_disk_while_a_run_is_stored(tmp_path, entries):
         assert store.records() == runs
 
 
+def test_memory_that_runs_out_costs_no_other_run_and_is_named(reproduce, tmp_path, monkeypatch):
+    calls, run = [], pools.run
+
+    def without_memory_once(specs, folder):
+        calls.append(specs)
+        if len(calls) == 2:
+            raise MemoryError("cannot allocate 3 GB")
+        return run(specs, folder)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pools, "run", without_memory_once)
+        code, said = reproduce("--methods", "dmlcbo")
+    assert code == 2
+    identity = calls[1][0].identity
+    assert f"run {identity} ended with an error of its worker (MemoryError: cannot allocate 3 GB): the same com" in said
+    assert list(stored(tmp_path)) == [calls[0][0].identity]
+    assert reproduce("--methods", "dmlcbo")[0] == 0
+
+
 def test_results_that_another_program_locks(reproduce, tmp_path, monkeypatch):
     assert reproduce("--methods", "dmlcbo")[0] == 0
     kept = stored(tmp_path)

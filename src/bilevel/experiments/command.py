@@ -52,7 +52,7 @@ class Request:
 
 def reproduce(request: Request) -> int:
     """Sweep, then report."""
-    tables, data = configurations(request), data_folder(request.data)
+    tables, data = configurations(request), data_folder(request.data).absolute()
     if request.quick:
         say(QUICK)
     pool = _pool(request, data)
@@ -68,7 +68,7 @@ def reproduce(request: Request) -> int:
             ) from None
         _show(progress, None, store, request, "finished")
         for identity, reason in progress.lost.items():
-            say(f"run {identity} was lost with its workers ({reason}): the same command tries it again")
+            say(f"run {identity} {reason}: the same command tries it again")
         _report(request, tables, store, data)
     return FAILURE if progress.lost else SUCCESS
 
@@ -141,7 +141,7 @@ def _pool(request: Request, data: Path) -> InProcess | OnCluster:
         raise InvalidInput(f"workers must be at least 0 (0: in this process), got {request.workers}")
     if request.workers == 0 and request.scheduler is None:
         return InProcess(data)
-    return OnCluster(data, workers=request.workers, scheduler=request.scheduler)
+    return OnCluster(data, workers=request.workers, scheduler=request.scheduler, say=say)
 
 
 def _show(now: Progress, bar: ProgressBar | None, store: ResultsStore, request: Request, state: str) -> None:

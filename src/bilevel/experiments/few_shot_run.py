@@ -13,7 +13,7 @@ from ..solution import Status
 from .configuration import FewShotData
 from .plan import RunSpec
 from .record import Curve, RunRecord
-from .run import Outcome, about, environment
+from .run import Outcome, about, environment, reason_of
 
 STATUS = {Status.STEPS: "iterations", Status.TIME: "time limit", Status.DIVERGED: "diverged"}
 CURVE_SEED, FINAL_SEED = 1, 2
@@ -74,7 +74,7 @@ def run_few_shot(specs: Sequence[RunSpec], folder: Path) -> list[Outcome]:
             ended = Status.TIME
         status, reason = STATUS.get(ended, "failed"), training.message
     except (BilevelError, ArithmeticError, RuntimeError) as error:
-        reason = str(error) or type(error).__name__
+        reason = reason_of(error)
     state = {name: value.detach().numpy().copy() for name, value in learner.network.named_parameters()}
     wall = time.perf_counter() - began
     return [

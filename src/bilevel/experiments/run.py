@@ -23,14 +23,14 @@ import numpy as np
 import torch
 
 from .. import __version__
-from ..errors import BilevelError
+from ..errors import BilevelError, InvalidInput
 from ..loop import minimize
 from ..lower import uncounted
 from ..solution import Record, Solution, Status
-from .cleaning_data import Task, cleaning_problem, cleaning_task
+from .cleaning_data import Task, cleaning_problem, cleaning_task, data_hash, files_of
 from .configuration import CleaningData
 from .methods import solver_of
-from .plan import RunSpec
+from .plan import CODE, RunSpec
 from .record import Curve, RunRecord
 from .solved_level import SolvedLevel
 
@@ -56,8 +56,26 @@ def run(specs: Sequence[RunSpec], folder: Path) -> list[Outcome]:
     folder
         The data folder.
     """
+    _check(specs[0], folder)
     with one_thread():
         return _run(specs, folder)
+
+
+def _check(spec: RunSpec, folder: Path) -> None:
+    """Refuse to make a run by another code or from other data than its identity says: no run here would be right."""
+    where = f"the worker on {platform.node()}"
+    if spec.code != CODE:
+        raise InvalidInput(
+            f"{where} has version {CODE} of the code, and the runs were planned by {spec.code}: install the same "
+            "bilevel there and start the worker again"
+        )
+    found = "" if spec.files == "generated" else data_hash(files_of(spec.files, folder))
+    if found != spec.data_hash:
+        raise InvalidInput(
+            f"{where} has other files of {spec.files} in {folder} (SHA-256 {found[:12]}...) than the runs were planned "
+            f"with ({spec.data_hash[:12]}...): copy them there; `bilevel data verify {spec.files}` shows the hash of "
+            "each file"
+        )
 
 
 def _run(specs: Sequence[RunSpec], folder: Path) -> list[Outcome]:
@@ -93,7 +111,7 @@ def run_cleaning(spec: RunSpec, folder: Path) -> Outcome:
     """One method on one hyper-cleaning problem."""
     began = time.perf_counter()
     data = CleaningData(**spec.data)
-    task = _task(data, spec.dataset, folder, spec.seed)  # type: ignore[arg-type]
+    task = _task(data, spec.dataset, folder, spec.seed, spec.data_hash)  # type: ignore[arg-type]
     problem = cleaning_problem(data, task)
     look = Look(data, task, problem, every=spec.role == "final")
     solution, status, reason, fused = None, "failed", "", False
@@ -112,7 +130,7 @@ def run_cleaning(spec: RunSpec, folder: Path) -> Outcome:
         look.at_end(_uninterrupted(solution))
         status, reason = _ended(solution, spec.iterations)
     except (BilevelError, ArithmeticError, RuntimeError) as error:
-        reason = str(error) or type(error).__name__
+        reason = reason_of(error)
     counts = {} if solution is None else {k: int(v) for k, v in solution.stats.items() if k != "seconds"}
     state = {} if solution is None else {"x": solution.x.numpy(), "y": solution.y["weight"].numpy()}  # type: ignore[union-attr, call-overload]
     record = RunRecord(
@@ -180,6 +198,14 @@ class Look:
         return float(right.mean()), float((scores == 0).mean())
 
 
+def reason_of(error: Exception) -> str:
+    """Why a run failed; memory that ran out tells of the machine and not of the run, and is raised again."""
+    text = str(error) or type(error).__name__
+    if isinstance(error, torch.OutOfMemoryError) or "allocate memory" in text or "not enough memory" in text:
+        raise MemoryError(text.splitlines()[0]) from error
+    return text
+
+
 def about(spec: RunSpec) -> dict[str, Any]:
     """The part of a record that its spec knows."""
     names = ("identity", "experiment", "role", "dataset", "method", "seed")
@@ -231,7 +257,7 @@ def source_hash() -> str:
 
 
 @lru_cache(maxsize=1)
-def _task(data: CleaningData, name: str, folder: Path, seed: int) -> Task:
+def _task(data: CleaningData, name: str, folder: Path, seed: int, digest: str) -> Task:
     """Workers are given runs of one dataset and seed after the other."""
     return cleaning_task(data, name, folder, seed)
 

@@ -16,7 +16,7 @@ from .cleaning_data import data_hash, files_of
 from .configuration import Configuration
 from .plan import RunSpec, count, planned
 from .plan import files_of as catalogue_name
-from .pools import Group, Pool
+from .pools import Group, Pool, WorkerGone
 from .record import RunRecord
 from .run import Outcome, copied
 from .store import ResultsStore
@@ -111,8 +111,8 @@ class _Sweep:
         """Store what has ended, and begin with what is known to be needed now."""
         if isinstance(result, BilevelError):  # data that cannot be read: no run will do better
             raise result
-        if isinstance(result, Exception):  # workers were lost; the next call tries again
-            self.progress.lost |= {spec.identity: f"{type(result).__name__}: {result}" for spec in specs}
+        if isinstance(result, Exception):  # its workers were lost, or failed; the next call tries again
+            self.progress.lost |= {spec.identity: _told(result) for spec in specs}
             return
         self.store.add(result)
         for spec, outcome in zip(specs, result, strict=True):
@@ -162,6 +162,12 @@ def hash_data(configurations: Sequence[Configuration], folder: Path) -> dict[str
         for name, data in configuration.datasets.items()
     }
     return {name: "" if name == "generated" else data_hash(files_of(name, folder)) for name in sorted(names)}
+
+
+def _told(error: Exception) -> str:
+    if isinstance(error, WorkerGone):
+        return f"was lost with its workers ({error})"
+    return f"ended with an error of its worker ({type(error).__name__}: {str(error) or 'no text'})"
 
 
 def _cells(configurations: Sequence[Configuration], specs: Group) -> Iterable[Configuration]:
