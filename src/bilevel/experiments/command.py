@@ -7,7 +7,6 @@ import time
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean, stdev
 
 from ..datasets import data_folder
 from ..errors import InvalidInput
@@ -156,41 +155,18 @@ def _report(request: Request, tables: Sequence[Configuration], store: ResultsSto
     asked = {spec.identity for table in tables for spec in planned(table, hashes, finished)}
     records = [record for identity, record in finished.items() if identity in asked]
     if any(record.role == "final" for record in records):
-        from .report import write_report
+        from .report import plain_table, write_report
 
+        seeds = {table.experiment: table.run.seeds for table in tables}
         page, *_ = write_report(
             records, request.folder / "report", command=request.command, notes=notes_of(tables, quick=request.quick),
-            seeds={table.experiment: table.run.seeds for table in tables},
+            seeds=seeds,
         )  # fmt: skip
-        answer(plain_table(records))
+        answer(plain_table([record for record in records if record.role == "final"], seeds))
         answer(f"report: {page}")
     answer(f"{len(records)} runs; as a table: bilevel results export --results {request.folder} --out runs.csv")
     if request.quick:
         answer(QUICK)
-
-
-def plain_table(records: Sequence[RunRecord]) -> str:
-    """Means and standard deviations over the seeds of the final runs."""
-    groups: dict[tuple[str, ...], list[RunRecord]] = {}
-    for record in records:
-        if record.role == "final" and record.final:
-            settings = "  ".join(f"{name}={value}" for name, value in record.settings.items())
-            groups.setdefault((record.experiment, record.dataset, record.method, settings), []).append(record)
-    lines = [f"{'table':8} {'dataset':14} {'method':14} {'accuracy, %':>16} {'solved, %':>16} {'F':>20}  n  settings"]
-    for (experiment, dataset, method, settings), runs in groups.items():
-        measures = (("accuracy", 100, 2), ("solved_accuracy", 100, 2), ("solved_upper_value", 1, 5))
-        cells = [_mean([run.final.get(name) for run in runs], scale, digits) for name, scale, digits in measures]
-        lines.append(
-            f"{experiment:8} {dataset:14} {method:14} {cells[0]:>16} {cells[1]:>16} {cells[2]:>20} {len(runs):2}  "
-            f"{settings}"
-        )
-    return "\n".join(lines)
-
-
-def _mean(values: Sequence[float | None], scale: float, digits: int) -> str:
-    known = [scale * value for value in values if value is not None]
-    spread = f" +- {stdev(known):.{digits}f}" if len(known) > 1 else ""
-    return f"{mean(known):.{digits}f}{spread}" if known else ""
 
 
 def _has(known: Container[str], names: Sequence[str]) -> bool:
