@@ -174,6 +174,7 @@ def test_damaged_results_are_made_again_from_the_folders(reproduce, exported, tm
         ("trusted = 50", "trustd = 50", "datasets.madelon: unknown key 'trustd'. Did you mean 'trusted'?"),
         ("[datasets.madelon]", "[datasets.madelom]", "cifar-100. Did you mean 'madelon'?"),
         ('solver = "approx"', 'solver = "aprox"', "method approx: there is no solver 'aprox'"),
+        ("inner_steps = 20", "iner_steps = 20", "approx has no setting 'iner_steps'. Did you mean 'inner_steps'?"),
     ],
 )
 def test_a_typo_in_a_configuration_is_named_before_anything_is_run(

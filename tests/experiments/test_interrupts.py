@@ -11,31 +11,7 @@ from bilevel.experiments import run as cleaning
 from bilevel.experiments.few_shot_run import Judge
 from bilevel.experiments.store import ResultsStore
 
-from .conftest import TINY
-
-FEW_SHOT = """
-experiment = "table-3"
-title = "tiny"
-application = "few-shot"
-[run]
-iterations = 4
-evaluate_every = 2
-seeds = 1
-[datasets.strokes]
-images = "generated"
-ways = 3
-shots = 2
-queries = 2
-train_ways = 3
-width = 4
-novel_tasks = 2
-validation_ways = 3
-validation_tasks = 2
-final_tasks = 2
-[methods.dmlcbo]
-solver = "dmlcbo"
-grid = { upper_step = [0.01] }
-"""
+from .conftest import FEW_SHOT, TINY
 
 
 def pressed_once(patch, owner, name):

@@ -19,6 +19,7 @@ from .notes import QUICK, notes_of
 from .plan import planned
 from .pools import InProcess, OnCluster
 from .record import RunRecord
+from .rehearsal import rehearse
 from .store import ResultsStore
 from .sweep import Progress, hash_data, sweep
 
@@ -78,6 +79,8 @@ def configurations(request: Request) -> list[Configuration]:
         raise InvalidInput(f"there is no {request.target!r} to reproduce: choose one of {', '.join(TARGETS)}")
     names = [request.configuration] if request.configuration else TARGETS[request.target]
     tables = [load_configuration(name) for name in names]
+    for table in tables:
+        rehearse(table)
     tables = [table.quickly() if request.quick else table for table in tables]
     tables = [table.limited(seeds=request.seeds, budget=request.budget) for table in tables]
     datasets, methods = list(request.datasets), list(request.methods)

@@ -18,10 +18,8 @@ from functools import cached_property
 from typing import Any
 
 from .._version import __version__
-from ..errors import InvalidInput
 from .choose import best_of_each, chosen
 from .configuration import Configuration, Grid, Method
-from .methods import SOLVERS
 from .record import RunRecord
 
 RUNS = 1
@@ -145,8 +143,6 @@ def _cell(
 ) -> Iterator[RunSpec]:
     grid, run = configuration.grid, configuration.run
     column, data = configuration.methods[method], configuration.datasets[dataset].model_dump()
-    if column.solver not in SOLVERS and configuration.application == "hyper-cleaning":
-        raise InvalidInput(f"method {method}: there is no solver {column.solver!r}: choose one of {', '.join(SOLVERS)}")
 
     def specs(
         role: str, limit: float | None, pairs: list[dict[str, Any]], seeds: list[int], name: str
