@@ -1,13 +1,18 @@
 """A full disk, a locked or damaged file, an unknown name, a typo: the command names it, and loses no run."""
 
+import os
+import platform
 import resource
 import sqlite3
+import subprocess
+import sys
 from contextlib import contextmanager
 
 import numpy as np
 import pytest
 
 from bilevel.cli import main
+from bilevel.errors import InvalidInput
 from bilevel.experiments import command, pools
 from bilevel.experiments.record import RunRecord
 from bilevel.experiments.run import Outcome
@@ -87,6 +92,31 @@ def test_a_full_disk_in_the_middle_of_a_sweep(reproduce, tmp_path, monkeypatch):
     assert len(after) == len({specs[0].identity for specs in made}) == RUNS
     assert {name: after[name] for name in kept} == kept
     assert len(made) <= RUNS + 1  # at most the run that found no room was made again
+
+
+def test_a_sweep_that_ended_by_an_error_is_not_called_running(reproduce, tmp_path, monkeypatch, capsys):
+    def failing(specs, folder):
+        raise InvalidInput("no data here")
+
+    monkeypatch.setattr(pools, "run", failing)
+    assert reproduce()[0] == 2
+    assert main(["status", "--results", str(tmp_path / "results")]) == 0
+    assert "stopped, 0 of 8 runs done" in capsys.readouterr().out
+
+
+def test_a_sweep_that_was_killed_is_told_and_shared_work_counts_once(tmp_path, capsys):
+    about = {"role": "final", "dataset": "d", "method": "m", "settings": {}, "seed": 0, "status": "iterations"}
+    shared = {"wall_seconds": 3600.0, "environment": {"work": "same", "threads": 1}}
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    for pid, state in ((gone.pid, "was killed (the same command goes on)"), (os.getpid(), "running")):
+        with ResultsStore(tmp_path) as store:
+            store.add([Outcome(RunRecord(**about, **shared, identity=name, experiment=name)) for name in "ab"])
+            store.say(command="c", state="running", text="1 of 2", share=0.5, pid=pid, node=platform.node())
+        assert main(["status", "--results", str(tmp_path)]) == 0
+        shown = capsys.readouterr().out
+        assert f"    {state}, 1 of 2" in shown
+        assert "2 runs, 1.00 core-hours" in shown
 
 
 def test_a_disk_without_any_room(reproduce, tmp_path):

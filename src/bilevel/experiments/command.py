@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import platform
 import sys
 import time
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ..datasets import data_folder
-from ..errors import InvalidInput
+from ..errors import BilevelError, InvalidInput
 from ..files import check_writable
 from ..progress import ProgressBar, readable
 from .configuration import TARGETS, Configuration, load_configuration
@@ -20,6 +24,7 @@ from .plan import planned
 from .pools import InProcess, OnCluster
 from .record import RunRecord
 from .rehearsal import rehearse
+from .report.provenance import core_hours
 from .store import ResultsStore
 from .sweep import Progress, hash_data, sweep
 
@@ -60,12 +65,14 @@ def reproduce(request: Request) -> int:
         try:
             with pool, ProgressBar(100, counter="{done:.0f} %") as bar:
                 progress = sweep(tables, store, data, pool, show=lambda now: _show(now, bar, store, request, "running"))
-        except KeyboardInterrupt:
-            stored = len(store.identities())
-            store.say(**{**store.said(), "state": "stopped"})
-            raise KeyboardInterrupt(
-                f"{stored} runs are in {request.folder}; the same command goes on from there"
-            ) from None
+        except BaseException as error:
+            with suppress(BilevelError):  # a full disk; the error itself is told
+                store.say(**{**store.said(), "state": "stopped"})
+            if isinstance(error, KeyboardInterrupt):
+                stored = len(store.identities())
+                told = f"{stored} runs are in {request.folder}; the same command goes on from there"
+                raise KeyboardInterrupt(told) from None
+            raise
         _show(progress, None, store, request, "finished")
         for identity, reason in progress.lost.items():
             say(f"run {identity} {reason}: the same command tries it again")
@@ -107,7 +114,7 @@ def status(folder: Path | None) -> int:
     if said:
         ago = readable(max(0.0, time.time() - said["updated"]))
         answer(f"{said['command']}")
-        answer(f"    {said['state']}, {said['text']} ({100 * said['share']:.0f} % of the time allowed), {ago} ago")
+        answer(f"    {_state(said)}, {said['text']} ({100 * said['share']:.0f} % of the time allowed), {ago} ago")
     groups: dict[tuple[str, str, str, str], list[RunRecord]] = {}
     for record in records:
         groups.setdefault((record.experiment, record.role, record.dataset, record.method), []).append(record)
@@ -116,8 +123,24 @@ def status(folder: Path | None) -> int:
         note = f", {bad} failed or diverged" if bad else ""
         seconds = sum(run.wall_seconds for run in runs)
         answer(f"{experiment}  {role:5}  {dataset:14}  {method:14}  {len(runs):4} runs, {readable(seconds)}{note}")
-    answer(f"{len(records)} runs, {sum(record.wall_seconds for record in records) / 3600:.2f} core-hours")
+    answer(f"{len(records)} runs, {core_hours(records):.2f} core-hours")
     return SUCCESS
+
+
+def _state(said: Mapping[str, Any]) -> str:
+    """What a sweep said of itself, unless its process has gone without a word."""
+    here = said["state"] == "running" and said.get("node") == platform.node()
+    return "was killed (the same command goes on)" if here and not _is_alive(said["pid"]) else said["state"]
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # of another user
+        return True
+    return True
 
 
 def export_results(
@@ -149,7 +172,8 @@ def _pool(request: Request, data: Path) -> InProcess | OnCluster:
 def _show(now: Progress, bar: ProgressBar | None, store: ResultsStore, request: Request, state: str) -> None:
     if bar is not None:
         bar.show(100 * now.share, str(now))
-    store.say(command=request.command, state=state, text=str(now), share=now.share)
+    driver = {"pid": os.getpid(), "node": platform.node()}
+    store.say(command=request.command, state=state, text=str(now), share=now.share, **driver)
 
 
 def _report(request: Request, tables: Sequence[Configuration], store: ResultsStore, data: Path) -> None:
