@@ -13,7 +13,7 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -104,7 +104,7 @@ def one_thread() -> Iterator[None]:
 def copied(record: RunRecord, spec: RunSpec) -> RunRecord:
     """The same run, as it stands in another table."""
     names = ("identity", "experiment", "method", "settings")
-    return RunRecord(**vars(record) | {name: getattr(spec, name) for name in names} | {"configuration": spec.document})
+    return replace(record, configuration=spec.document, **{name: getattr(spec, name) for name in names})
 
 
 def run_cleaning(spec: RunSpec, folder: Path) -> Outcome:
