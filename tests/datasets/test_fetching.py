@@ -131,6 +131,15 @@ def test_a_mirror_helps(server, tiny, data, monkeypatch):
         fetch("tiny", data / "elsewhere")
 
 
+def test_an_error_without_words_is_told_by_its_name(tiny, data, monkeypatch):
+    def silent(*_, **__):
+        raise TimeoutError
+
+    monkeypatch.setattr("pooch.retrieve", silent)
+    with pytest.raises(DownloadFailed, match=r"a.bin: TimeoutError\n"):
+        fetch("tiny")
+
+
 def test_files_of_the_user_stay(tiny, data):
     (data / "tiny").mkdir(parents=True)
     (data / "tiny" / "a.bin").write_bytes(b"mine")

@@ -40,6 +40,31 @@ grid = { upper_step = [1.0, 0.1], lower_step = [0.1] }
 """
 
 
+FEW_SHOT = """
+experiment = "table-3"
+title = "tiny"
+application = "few-shot"
+[run]
+iterations = 4
+evaluate_every = 2
+seeds = 1
+[datasets.strokes]
+images = "generated"
+ways = 3
+shots = 2
+queries = 2
+train_ways = 3
+width = 4
+novel_tasks = 2
+validation_ways = 3
+validation_tasks = 2
+final_tasks = 2
+[methods.dmlcbo]
+solver = "dmlcbo"
+grid = { upper_step = [0.01] }
+"""
+
+
 @pytest.fixture(scope="session")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """2,000 + 600 rows of 500 integers; three columns carry the labels."""

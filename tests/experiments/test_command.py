@@ -1,5 +1,6 @@
 """`bilevel reproduce`, `bilevel status` and `bilevel results export` on a small table, in this process."""
 
+import json
 import re
 
 import pandas as pd
@@ -7,6 +8,8 @@ import pytest
 
 from bilevel.cli import main
 from bilevel.experiments import command, pools
+from bilevel.experiments.lock import only_driver
+from bilevel.experiments.plan import RunSpec
 from bilevel.experiments.store import ResultsStore
 
 PAGES = ("index.html", "table-2.html", "table-2.md")
@@ -48,6 +51,32 @@ def test_a_table_from_the_command_to_the_export(reproduce, tmp_path, capsys, mon
         assert len(frame) == 8
         assert list(frame["final.accuracy"]) == [r.final["accuracy"] for r in records]
         assert {"wall_seconds", "environment.torch", "environment.data", "counts.steps"} <= set(frame.columns)
+        assert set(frame["configuration.data.rows"]) == {60}
+        assert set(frame["configuration.fixed.inner_steps"].dropna()) == {20}
+        assert set(frame["configuration.iterations"]) == {20}
+        assert set(frame["configuration.evaluate_every"]) == {10}
+
+
+def test_a_record_holds_the_configuration_that_its_identity_is_the_hash_of(reproduce, tmp_path, capsys, monkeypatch):
+    """Also one of a version that did not keep it: the sweep gives it back to the runs that it planned."""
+    results = tmp_path / "results"
+    assert reproduce("--methods", "dmlcbo") == 0
+    with ResultsStore(results) as store:
+        whole = store.records()
+        assert all(RunSpec(**record.configuration).identity == record.identity for record in whole)
+        store._rows.execute("ALTER TABLE runs DROP COLUMN configuration")  # as it was
+    for path in results.glob("runs/*/record.json"):
+        row = json.loads(path.read_text())
+        del row["configuration"]
+        path.write_text(json.dumps(row))
+    with ResultsStore(results, reading=True) as store:
+        assert [record.configuration for record in store.records()] == [{}] * 4
+    monkeypatch.setattr(pools, "run", None)  # nothing is made again
+    assert reproduce("--methods", "dmlcbo") == 0
+    for _ in ("rows", "folders"):
+        with ResultsStore(results, reading=True) as store:
+            assert store.records() == whole
+        (results / "results.sqlite").unlink(missing_ok=True)
 
 
 def test_a_sweep_that_is_stopped_goes_on_and_says_how(reproduce, tmp_path, capsys, monkeypatch):
@@ -67,6 +96,15 @@ def test_a_sweep_that_is_stopped_goes_on_and_says_how(reproduce, tmp_path, capsy
     monkeypatch.setattr(pools, "run", lambda specs, folder: made.append(specs) or run(specs, folder))
     assert reproduce() == 0
     assert len(made) == len({specs[0].identity for specs in made}) == 8
+
+
+def test_a_second_driver_is_refused_and_status_is_not(reproduce, tmp_path, capsys):
+    assert reproduce("--methods", "dmlcbo", "--seeds", "1") == 0
+    with only_driver(tmp_path / "results"):
+        assert reproduce() == 2
+        assert f"is at work in {tmp_path / 'results'}: wait for it" in capsys.readouterr().err
+        assert main(["status", "--results", str(tmp_path / "results")]) == 0
+        assert "3 runs" in capsys.readouterr().out
 
 
 def test_a_quick_look_says_so(reproduce, tmp_path, capsys):

@@ -1,14 +1,16 @@
 """Configurations hold the paper's settings, and say which key is wrong."""
 
 import math
+import re
 
 import pytest
 
 from bilevel.errors import InvalidInput
 from bilevel.experiments.configuration import TABLES, load_configuration
+from bilevel.experiments.rehearsal import rehearse
 from bilevel.files import FileMissing
 
-from .conftest import TINY
+from .conftest import FEW_SHOT, TINY
 
 
 def test_table_2_has_the_grids_and_limits_of_the_paper():
@@ -58,6 +60,57 @@ def test_a_mistake_is_named(table, right, wrong, message):
     table.write_text(TINY.replace(right, wrong, 1))
     with pytest.raises(InvalidInput, match=message):
         load_configuration(table)
+
+
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        ("grid = { uper_step = [0.1] }", r"dmlcbo has no setting 'uper_step'. Did you mean 'upper_step'\?"),
+        (
+            "grid = { upper_step = [0.1], lower_step = [1.0] }",
+            "dmlcbo has no setting 'lower_step'. .*Known: upper_step",
+        ),
+        ("settings = { }", r"\[methods.dmlcbo\]: upper_step is missing: give it in settings or grid"),
+        ("grid = { upper_step = [-0.1] }", "got -0.1"),
+        (
+            "grid = { upper_step = ['fast'] }",
+            "first values of its settings cannot be used: could not convert .* 'fast'",
+        ),
+    ],
+)
+def test_few_shot_methods_have_an_upper_step_and_nothing_else(table, part, message):
+    head, _, _ = FEW_SHOT.partition("grid = ")
+    table.write_text(head + part)
+    with pytest.raises(InvalidInput, match=message):
+        rehearse(load_configuration(table))
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "message"),
+    [
+        ("eta = 0.1", "etta = 0.1", "[methods.dmlcbo.settings]: dmlcbo has no setting 'etta'. Did you mean 'eta'?"),
+        ("lower_step = [1.0]", "lower_stp = [1.0]", "[methods.dmlcbo.grid]: dmlcbo has no setting 'lower_stp'. Did"),
+        ("quick = { upper_step", "quick = { uper_step", "[methods.dmlcbo.quick]: dmlcbo has no setting 'uper_step'."),
+        ("[1.0, 0.1]", "[1.0, -0.1]", "[methods.dmlcbo.grid]: upper_step = -0.1 cannot be used: upper_step must be"),
+        ("[1.0, 0.1]", "[]", "[methods.dmlcbo.grid]: upper_step has no values: give at least one"),
+        ("eta = 0.1", "eta = 'much'", "[methods.dmlcbo]: the first values of its settings cannot be used: eta must"),
+        ("[grid]", "[grid]\nfirst_look_seconds = 1\nbest_of_each = 'uper_step'", "no method searches 'uper_step'. Did"),
+        (
+            "upper_step = [1.0, 0.1], lower_step = [0.1]",
+            "lower_step = [0.1]",
+            "multiplies upper_step, which is missing",
+        ),
+    ],
+)
+def test_settings_that_a_method_does_not_take_are_named(table, right, wrong, message):
+    table.write_text(TINY.replace(right, wrong, 1))
+    with pytest.raises(InvalidInput, match=re.escape(message)):
+        rehearse(load_configuration(table))
+
+
+def test_all_tables_of_the_library_can_be_built():
+    for name in TABLES:
+        rehearse(load_configuration(name))
 
 
 def test_unknown_names_are_answered_with_the_nearest(tiny, tmp_path):

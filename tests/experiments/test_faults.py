@@ -1,13 +1,18 @@
 """A full disk, a locked or damaged file, an unknown name, a typo: the command names it, and loses no run."""
 
+import os
+import platform
 import resource
 import sqlite3
+import subprocess
+import sys
 from contextlib import contextmanager
 
 import numpy as np
 import pytest
 
 from bilevel.cli import main
+from bilevel.errors import InvalidInput
 from bilevel.experiments import command, pools
 from bilevel.experiments.record import RunRecord
 from bilevel.experiments.run import Outcome
@@ -89,6 +94,31 @@ def test_a_full_disk_in_the_middle_of_a_sweep(reproduce, tmp_path, monkeypatch):
     assert len(made) <= RUNS + 1  # at most the run that found no room was made again
 
 
+def test_a_sweep_that_ended_by_an_error_is_not_called_running(reproduce, tmp_path, monkeypatch, capsys):
+    def failing(specs, folder):
+        raise InvalidInput("no data here")
+
+    monkeypatch.setattr(pools, "run", failing)
+    assert reproduce()[0] == 2
+    assert main(["status", "--results", str(tmp_path / "results")]) == 0
+    assert "stopped, 0 of 8 runs done" in capsys.readouterr().out
+
+
+def test_a_sweep_that_was_killed_is_told_and_shared_work_counts_once(tmp_path, capsys):
+    about = {"role": "final", "dataset": "d", "method": "m", "settings": {}, "seed": 0, "status": "iterations"}
+    shared = {"wall_seconds": 3600.0, "environment": {"work": "same", "threads": 1}}
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    for pid, state in ((gone.pid, "was killed (the same command goes on)"), (os.getpid(), "running")):
+        with ResultsStore(tmp_path) as store:
+            store.add([Outcome(RunRecord(**about, **shared, identity=name, experiment=name)) for name in "ab"])
+            store.say(command="c", state="running", text="1 of 2", share=0.5, pid=pid, node=platform.node())
+        assert main(["status", "--results", str(tmp_path)]) == 0
+        shown = capsys.readouterr().out
+        assert f"    {state}, 1 of 2" in shown
+        assert "2 runs, 1.00 core-hours" in shown
+
+
 def test_a_disk_without_any_room(reproduce, tmp_path):
     with files_up_to(100):
         code, said = reproduce()
@@ -111,6 +141,25 @@ def test_a_full_disk_while_a_run_is_stored(tmp_path, entries):
         assert store.add([Outcome(runs[1], {"x": np.zeros(entries)})]) == 1
     with ResultsStore(tmp_path) as store:
         assert store.records() == runs
+
+
+def test_memory_that_runs_out_costs_no_other_run_and_is_named(reproduce, tmp_path, monkeypatch):
+    calls, run = [], pools.run
+
+    def without_memory_once(specs, folder):
+        calls.append(specs)
+        if len(calls) == 2:
+            raise MemoryError("cannot allocate 3 GB")
+        return run(specs, folder)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pools, "run", without_memory_once)
+        code, said = reproduce("--methods", "dmlcbo")
+    assert code == 2
+    identity = calls[1][0].identity
+    assert f"run {identity} ended with an error of its worker (MemoryError: cannot allocate 3 GB): the same com" in said
+    assert list(stored(tmp_path)) == [calls[0][0].identity]
+    assert reproduce("--methods", "dmlcbo")[0] == 0
 
 
 def test_results_that_another_program_locks(reproduce, tmp_path, monkeypatch):
@@ -155,6 +204,7 @@ def test_damaged_results_are_made_again_from_the_folders(reproduce, exported, tm
         ("trusted = 50", "trustd = 50", "datasets.madelon: unknown key 'trustd'. Did you mean 'trusted'?"),
         ("[datasets.madelon]", "[datasets.madelom]", "cifar-100. Did you mean 'madelon'?"),
         ('solver = "approx"', 'solver = "aprox"', "method approx: there is no solver 'aprox'"),
+        ("inner_steps = 20", "iner_steps = 20", "approx has no setting 'iner_steps'. Did you mean 'inner_steps'?"),
     ],
 )
 def test_a_typo_in_a_configuration_is_named_before_anything_is_run(

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from bilevel.experiments.configuration import load_configuration
-from bilevel.experiments.plan import count, planned
+from bilevel.experiments.plan import RunSpec, count, planned
 from bilevel.experiments.record import RunRecord
-from bilevel.experiments.run import about
+from bilevel.experiments.run import about, copied
 
 HASHES = {"madelon": "0", "mnist": "1", "fashion-mnist": "2", "cod-rna": "3"}
 
@@ -104,6 +104,8 @@ def test_an_ablation_takes_the_steps_of_its_table_and_shares_the_runs_they_have_
     assert all(spec.experiment == "table-2" for spec in planned(table, HASHES, finished) if spec.role == "grid")
     same = [spec for spec in varied if spec.settings["Q"] == 3]
     assert [spec.work for spec in same] == [spec.work for spec in final]
+    twin = copied(record(final[0], 0.5), same[0])
+    assert (twin.identity, RunSpec(**twin.configuration)) == (same[0].identity, same[0])
     assert {spec.work for spec in varied if spec.settings["Q"] != 3}.isdisjoint(spec.work for spec in final)
 
 

@@ -1,6 +1,9 @@
 """A run's numbers are those of independent computations; its bits repeat."""
 
+import shutil
 from dataclasses import replace
+from importlib.metadata import version
+from importlib.util import find_spec
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,13 +12,19 @@ import torch
 
 import bilevel
 from bilevel.errors import InvalidInput
-from bilevel.experiments.cleaning_data import cleaning_problem, cleaning_task
+from bilevel.experiments import run as cleaning
+from bilevel.experiments.cleaning_data import cleaning_problem, cleaning_task, data_hash, files_of
 from bilevel.experiments.plan import planned
 from bilevel.experiments.run import _ended, run
 from bilevel.experiments.solved_level import SolvedLevel
 from bilevel.solution import Status
 
-HASHES = {"madelon": "0"}
+HASHES: dict[str, str] = {}
+
+
+@pytest.fixture(autouse=True)
+def hashes(data):
+    HASHES["madelon"] = data_hash(files_of("madelon", data))
 
 
 def specs(tiny, method, **changes):
@@ -70,6 +79,8 @@ def test_the_last_row_is_what_the_final_state_gives(tiny, data, method):
     assert record.curve["accuracy"][0] == 0.5  # y = 0: every score is zero, and zero counts half
     assert record.curve["own_zero_share"][0] == 1.0
     assert record.counts["steps"] == 20
+    assert record.environment["fused"] is (method == "dmlcbo")
+    assert record.environment["numba"] == (version("numba") if find_spec("numba") else "")
 
 
 def test_a_run_has_the_same_bits_again_and_an_evaluation_changes_none(tiny, data):
@@ -91,6 +102,28 @@ def test_time_limit_divergence_and_settings_that_do_not_fit_are_recorded(tiny, d
     (wrong,) = run(specs(tiny, "dmlcbo", settings={"upper_step": 1.0, "lower_stp": 1.0}), data)
     assert wrong.record.status == "failed"
     assert "lower_stp" in wrong.record.reason
+
+
+def test_a_worker_with_other_code_or_other_data_refuses(tiny, data, tmp_path):
+    (spec,) = specs(tiny, "dmlcbo")
+    with pytest.raises(InvalidInput, match="has version .*/1 of the code, and the runs were planned by 9.9/9: install"):
+        run([replace(spec, code="9.9/9")], data)
+    other = tmp_path / "other"
+    shutil.copytree(data, other)
+    run([replace(spec, iterations=1)], other)
+    labels = other / "madelon" / "madelon_valid.labels"
+    lines = labels.read_text().splitlines()
+    labels.write_text("\n".join([str(-int(lines[0])), *lines[1:], ""]))
+    with pytest.raises(InvalidInput, match=f"has other files of madelon in {other} .*: copy them there"):
+        run([spec], other)
+    shutil.copy2(data / "madelon" / labels.name, labels)
+    run([replace(spec, iterations=1)], other)
+
+
+def test_memory_that_runs_out_is_not_a_result(tiny, data, monkeypatch):
+    monkeypatch.setattr(cleaning.Look, "at_end", lambda *_: torch.empty(1 << 50))
+    with pytest.raises(MemoryError, match="allocate memory"):
+        run(specs(tiny, "dmlcbo"), data)
 
 
 def test_more_rows_than_there_are_is_an_error(tiny, data):

@@ -1,15 +1,20 @@
 """The store loses nothing: not when it is locked, damaged, full, or when a program is killed between two writes."""
 
 import errno
+import json
+import os
 import sqlite3
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 
 from bilevel.experiments import store as store_module
+from bilevel.experiments.lock import StoreLocked, only_driver
 from bilevel.experiments.record import RunRecord
 from bilevel.experiments.run import Outcome
-from bilevel.experiments.store import ResultsStore, StoreLocked
+from bilevel.experiments.store import ResultsStore
 from bilevel.files import Damaged, FileMissing, NotWritten
 
 
@@ -59,10 +64,83 @@ def test_a_kill_between_folder_and_row_loses_nothing(tmp_path, monkeypatch):
         patch.setattr(ResultsStore, "_insert", killed)
         with pytest.raises(KeyboardInterrupt):
             store.add([outcome(1)])
-    (tmp_path / "runs" / ".half.tmp").mkdir()
     with ResultsStore(tmp_path) as store:
         assert store.records() == [outcome(1).record]
-    assert not (tmp_path / "runs" / ".half.tmp").exists()
+
+
+def test_only_what_was_written_aside_long_ago_is_removed(tmp_path):
+    old, new = (tmp_path / "runs" / f".{name}.tmp" for name in ("old", "new"))
+    with ResultsStore(tmp_path) as store:
+        old.mkdir()
+        new.mkdir()
+        os.utime(old, (0, 0))
+        store.remove_leftovers()
+    assert (old.exists(), new.exists()) == (False, True)
+
+
+def test_a_reader_writes_nothing_and_disturbs_no_writer(tmp_path):
+    """It sees rows and folders without a row, also while a writer is in the middle of a transaction."""
+    with ResultsStore(tmp_path) as store:
+        store.add([outcome(1)])
+        store._write_folder(outcome(2))  # and its row is to come
+        (tmp_path / "runs" / ".half.tmp").mkdir()
+        os.utime(tmp_path / "runs" / ".half.tmp", (0, 0))
+        before = sorted(tmp_path.rglob("*"))
+        store._rows.execute("BEGIN IMMEDIATE")
+        with ResultsStore(tmp_path, reading=True, patience=0.05) as reader:
+            assert reader.records() == [outcome(1).record, outcome(2).record]
+        store._rows.execute("ROLLBACK")
+        assert sorted(tmp_path.rglob("*")) == before
+        assert store.identities() == {outcome(1).record.identity}
+        assert store.add([outcome(2)]) == 1
+    before = sorted(tmp_path.rglob("*"))
+    ResultsStore(tmp_path, reading=True).close()
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_reader_needs_no_rows(tmp_path):
+    with ResultsStore(tmp_path) as store:
+        store.add([outcome(1)])
+    for left in tmp_path.glob("results.sqlite*"):
+        left.unlink()
+    with ResultsStore(tmp_path, reading=True) as reader:
+        assert reader.records() == [outcome(1).record]
+    assert [path.name for path in tmp_path.iterdir()] == ["runs"]
+
+
+def test_a_run_that_another_program_stored_in_the_same_moment_is_fine(tmp_path, monkeypatch):
+    with ResultsStore(tmp_path) as store:
+        place = store.runs / outcome(1).record.identity
+
+        def meanwhile(path):
+            place.mkdir(exist_ok=True)
+            (place / "record.json").write_text(json.dumps(store_module._row(outcome(1).record)))
+
+        with monkeypatch.context() as patch:
+            patch.setattr(store_module, "_flush", meanwhile)
+            assert store.add([outcome(1)]) == 1
+        assert [folder.name for folder in store.runs.iterdir()] == [place.name]
+        other = store.runs / outcome(2).record.identity
+        other.mkdir()
+        (other / "something else").touch()
+        with pytest.raises(NotWritten):
+            store.add([outcome(2)])
+
+
+def test_one_driver_at_a_time_and_a_killed_one_leaves_no_lock(tmp_path):
+    hold = (
+        "import pathlib, sys, time; from bilevel.experiments.lock import only_driver\n"
+        "with only_driver(pathlib.Path(sys.argv[1])): print('held', flush=True); time.sleep(100)"
+    )
+    with subprocess.Popen([sys.executable, "-c", hold, str(tmp_path)], stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
+        message = f"process {other.pid}.* is at work in {tmp_path}: wait for it or stop it by Ctrl-C, or choose another"
+        with pytest.raises(StoreLocked, match=message), only_driver(tmp_path):
+            pass
+        other.kill()
+    with only_driver(tmp_path):
+        pass
 
 
 def test_a_locked_store_is_named_and_loses_nothing(tmp_path):
@@ -123,5 +201,5 @@ def test_a_full_disk_is_named_and_keeps_what_was_there(tmp_path, monkeypatch):
 
 def test_a_folder_without_results_is_named(tmp_path):
     with pytest.raises(FileMissing, match="holds no results"):
-        ResultsStore(tmp_path / "none", create=False)
+        ResultsStore(tmp_path / "none", reading=True)
     assert not (tmp_path / "none").exists()

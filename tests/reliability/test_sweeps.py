@@ -107,12 +107,15 @@ def test_killed_workers_and_drivers_change_nothing(folder):
     killed = {"worker": 0, "driver": 0}
     driver = reproduce(folder, "disturbed", "--workers", "3")
     for at, kind in sorted(kills):
-        while stored(folder, "disturbed") < at or not workers_of(driver):
+        while stored(folder, "disturbed") < at:
             assert driver.poll() is None, driver.communicate()[1].decode()
             time.sleep(0.02)
         time.sleep(0.3 * moments.random())
         if kind == "worker":
-            moments.choice(workers_of(driver)).send_signal(signal.SIGKILL)
+            while not (workers := workers_of(driver)):  # all of them may be starting anew
+                assert driver.poll() is None, driver.communicate()[1].decode()
+                time.sleep(0.02)
+            moments.choice(workers).send_signal(signal.SIGKILL)
         else:
             driver.send_signal(signal.SIGKILL)
             driver.communicate()

@@ -158,7 +158,7 @@ def _download(entry: Entry, file: RemoteFile, target: Path) -> None:
             pooch.retrieve(address + file.path, file.checksum, file.name, target, downloader=downloader)
             return
         except (OSError, ValueError) as error:  # no network, no room, no such file; a checksum that does not match
-            reasons.append(f"{address + file.path}: {str(error).splitlines()[0]}")
+            reasons.append(f"{address + file.path}: {(str(error) or type(error).__name__).splitlines()[0]}")
     raise DownloadFailed(
         f"{entry.name}: {file.name} could not be downloaded.\n  "
         + "\n  ".join(reasons)

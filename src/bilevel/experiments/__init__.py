@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 _HOME = {
     "RunRecord": "record",
     "ResultsStore": "store",
-    "StoreLocked": "store",
+    "StoreLocked": "lock",
     "Configuration": "configuration",
     "load_configuration": "configuration",
 }
@@ -27,5 +27,6 @@ def __getattr__(name: str) -> Any:
 
 if TYPE_CHECKING:
     from .configuration import Configuration, load_configuration
+    from .lock import StoreLocked
     from .record import RunRecord
-    from .store import ResultsStore, StoreLocked
+    from .store import ResultsStore

@@ -31,10 +31,21 @@ class Task:
     test_y: np.ndarray
 
 
-@lru_cache(maxsize=2)
 def files_of(name: str, folder: Path) -> Dataset:
-    """A dataset, read once per process."""
+    """A dataset, read once per process, and again when its files are others."""
+    return _read(name, folder, _state(folder / name))
+
+
+@lru_cache(maxsize=2)
+def _read(name: str, folder: Path, state: object) -> Dataset:
     return load(name, folder)
+
+
+def _state(folder: Path) -> tuple[tuple[str, int, int], ...]:
+    """Names, sizes and times of the files of a dataset; what was decoded from them is not one of them."""
+    files = (file for file in sorted(folder.rglob("*")) if not file.name.startswith("decoded-"))
+    found = ((str(file), file.stat()) for file in files if file.is_file())
+    return tuple((name, facts.st_size, facts.st_mtime_ns) for name, facts in found)
 
 
 def data_hash(dataset: Dataset) -> str:

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import os
+import platform
 import sys
 import time
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean, stdev
+from typing import Any
 
 from ..datasets import data_folder
-from ..errors import InvalidInput
+from ..errors import BilevelError, InvalidInput
 from ..files import check_writable
 from ..progress import ProgressBar, readable
 from .configuration import TARGETS, Configuration, load_configuration
 from .export import export
+from .lock import only_driver
 from .notes import QUICK, notes_of
 from .plan import planned
 from .pools import InProcess, OnCluster
 from .record import RunRecord
+from .rehearsal import rehearse
+from .report.provenance import core_hours
 from .store import ResultsStore
 from .sweep import Progress, hash_data, sweep
 
@@ -51,23 +57,25 @@ class Request:
 
 def reproduce(request: Request) -> int:
     """Sweep, then report."""
-    tables, data = configurations(request), data_folder(request.data)
+    tables, data = configurations(request), data_folder(request.data).absolute()
     if request.quick:
         say(QUICK)
     pool = _pool(request, data)
-    with ResultsStore(request.folder) as store:
+    with only_driver(request.folder), ResultsStore(request.folder) as store:
         try:
             with pool, ProgressBar(100, counter="{done:.0f} %") as bar:
                 progress = sweep(tables, store, data, pool, show=lambda now: _show(now, bar, store, request, "running"))
-        except KeyboardInterrupt:
-            stored = len(store.identities())
-            store.say(**{**store.said(), "state": "stopped"})
-            raise KeyboardInterrupt(
-                f"{stored} runs are in {request.folder}; the same command goes on from there"
-            ) from None
+        except BaseException as error:
+            with suppress(BilevelError):  # a full disk; the error itself is told
+                store.say(**{**store.said(), "state": "stopped"})
+            if isinstance(error, KeyboardInterrupt):
+                stored = len(store.identities())
+                told = f"{stored} runs are in {request.folder}; the same command goes on from there"
+                raise KeyboardInterrupt(told) from None
+            raise
         _show(progress, None, store, request, "finished")
         for identity, reason in progress.lost.items():
-            say(f"run {identity} was lost with its workers ({reason}): the same command tries it again")
+            say(f"run {identity} {reason}: the same command tries it again")
         _report(request, tables, store, data)
     return FAILURE if progress.lost else SUCCESS
 
@@ -78,6 +86,8 @@ def configurations(request: Request) -> list[Configuration]:
         raise InvalidInput(f"there is no {request.target!r} to reproduce: choose one of {', '.join(TARGETS)}")
     names = [request.configuration] if request.configuration else TARGETS[request.target]
     tables = [load_configuration(name) for name in names]
+    for table in tables:
+        rehearse(table)
     tables = [table.quickly() if request.quick else table for table in tables]
     tables = [table.limited(seeds=request.seeds, budget=request.budget) for table in tables]
     datasets, methods = list(request.datasets), list(request.methods)
@@ -98,13 +108,13 @@ def configurations(request: Request) -> list[Configuration]:
 def status(folder: Path | None) -> int:
     """How far a sweep is, and what the folder holds."""
     folder = folder or _default_folder()
-    with ResultsStore(folder, create=False) as store:
+    with ResultsStore(folder, reading=True) as store:
         said, records = store.said(), store.records(curves=False)
     answer(f"{folder}:")
     if said:
         ago = readable(max(0.0, time.time() - said["updated"]))
         answer(f"{said['command']}")
-        answer(f"    {said['state']}, {said['text']} ({100 * said['share']:.0f} % of the time allowed), {ago} ago")
+        answer(f"    {_state(said)}, {said['text']} ({100 * said['share']:.0f} % of the time allowed), {ago} ago")
     groups: dict[tuple[str, str, str, str], list[RunRecord]] = {}
     for record in records:
         groups.setdefault((record.experiment, record.role, record.dataset, record.method), []).append(record)
@@ -113,8 +123,24 @@ def status(folder: Path | None) -> int:
         note = f", {bad} failed or diverged" if bad else ""
         seconds = sum(run.wall_seconds for run in runs)
         answer(f"{experiment}  {role:5}  {dataset:14}  {method:14}  {len(runs):4} runs, {readable(seconds)}{note}")
-    answer(f"{len(records)} runs, {sum(record.wall_seconds for record in records) / 3600:.2f} core-hours")
+    answer(f"{len(records)} runs, {core_hours(records):.2f} core-hours")
     return SUCCESS
+
+
+def _state(said: Mapping[str, Any]) -> str:
+    """What a sweep said of itself, unless its process has gone without a word."""
+    here = said["state"] == "running" and said.get("node") == platform.node()
+    return "was killed (the same command goes on)" if here and not _is_alive(said["pid"]) else said["state"]
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # of another user
+        return True
+    return True
 
 
 def export_results(
@@ -122,7 +148,7 @@ def export_results(
 ) -> int:
     """Write the table of all runs."""
     check_writable(out, overwrite=force)
-    with ResultsStore(folder or _default_folder(), create=False) as store:
+    with ResultsStore(folder or _default_folder(), reading=True) as store:
         records = store.records(experiment=experiment, curves=False)
     export(records, out, kind=kind, timing=timing, overwrite=force)
     say(f"{len(records)} runs: {out}")
@@ -140,13 +166,14 @@ def _pool(request: Request, data: Path) -> InProcess | OnCluster:
         raise InvalidInput(f"workers must be at least 0 (0: in this process), got {request.workers}")
     if request.workers == 0 and request.scheduler is None:
         return InProcess(data)
-    return OnCluster(data, workers=request.workers, scheduler=request.scheduler)
+    return OnCluster(data, workers=request.workers, scheduler=request.scheduler, say=say)
 
 
 def _show(now: Progress, bar: ProgressBar | None, store: ResultsStore, request: Request, state: str) -> None:
     if bar is not None:
         bar.show(100 * now.share, str(now))
-    store.say(command=request.command, state=state, text=str(now), share=now.share)
+    driver = {"pid": os.getpid(), "node": platform.node()}
+    store.say(command=request.command, state=state, text=str(now), share=now.share, **driver)
 
 
 def _report(request: Request, tables: Sequence[Configuration], store: ResultsStore, data: Path) -> None:
@@ -155,41 +182,18 @@ def _report(request: Request, tables: Sequence[Configuration], store: ResultsSto
     asked = {spec.identity for table in tables for spec in planned(table, hashes, finished)}
     records = [record for identity, record in finished.items() if identity in asked]
     if any(record.role == "final" for record in records):
-        from .report import write_report
+        from .report import plain_table, write_report
 
+        seeds = {table.experiment: table.run.seeds for table in tables}
         page, *_ = write_report(
             records, request.folder / "report", command=request.command, notes=notes_of(tables, quick=request.quick),
-            seeds={table.experiment: table.run.seeds for table in tables},
+            seeds=seeds,
         )  # fmt: skip
-        answer(plain_table(records))
+        answer(plain_table([record for record in records if record.role == "final"], seeds))
         answer(f"report: {page}")
     answer(f"{len(records)} runs; as a table: bilevel results export --results {request.folder} --out runs.csv")
     if request.quick:
         answer(QUICK)
-
-
-def plain_table(records: Sequence[RunRecord]) -> str:
-    """Means and standard deviations over the seeds of the final runs."""
-    groups: dict[tuple[str, ...], list[RunRecord]] = {}
-    for record in records:
-        if record.role == "final" and record.final:
-            settings = "  ".join(f"{name}={value}" for name, value in record.settings.items())
-            groups.setdefault((record.experiment, record.dataset, record.method, settings), []).append(record)
-    lines = [f"{'table':8} {'dataset':14} {'method':14} {'accuracy, %':>16} {'solved, %':>16} {'F':>20}  n  settings"]
-    for (experiment, dataset, method, settings), runs in groups.items():
-        measures = (("accuracy", 100, 2), ("solved_accuracy", 100, 2), ("solved_upper_value", 1, 5))
-        cells = [_mean([run.final.get(name) for run in runs], scale, digits) for name, scale, digits in measures]
-        lines.append(
-            f"{experiment:8} {dataset:14} {method:14} {cells[0]:>16} {cells[1]:>16} {cells[2]:>20} {len(runs):2}  "
-            f"{settings}"
-        )
-    return "\n".join(lines)
-
-
-def _mean(values: Sequence[float | None], scale: float, digits: int) -> str:
-    known = [scale * value for value in values if value is not None]
-    spread = f" +- {stdev(known):.{digits}f}" if len(known) > 1 else ""
-    return f"{mean(known):.{digits}f}{spread}" if known else ""
 
 
 def _has(known: Container[str], names: Sequence[str]) -> bool:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import csv
+import io
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +19,11 @@ if TYPE_CHECKING:
 FORMATS = ("csv", "parquet")
 SPREAD = tuple(name for name in MAPPINGS if name != "curve")
 
+Row = dict[str, Any]
 
-def flat_row(record: RunRecord, *, timing: bool = True) -> dict[str, Any]:
-    """One run as a row; entries of settings, counts, environment and final are columns such as ``final.accuracy``.
+
+def flat_row(record: RunRecord, *, timing: bool = True) -> Row:
+    """One run as a row; entries of dictionaries are columns such as ``final.accuracy`` or ``configuration.data.rows``.
 
     Examples
     --------
@@ -28,29 +33,47 @@ def flat_row(record: RunRecord, *, timing: bool = True) -> dict[str, Any]:
     >>> row["settings.upper_step"], row["final.accuracy"]
     (0.1, 0.9)
     """
-    values = vars(record)
+    values = dict(vars(record))
+    values["configuration"] = {key: value for key, value in record.configuration.items() if key not in values}
     row = {name: value for name, value in values.items() if name not in MAPPINGS}
     for name in SPREAD:
-        row |= {f"{name}.{key}": value for key, value in values[name].items()}
+        row |= dict(_spread(name, values[name]))
     return row if timing else {name: value for name, value in row.items() if name.rsplit(".", 1)[-1] not in TIMING}
 
 
-def to_frame(records: Sequence[RunRecord], *, timing: bool = True) -> pd.DataFrame:
-    """All runs, in the order they are given; columns that a run does not have are empty."""
-    try:
-        import pandas as pd
-    except ImportError:
-        raise MissingExtra("Exporting results", "apps") from None
-    rows = [flat_row(record, timing=timing) for record in records]
+def _spread(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        for key, part in value.items():
+            yield from _spread(f"{name}.{key}", part)
+    else:
+        yield name, json.dumps(value) if isinstance(value, list | tuple) else value
+
+
+def columns_of(rows: Sequence[Row]) -> list[str]:
+    """Plain columns in their order, then those of each dictionary by name."""
     plain = [name for name in (rows[0] if rows else ()) if "." not in name]
-    spread = sorted({name for row in rows for name in row if "." in name})
-    return pd.DataFrame(rows, columns=[*plain, *spread])
+    spread = {name for row in rows for name in row if "." in name}
+    return [*plain, *sorted(spread, key=lambda name: (SPREAD.index(name.split(".")[0]), name))]
+
+
+def csv_text(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """Rows as CSV, with their names first; numbers come back with the same bits."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(names)
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def rows_csv(names: Sequence[str], rows: Sequence[Row]) -> str:
+    """These columns of rows as CSV."""
+    return csv_text(names, ([row.get(name) for name in names] for row in rows))
 
 
 def export(
     records: Sequence[RunRecord], path: Path, *, kind: str, timing: bool = True, overwrite: bool = False
 ) -> Path:
-    """Write the runs to a file.
+    """Write the runs to a file, in the order they are given.
 
     Parameters
     ----------
@@ -67,8 +90,26 @@ def export(
     """
     if kind not in FORMATS:
         raise InvalidInput(f"format must be one of {', '.join(FORMATS)}, got {kind!r}")
-    frame = to_frame(records, timing=timing)
+    rows = [flat_row(record, timing=timing) for record in records]
     if kind == "csv":
-        text = frame.to_csv(index=False, lineterminator="\n")
+        text = rows_csv(columns_of(rows), rows)
         return write_atomically(path, lambda file: file.write_text(text, "utf-8", newline=""), overwrite=overwrite)
+    frame = _frame(rows)
     return write_atomically(path, lambda file: frame.to_parquet(file, index=False), overwrite=overwrite)
+
+
+def _frame(rows: Sequence[Row]) -> pd.DataFrame:
+    """A column of Parquet has one type: settings that are numbers for one method and words for another are words."""
+    try:
+        import pandas as pd
+    except ImportError:
+        raise MissingExtra("Exporting results", "apps") from None
+    columns = {name: [row.get(name) for row in rows] for name in columns_of(rows)}
+    return pd.DataFrame({name: _of_one_type(values) for name, values in columns.items()})
+
+
+def _of_one_type(values: list[Any]) -> list[Any]:
+    kinds = {type(value) for value in values if value is not None}
+    if len(kinds) < 2 or kinds == {int, float}:
+        return values
+    return [None if value is None else str(value) for value in values]

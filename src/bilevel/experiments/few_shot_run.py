@@ -7,15 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ..applications.few_shot.experiment import Experiment, Splits
 from ..errors import BilevelError
 from ..solution import Status
 from .configuration import FewShotData
 from .plan import RunSpec
 from .record import Curve, RunRecord
-from .run import Outcome, about, environment
+from .run import Outcome, about, environment, reason_of
 
 STATUS = {Status.STEPS: "iterations", Status.TIME: "time limit", Status.DIVERGED: "diverged"}
 CURVE_SEED, FINAL_SEED = 1, 2
@@ -67,6 +65,8 @@ def run_few_shot(specs: Sequence[RunSpec], folder: Path) -> list[Outcome]:
             minutes=None if spec.limit_seconds is None else spec.limit_seconds / 60, validate=validation,
             validate_count=data[0].validation_tasks, evaluate_every=spec.evaluate_every, callbacks=judges,
         )  # fmt: skip
+        if training.status is Status.INTERRUPTED:  # Ctrl-C is for the sweep: a run that was cut short is no result
+            raise KeyboardInterrupt
         for judge in judges:
             judge.at_end(training, learner)
         ended = training.status
@@ -74,8 +74,8 @@ def run_few_shot(specs: Sequence[RunSpec], folder: Path) -> list[Outcome]:
             ended = Status.TIME
         status, reason = STATUS.get(ended, "failed"), training.message
     except (BilevelError, ArithmeticError, RuntimeError) as error:
-        reason = str(error) or type(error).__name__
-    state = {name: np.array(value.detach()) for name, value in learner.network.named_parameters()}
+        reason = reason_of(error)
+    state = {name: value.detach().numpy().copy() for name, value in learner.network.named_parameters()}
     wall = time.perf_counter() - began
     return [
         Outcome(

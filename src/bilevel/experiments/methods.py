@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from inspect import signature
 from typing import Any
 
-from ..errors import InvalidInput
+from ..errors import InvalidInput, meant
 from ..hypergradients import Neumann
 from ..smoothing import Exact, Perturbed, TwoPoint
 from ..solvers import DMLCBO, RMDPCD, VPBGD, Approx, Implicit, Solver
+
+PER_ROW = "upper_step_per_row"
+"""A setting of every method: see `solver_of`."""
 
 SMOOTHINGS: dict[str, Callable[[float], Any]] = {
     "exact": lambda delta: Exact(),
@@ -50,11 +54,26 @@ def solver_of(name: str, settings: Mapping[str, Any], *, rows: int) -> Solver:
     20.0
     """
     if name not in SOLVERS:
-        raise InvalidInput(f"there is no solver {name!r}: choose one of {', '.join(SOLVERS)}")
-    given = dict(settings)
-    if given.pop("upper_step_per_row", False):
+        raise InvalidInput(f"there is no solver {name!r}: choose one of {', '.join(SOLVERS)}.{meant(name, SOLVERS)}")
+    known, given = known_settings(name), dict(settings)
+    for setting in given:
+        if setting not in known:
+            raise InvalidInput(f"{name} has no setting {setting!r}.{meant(setting, known)} Known: {', '.join(known)}")
+    if given.pop(PER_ROW, False):
+        if "upper_step" not in given:
+            raise InvalidInput(f"{PER_ROW} multiplies upper_step, which is missing: give it, or leave {PER_ROW} out")
         given["upper_step"] = float(given["upper_step"]) * rows
-    try:
-        return SOLVERS[name](**given)
-    except TypeError as error:
-        raise InvalidInput(f"the settings of {name} do not fit: {error}") from None
+    return SOLVERS[name](**given)
+
+
+def known_settings(name: str) -> tuple[str, ...]:
+    """The settings of a solver that a configuration can hold: numbers and words.
+
+    Examples
+    --------
+    >>> known_settings("dmlcbo")[:6]
+    ('Q', 'eta', 'delta', 'jacobian', 'truncation', 'upper_step')
+    """
+    parts = (published, DMLCBO) if SOLVERS[name] is published else (SOLVERS[name],)
+    found = dict.fromkeys(setting for part in parts for setting in signature(part).parameters)
+    return (*(setting for setting in found if setting not in ("hypergradient", "rest")), PER_ROW)

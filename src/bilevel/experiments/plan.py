@@ -18,10 +18,8 @@ from functools import cached_property
 from typing import Any
 
 from .._version import __version__
-from ..errors import InvalidInput
 from .choose import best_of_each, chosen
 from .configuration import Configuration, Grid, Method
-from .methods import SOLVERS
 from .record import RunRecord
 
 RUNS = 1
@@ -55,6 +53,11 @@ class RunSpec:
     def identity(self) -> str:
         """First 16 hexadecimal digits of SHA-256 over everything."""
         return _digest(asdict(self))
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """All fields, as a record keeps them: values that JSON has."""
+        return json.loads(_text(asdict(self)))
 
     @cached_property
     def work(self) -> str:
@@ -140,8 +143,6 @@ def _cell(
 ) -> Iterator[RunSpec]:
     grid, run = configuration.grid, configuration.run
     column, data = configuration.methods[method], configuration.datasets[dataset].model_dump()
-    if column.solver not in SOLVERS and configuration.application == "hyper-cleaning":
-        raise InvalidInput(f"method {method}: there is no solver {column.solver!r}: choose one of {', '.join(SOLVERS)}")
 
     def specs(
         role: str, limit: float | None, pairs: list[dict[str, Any]], seeds: list[int], name: str
@@ -179,5 +180,8 @@ def _has_first_look(grid: Grid, method: Method) -> bool:
 
 
 def _digest(document: Any) -> str:
-    text = json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return hashlib.sha256(_text(document).encode()).hexdigest()[:16]
+
+
+def _text(document: Any) -> str:
+    return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False)

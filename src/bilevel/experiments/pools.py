@@ -5,23 +5,34 @@ from __future__ import annotations
 import logging
 import os
 from collections import deque
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol, Self
 
-from ..errors import InvalidInput, MissingExtra
+from ..errors import BilevelError, InvalidInput, MissingExtra
 from .plan import RunSpec
 from .run import Outcome, run
 
 RETRIES = 10
-"""How many workers may be lost with one run before it is given up."""
+"""How many workers are lost with one run before it is given up."""
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS"), "1")
 
 Group = tuple[RunSpec, ...]
 
 
 class WorkerGone(RuntimeError):
-    """A worker was lost with the result it held."""
+    """Workers were lost with a run, as often as is tried."""
+
+
+class SchedulerGone(BilevelError, OSError):
+    """The connection to the scheduler was lost; what had ended is stored.
+
+    Examples
+    --------
+    >>> issubclass(SchedulerGone, OSError)
+    True
+    """
 
 
 class Pool(Protocol):
@@ -61,7 +72,10 @@ class InProcess:
 
     def next(self) -> tuple[Group, list[Outcome] | Exception]:
         specs = self._waiting.popleft()
-        return specs, run(specs, self._folder)
+        try:
+            return specs, run(specs, self._folder)
+        except MemoryError as error:  # of this machine, now; other runs may need less
+            return specs, error
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -81,10 +95,19 @@ class OnCluster:
         Of the local cluster; as many as there are cores when None.
     scheduler
         The address of a scheduler, such as ``tcp://127.0.0.1:8786``, instead.
+    say
+        Told what the user should know.
     """
 
-    def __init__(self, folder: Path, *, workers: int | None = None, scheduler: str | None = None) -> None:
-        self._folder, self._workers, self._scheduler = folder, workers, scheduler
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        workers: int | None = None,
+        scheduler: str | None = None,
+        say: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self._folder, self._workers, self._scheduler, self._say = folder, workers, scheduler, say
         self._groups: dict[Any, Group] = {}
         self._attempts: dict[str, int] = {}
         self._cluster: Any = None
@@ -100,7 +123,10 @@ class OnCluster:
             from distributed import Client, LocalCluster, as_completed
         except ImportError:
             raise MissingExtra("A sweep in several processes (--workers 0 does without)", "cluster") from None
-        config.set({"distributed.scheduler.allowed-failures": RETRIES})
+        # A lost worker counts against every run that was given to it: none waits there, all wait at the scheduler.
+        config.set(
+            {"distributed.scheduler.allowed-failures": RETRIES - 1, "distributed.scheduler.worker-saturation": 1.0}
+        )
         logging.getLogger("distributed").setLevel(logging.CRITICAL)
         if self._scheduler is None:
             self._cluster = LocalCluster(
@@ -117,6 +143,13 @@ class OnCluster:
                 "workers by `dask worker ADDRESS --nthreads 1`, or leave --scheduler out"
             ) from None
         self._ended = as_completed([], loop=self._client.loop)
+        threads = self._client.nthreads()
+        if not threads:
+            self._say(
+                f"the scheduler at {self._scheduler} has no workers: runs wait until some have joined by "
+                f"`dask worker {self._scheduler} --nthreads 1`"
+            )
+        _check_threads(threads)
         return self._client
 
     def __exit__(self, *_: Any) -> None:
@@ -133,7 +166,8 @@ class OnCluster:
     def submit(self, specs: Group) -> None:
         client = self._client or self._start()
         attempt = self._attempts[specs[0].identity] = self._attempts.get(specs[0].identity, 0) + 1
-        key = f"{specs[0].identity}-{os.getpid()}-{attempt}"
+        # Keys with one beginning are one group to the scheduler, which keeps large groups until a worker is free.
+        key = f"run-{specs[0].identity}-{os.getpid()}-{attempt}"
         future = client.submit(run, specs, self._folder, key=key, pure=False, priority=-len(self._attempts))
         self._groups[future] = specs
         self._ended.add(future)
@@ -142,23 +176,40 @@ class OnCluster:
         from distributed import KilledWorker
         from distributed.client import FutureCancelledError
 
-        future = next(self._ended)
-        specs = self._groups.pop(future)
-        error = future.exception()
-        if error is None:
-            with suppress(FutureCancelledError, KilledWorker):  # the worker that held the result has gone meanwhile
+        while True:
+            future = next(self._ended)
+            specs = self._groups.pop(future)
+            try:
                 return specs, future.result()
-            error = WorkerGone("the worker that held the result was lost")
-        lost = isinstance(error, KilledWorker | FutureCancelledError | WorkerGone)
-        if lost and self._attempts[specs[0].identity] < RETRIES:
+            except KilledWorker:  # the scheduler has tried as often as it may
+                return specs, WorkerGone("every worker that began it was lost, and it is not tried again now")
+            except FutureCancelledError:  # the result went with the worker, or everything with the scheduler
+                if self._client.status != "running":
+                    raise SchedulerGone(
+                        f"the Dask scheduler at {self._client.scheduler.address} has gone: start it and its workers "
+                        "again, then the same command; runs that had ended are stored"
+                    ) from None
+            except Exception as error:
+                return specs, error
+            if self._attempts[specs[0].identity] >= RETRIES:
+                return specs, WorkerGone(f"its result was lost {RETRIES} times")
             self.submit(specs)
-            return self.next()
-        return specs, error
 
     def __len__(self) -> int:
         return len(self._groups)
 
     def running(self) -> int:
-        with suppress(Exception):
-            return min(len(self._client.nthreads()), len(self._groups))
-        return 0
+        threads: Mapping[str, int] = {}
+        with suppress(Exception):  # not started yet, or gone: `next` tells
+            threads = self._client.nthreads()
+        _check_threads(threads)  # of workers that have joined since as well
+        return min(len(threads), len(self._groups))
+
+
+def _check_threads(threads: Mapping[str, int]) -> None:
+    """Runs in one process share its settings, and bits repeat with one thread only."""
+    if several := sorted(address for address, number in threads.items() if number > 1):
+        raise InvalidInput(
+            f"the workers {', '.join(several[:3])}{' ...' if len(several) > 3 else ''} have more than one thread, and "
+            "runs need one each: start them by `dask worker ADDRESS --nthreads 1 --nworkers N`"
+        )

@@ -8,7 +8,7 @@ from typing import Any
 TIMING = ("wall_seconds", "training_seconds")
 """Columns of a row that differ between two runs of the same configuration."""
 
-MAPPINGS = ("settings", "counts", "environment", "final", "curve")
+MAPPINGS = ("settings", "configuration", "counts", "environment", "final", "curve")
 """Fields that a row holds as JSON text."""
 
 Curve = dict[str, list[float]]
@@ -30,6 +30,9 @@ class RunRecord:
         Their names in the configuration, such as ``"mnist"`` and ``"dmlcbo"``.
     settings : dict
         The step sizes and what an ablation varies.
+    configuration : dict
+        All that was asked for, the fields of its `RunSpec`: solver and fixed settings, sizes and scaling of the data,
+        iterations, evaluations, limit; empty in records of versions that did not keep it.
     seed : int
         Seed of the rows, of the flipped labels and of the method.
     status : {"iterations", "time limit", "diverged", "failed"}
@@ -74,6 +77,7 @@ class RunRecord:
     settings: dict[str, float | int | str]
     seed: int
     status: str
+    configuration: dict[str, Any] = field(default_factory=dict)
     reason: str = ""
     wall_seconds: float = 0.0
     training_seconds: float = 0.0
@@ -96,6 +100,7 @@ class RunRecord:
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> "RunRecord":
-        """The record that `to_row` wrote."""
+        """The record that `to_row` wrote; records of versions without a configuration have an empty one."""
+        row = {"configuration": "{}", **row}
         values = {each.name: row[each.name] for each in fields(cls)}
         return cls(**values | {name: json.loads(values[name]) for name in MAPPINGS})

@@ -13,8 +13,9 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +23,14 @@ import numpy as np
 import torch
 
 from .. import __version__
-from ..errors import BilevelError
+from ..errors import BilevelError, InvalidInput
 from ..loop import minimize
 from ..lower import uncounted
 from ..solution import Record, Solution, Status
-from .cleaning_data import Task, cleaning_problem, cleaning_task
+from .cleaning_data import Task, cleaning_problem, cleaning_task, data_hash, files_of
 from .configuration import CleaningData
 from .methods import solver_of
-from .plan import RunSpec
+from .plan import CODE, RunSpec
 from .record import Curve, RunRecord
 from .solved_level import SolvedLevel
 
@@ -55,8 +56,26 @@ def run(specs: Sequence[RunSpec], folder: Path) -> list[Outcome]:
     folder
         The data folder.
     """
+    _check(specs[0], folder)
     with one_thread():
         return _run(specs, folder)
+
+
+def _check(spec: RunSpec, folder: Path) -> None:
+    """Refuse to make a run by another code or from other data than its identity says: no run here would be right."""
+    where = f"the worker on {platform.node()}"
+    if spec.code != CODE:
+        raise InvalidInput(
+            f"{where} has version {CODE} of the code, and the runs were planned by {spec.code}: install the same "
+            "bilevel there and start the worker again"
+        )
+    found = "" if spec.files == "generated" else data_hash(files_of(spec.files, folder))
+    if found != spec.data_hash:
+        raise InvalidInput(
+            f"{where} has other files of {spec.files} in {folder} (SHA-256 {found[:12]}...) than the runs were planned "
+            f"with ({spec.data_hash[:12]}...): copy them there; `bilevel data verify {spec.files}` shows the hash of "
+            "each file"
+        )
 
 
 def _run(specs: Sequence[RunSpec], folder: Path) -> list[Outcome]:
@@ -84,22 +103,23 @@ def one_thread() -> Iterator[None]:
 
 def copied(record: RunRecord, spec: RunSpec) -> RunRecord:
     """The same run, as it stands in another table."""
-    values = vars(record) | {name: getattr(spec, name) for name in ("identity", "experiment", "method", "settings")}
-    return RunRecord(**values)
+    names = ("identity", "experiment", "method", "settings")
+    return replace(record, configuration=spec.document, **{name: getattr(spec, name) for name in names})
 
 
 def run_cleaning(spec: RunSpec, folder: Path) -> Outcome:
     """One method on one hyper-cleaning problem."""
     began = time.perf_counter()
     data = CleaningData(**spec.data)
-    task = _task(data, spec.dataset, folder, spec.seed)  # type: ignore[arg-type]
+    task = _task(data, spec.dataset, folder, spec.seed, spec.data_hash)  # type: ignore[arg-type]
     problem = cleaning_problem(data, task)
     look = Look(data, task, problem, every=spec.role == "final")
-    solution, status, reason = None, "failed", ""
+    solution, status, reason, fused = None, "failed", "", False
     try:
         solver = solver_of(spec.solver, spec.fixed | spec.settings, rows=data.rows)
-        if problem.fused_step(solver) is not None:  # compiled where numba is there, not on the clock
-            minimize(uncounted(problem), problem.start(), solver=solver, steps=2)
+        fused = problem.fused_step(solver) is not None
+        if fused:  # compiled where numba is there, not on the clock
+            _uninterrupted(minimize(uncounted(problem), problem.start(), solver=solver, steps=2))
         look.at(0, 0.0, problem.start(), problem.y0)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of a series that diverges the status tells
@@ -107,16 +127,16 @@ def run_cleaning(spec: RunSpec, folder: Path) -> Outcome:
                 problem, problem.start(), solver=solver, steps=spec.iterations, seed=spec.seed, callbacks=[look],
                 evaluate_every=spec.evaluate_every, seconds=spec.limit_seconds, clock=time.thread_time,
             )  # fmt: skip
-        look.at_end(solution)
+        look.at_end(_uninterrupted(solution))
         status, reason = _ended(solution, spec.iterations)
     except (BilevelError, ArithmeticError, RuntimeError) as error:
-        reason = str(error) or type(error).__name__
+        reason = reason_of(error)
     counts = {} if solution is None else {k: int(v) for k, v in solution.stats.items() if k != "seconds"}
     state = {} if solution is None else {"x": solution.x.numpy(), "y": solution.y["weight"].numpy()}  # type: ignore[union-attr, call-overload]
     record = RunRecord(
         **about(spec), status=status, reason=reason, wall_seconds=time.perf_counter() - began,
         training_seconds=0.0 if solution is None else float(solution.stats["seconds"]), counts=counts,
-        environment=environment(spec, "float64"), curve=look.curve,
+        environment=environment(spec, "float64", fused=fused), curve=look.curve,
     )  # fmt: skip
     return Outcome(record, state)
 
@@ -178,21 +198,43 @@ class Look:
         return float(right.mean()), float((scores == 0).mean())
 
 
+def reason_of(error: Exception) -> str:
+    """Why a run failed; memory that ran out tells of the machine and not of the run, and is raised again."""
+    text = str(error) or type(error).__name__
+    if isinstance(error, torch.OutOfMemoryError) or "allocate memory" in text or "not enough memory" in text:
+        raise MemoryError(text.splitlines()[0]) from error
+    return text
+
+
 def about(spec: RunSpec) -> dict[str, Any]:
     """The part of a record that its spec knows."""
     names = ("identity", "experiment", "role", "dataset", "method", "seed")
-    return {name: getattr(spec, name) for name in names} | {"settings": dict(spec.settings)}
+    known = {name: getattr(spec, name) for name in names}
+    return known | {"settings": dict(spec.settings), "configuration": spec.document}
 
 
-def environment(spec: RunSpec, dtype: str) -> dict[str, str | int]:
-    """On what the run was made; nothing in it depends on the number or the order of workers."""
+def environment(spec: RunSpec, dtype: str, *, fused: bool = False) -> dict[str, str | int]:
+    """On what the run was made; nothing in it depends on the number or the order of workers.
+
+    `fused` is whether the step was written out for this problem; with `numba` it was compiled as well.
+    """
     return {
         "bilevel": __version__, "code": spec.code, "source": source_hash(), "python": platform.python_version(),
-        "torch": torch.__version__, "numpy": np.__version__, "threads": torch.get_num_threads(), "dtype": dtype,
+        "torch": torch.__version__, "numpy": np.__version__, "numba": numba_version(), "fused": fused,
+        "threads": torch.get_num_threads(), "dtype": dtype,
         "data": spec.data_hash, "work": spec.work, "machine": platform.machine(), "system": platform.system(),
         "processor": processor(), "cores": os.cpu_count() or 0, "iterations": spec.iterations,
         "limit_seconds": "" if spec.limit_seconds is None else f"{spec.limit_seconds:g}",
     }  # fmt: skip
+
+
+@lru_cache(maxsize=1)
+def numba_version() -> str:
+    """Of the extra `fast`; "" without it."""
+    try:
+        return version("numba")
+    except PackageNotFoundError:
+        return ""
 
 
 @lru_cache(maxsize=1)
@@ -215,9 +257,16 @@ def source_hash() -> str:
 
 
 @lru_cache(maxsize=1)
-def _task(data: CleaningData, name: str, folder: Path, seed: int) -> Task:
+def _task(data: CleaningData, name: str, folder: Path, seed: int, digest: str) -> Task:
     """Workers are given runs of one dataset and seed after the other."""
     return cleaning_task(data, name, folder, seed)
+
+
+def _uninterrupted(solution: Solution) -> Solution:
+    """Ctrl-C is for the sweep: a run that was cut short is no result."""
+    if solution.status is Status.INTERRUPTED:
+        raise KeyboardInterrupt
+    return solution
 
 
 def _ended(solution: Solution, iterations: int) -> tuple[str, str]:

@@ -5,11 +5,13 @@
 
 A run's folder is written aside and renamed, then its row is inserted: a program that is killed leaves a run complete or
 not at all. Folders without a row are taken in when the store is opened, so that the rows can be made again from them.
+Who only reads gets a copy of the rows in memory, and writes nothing: a sweep that is at work is not disturbed.
 """
 
 from __future__ import annotations
 
 import csv
+import errno
 import io
 import json
 import os
@@ -17,14 +19,16 @@ import secrets
 import shutil
 import sqlite3
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
-from ..errors import BilevelError, InvalidInput
-from ..files import Damaged, FileMissing, NotWritten
+from ..errors import InvalidInput
+from ..files import Damaged, FileMissing, NotWritten, write_atomically
+from .lock import StoreLocked
 from .record import Curve, RunRecord
 from .run import Outcome
 
@@ -33,16 +37,8 @@ COLUMNS = tuple(each.name for each in fields(RunRecord) if each.name != "curve")
 REAL, INTEGER = ("wall_seconds", "training_seconds"), ("seed",)
 PATIENCE = 30.0
 """Seconds to wait for another program that writes."""
-
-
-class StoreLocked(BilevelError, OSError):
-    """Another program is writing to the results; nothing was changed.
-
-    Examples
-    --------
-    >>> issubclass(StoreLocked, OSError)
-    True
-    """
+OLD = 3600.0
+"""Seconds after which what was written aside belongs to no program that is still writing it."""
 
 
 class ResultsStore:
@@ -52,8 +48,8 @@ class ResultsStore:
     ----------
     folder
         Made if it does not exist.
-    create
-        Whether it may be made.
+    reading
+        Only read what is there now: nothing in the folder is made, changed or waited for.
     patience
         Seconds to wait for another program that writes.
 
@@ -69,16 +65,20 @@ class ResultsStore:
     True
     """
 
-    def __init__(self, folder: str | Path, *, create: bool = True, patience: float = PATIENCE) -> None:
+    def __init__(self, folder: str | Path, *, reading: bool = False, patience: float = PATIENCE) -> None:
         self.folder = Path(folder)
         self.file, self.runs = self.folder / "results.sqlite", self.folder / "runs"
-        if not create and not self.file.exists() and not self.runs.is_dir():
+        if reading and not self.file.exists() and not self.runs.is_dir():
             raise FileMissing(f"{self.folder} holds no results: name another folder, or make some by bilevel reproduce")
-        with self._writing():
-            self.runs.mkdir(parents=True, exist_ok=True)
+        if not reading:
+            with self._writing():
+                self.runs.mkdir(parents=True, exist_ok=True)
         with self._speaking():
-            self._rows = sqlite3.connect(self.file, timeout=patience, isolation_level=None)
+            place = ":memory:" if reading else self.file
+            self._rows = sqlite3.connect(place, timeout=patience, isolation_level=None)
         try:
+            if reading and self.file.exists():
+                self._copy_rows(patience)
             self._prepare()
             self._take_in()
         except BaseException:
@@ -96,13 +96,27 @@ class ResultsStore:
         self._rows.close()
 
     def add(self, outcomes: Sequence[Outcome]) -> int:
-        """Store runs, all of them or none; those that are there already stay as they are. Returns how many are new."""
+        """Store runs: a folder for each, then all rows at once. Returns how many are new.
+
+        Runs that are there already stay as they are. After an error those whose folder is complete are not lost: their
+        rows are made when the store is opened next.
+        """
         known = self.identities()
         new = [outcome for outcome in outcomes if outcome.record.identity not in known]
         for outcome in new:
             with self._writing():
                 self._write_folder(outcome)
         return self._insert([outcome.record for outcome in new])
+
+    def describe(self, configurations: Mapping[str, dict[str, Any]]) -> None:
+        """Give stored runs, by identity, the configuration that versions before this one did not keep."""
+        for identity, configuration in configurations.items():
+            text, path = json.dumps(configuration, sort_keys=True), self.runs / identity / "record.json"
+            with _reading(path):
+                row = json.loads(path.read_text(encoding="utf-8")) | {"configuration": text}
+            write_atomically(path, partial(_write_json, row), overwrite=True)
+            with self._speaking():
+                self._rows.execute("UPDATE runs SET configuration = ? WHERE identity = ?", (text, identity))
 
     def identities(self) -> set[str]:
         """The runs that are here."""
@@ -169,16 +183,36 @@ class ResultsStore:
                 self._rows.execute(f"CREATE TABLE IF NOT EXISTS runs ({columns}, PRIMARY KEY (identity))")
                 self._rows.execute("CREATE TABLE IF NOT EXISTS notes (name TEXT PRIMARY KEY, text TEXT NOT NULL)")
                 self._rows.execute(f"PRAGMA user_version = {VERSION}")
+            if "configuration" not in {row[1] for row in self._rows.execute("PRAGMA table_info(runs)")}:
+                # Rows of older versions; the version stays, since those versions can go on with such a file.
+                self._rows.execute("ALTER TABLE runs ADD COLUMN configuration TEXT NOT NULL DEFAULT '{}'")
             self._rows.execute("PRAGMA synchronous = FULL")
             self._rows.execute("SELECT count(*) FROM runs").fetchone()
 
-    def _take_in(self) -> None:
-        """Insert rows for complete folders without one, and remove what a killed program wrote aside."""
+    def remove_leftovers(self) -> None:
+        """Remove what programs that were killed long ago wrote aside."""
         for left in self.runs.glob(".*.tmp"):
-            shutil.rmtree(left, ignore_errors=True)
+            with suppress(OSError):  # gone meanwhile
+                if time.time() - left.stat().st_mtime > OLD:
+                    shutil.rmtree(left, ignore_errors=True)
+
+    def _copy_rows(self, patience: float) -> None:
+        """The rows as they are now, in memory.
+
+        By a connection that could write: SQLite then removes its -wal and -shm files after the last one.
+        """
+        with self._speaking():
+            source = sqlite3.connect(f"{self.file.absolute().as_uri()}?mode=rw", uri=True, timeout=patience)
+            try:
+                source.backup(self._rows)
+            finally:
+                source.close()
+
+    def _take_in(self) -> None:
+        """Insert rows for complete folders without one."""
         known = self.identities()
         records = []
-        for folder in sorted(self.runs.iterdir()):
+        for folder in sorted(self.runs.iterdir()) if self.runs.is_dir() else ():
             if folder.name not in known and (folder / "record.json").is_file():
                 with _reading(folder / "record.json"):
                     row = json.loads((folder / "record.json").read_text(encoding="utf-8"))
@@ -216,14 +250,23 @@ class ResultsStore:
             (aside / "curve.csv").write_text(curve_text(outcome.record.curve), encoding="utf-8", newline="")
             if outcome.state:
                 _write_state(aside / "state.safetensors", outcome.state)
-            (aside / "record.json").write_text(json.dumps(_row(outcome.record), indent=1), encoding="utf-8")
+            _write_json(_row(outcome.record), aside / "record.json")
             for file in aside.iterdir():
                 _flush(file)
-            os.rename(aside, place)
+            self._rename(aside, place)
         finally:
             shutil.rmtree(aside, ignore_errors=True)
         with suppress(OSError):  # not every system flushes folders
             _flush(self.runs)
+
+    @staticmethod
+    def _rename(aside: Path, place: Path) -> None:
+        try:
+            os.rename(aside, place)
+        except OSError as error:
+            faster = error.errno in (errno.ENOTEMPTY, errno.EEXIST) and (place / "record.json").is_file()
+            if not faster:  # than another program, whose run has the same numbers
+                raise
 
     def state(self, identity: str) -> dict[str, Any]:
         """The final state of a run, arrays by name; empty if it has none."""
@@ -310,6 +353,10 @@ def _reading(path: Path) -> Iterator[None]:
             f"{path} is damaged or missing ({error}): delete the folder {path.parent} and results.sqlite beside runs; "
             "the next command makes the rows again, and that one run"
         ) from error
+
+
+def _write_json(row: dict[str, Any], path: Path) -> None:
+    path.write_text(json.dumps(row, indent=1), encoding="utf-8")
 
 
 def _write_state(path: Path, state: dict[str, Any]) -> None:

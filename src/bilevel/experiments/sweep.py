@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from ..errors import BilevelError
 from .cleaning_data import data_hash, files_of
 from .configuration import Configuration
 from .plan import RunSpec, count, planned
 from .plan import files_of as catalogue_name
-from .pools import Group, Pool
+from .pools import Group, Pool, WorkerGone
 from .record import RunRecord
 from .run import Outcome, copied
 from .store import ResultsStore
@@ -64,6 +65,7 @@ def sweep(
     show
         Told of the progress at the start and after every run.
     """
+    store.remove_leftovers()
     made = _Sweep(configurations, store, hash_data(configurations, folder), pool)
     made.begin(configurations)
     made.tell(show)
@@ -90,14 +92,18 @@ class _Sweep:
     def begin(self, tables: Iterable[Configuration]) -> None:
         """Submit what is planned, new and missing; runs that share their work go together."""
         waiting: dict[str, list[RunSpec]] = {}
+        unknown: dict[str, dict[str, Any]] = {}
         for table in tables:
             for spec in planned(table, self.hashes, self.finished):
                 if spec.identity not in self.asked:
                     self.asked.add(spec.identity)
                     if self._is_known(spec):
                         self._count(spec)
+                        if not self.finished[spec.identity].configuration:
+                            unknown[spec.identity] = spec.document
                     else:
                         waiting.setdefault(spec.work, []).append(spec)
+        self.store.describe(unknown)
         for specs in waiting.values():
             self.pool.submit(tuple(specs))
 
@@ -105,8 +111,8 @@ class _Sweep:
         """Store what has ended, and begin with what is known to be needed now."""
         if isinstance(result, BilevelError):  # data that cannot be read: no run will do better
             raise result
-        if isinstance(result, Exception):  # workers were lost; the next call tries again
-            self.progress.lost |= {spec.identity: f"{type(result).__name__}: {result}" for spec in specs}
+        if isinstance(result, Exception):  # its workers were lost, or failed; the next call tries again
+            self.progress.lost |= {spec.identity: _told(result) for spec in specs}
             return
         self.store.add(result)
         for spec, outcome in zip(specs, result, strict=True):
@@ -156,6 +162,12 @@ def hash_data(configurations: Sequence[Configuration], folder: Path) -> dict[str
         for name, data in configuration.datasets.items()
     }
     return {name: "" if name == "generated" else data_hash(files_of(name, folder)) for name in sorted(names)}
+
+
+def _told(error: Exception) -> str:
+    if isinstance(error, WorkerGone):
+        return f"was lost with its workers ({error})"
+    return f"ended with an error of its worker ({type(error).__name__}: {str(error) or 'no text'})"
 
 
 def _cells(configurations: Sequence[Configuration], specs: Group) -> Iterable[Configuration]:

@@ -5,19 +5,20 @@ from __future__ import annotations
 import csv
 import io
 import math
+import re
 
 import pytest
 
 from bilevel.errors import InvalidInput
 from bilevel.experiments.printed import TABLES
-from bilevel.experiments.report import render_markdown
+from bilevel.experiments.report import plain_table, render_markdown
 from bilevel.experiments.report.cells import cells_of
 from bilevel.experiments.report.csv_file import runs_csv
 from bilevel.experiments.report.curves import after, band
 from bilevel.experiments.report.provenance import core_hours, facts, search_of_steps, troubles
 from bilevel.experiments.report.tables import tables_of
 
-from .conftest import record
+from .conftest import cleaning_curve, record
 
 
 def rows(text: str, number: int = 0) -> dict[tuple[str, str], dict[str, str]]:
@@ -81,6 +82,38 @@ def test_a_series_that_diverged_is_told_and_its_run_counts():
     assert "eta is at or beyond 2/L" in silent.why
     searched = search_of_steps([record(role="grid", **broken), record(role="grid", seed=1, status="failed")])
     assert searched == [("Table 2", "MNIST 6vs9", "dmlcbo", 2, 1, 1)]
+
+
+def test_a_run_that_ended_worse_than_it_began_is_told_and_counts():
+    curves = [cleaning_curve(0.94, 0.5) for _ in range(4)]
+    for curve, rise in zip(curves, (-0.1, 2e-7, 0.02, 0.3), strict=True):
+        curve["solved_upper_value"][-1] = curve["solved_upper_value"][0] + rise
+    runs = [record(seed=seed, curve=curve) for seed, curve in enumerate(curves)]
+    assert rows(render_markdown(runs, "table-2"))["MNIST 6vs9", "DMLCBO"]["n"] == "4, F rose in 2"
+    (trouble,) = troubles(runs)
+    assert (trouble.what, trouble.seeds) == ("F rose", "2, 3")
+    assert "ended above its start by 0.3 at most" in trouble.why
+
+
+def test_the_table_on_the_terminal_has_the_runs_of_the_report():
+    runs = [record(seed=seed, accuracy=0.92 + 0.02 * seed) for seed in range(2)] + [
+        record(seed=2, status="diverged", accuracy=0.1),
+        record(seed=3, status="failed", curve={}),
+        record(experiment="table-4", settings={"Q": 7, "tau": 0.1}, accuracy=0.9),
+    ]
+    _, one, other = plain_table(runs, {"table-2": 4, "table-4": 1}).splitlines()
+    assert one.split("  ")[0] == "table-2"
+    assert "93.00 +- 1.41" in one  # of 92 and 94
+    assert "2 of 4, 1 diverged, 1 failed" in one
+    assert re.search(r"table-4 +mnist +dmlcbo, Q = 7 +90.00 +88.00 +0.55000 +1 +tau 0.1", other)
+
+
+def test_tables_say_what_differs_from_the_paper():
+    for table, setting in (("table-4", "Q"), ("table-5", "eta")):
+        text = render_markdown([], table)
+        assert f"the paper searched them anew for every {setting}" in text
+    runs = [record(seed=seed) for seed in range(2)]
+    assert render_markdown(runs, "table-2").count("while the compared methods take theirs in plain torch") == 2
 
 
 def test_a_search_on_validation_classes_is_sound_without_test_accuracy():

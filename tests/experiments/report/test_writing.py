@@ -173,6 +173,7 @@ def test_the_page_has_everything(report):
         "cod-rna: hash of cod-rna",
         "core-hours",
         "not run",
+        "Times compare these programs",
     ):
         assert part in page.text, part
     links = {attributes.get("href") for tag, attributes in page.elements if tag == "a"}

@@ -48,6 +48,11 @@ class Cell:
         return printed_table(self.experiment).cells.get(self.dataset, {}).get(self.column)
 
     @property
+    def method(self) -> str:
+        """The method of its runs."""
+        return next((run.method for run in (*self.runs, *self.broken)), "")
+
+    @property
     def title(self) -> str:
         """What the line is called."""
         return column_title(self.experiment, self.column)
@@ -139,6 +144,21 @@ def is_few_shot(record: RunRecord) -> bool:
 def series_diverged(run: RunRecord) -> bool:
     """Whether the Neumann series behind its hypergradients diverged at an evaluation."""
     return run.counts.get("series_diverged", 0) > 0
+
+
+RISE = 1e-6
+"""What F is known to: its lower level is solved to 1e-7."""
+
+
+def rise_of_f(run: RunRecord) -> float:
+    """By how much F at the solved lower level ended above its start; NaN when that is not known."""
+    values = run.curve.get("solved_upper_value", [])
+    return values[-1] - values[0] if values else math.nan
+
+
+def f_rose(run: RunRecord) -> bool:
+    """Whether the run ended worse than it began."""
+    return rise_of_f(run) > RISE
 
 
 def is_finished(run: RunRecord) -> bool:

@@ -2,50 +2,33 @@
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
+from ..export import Row, columns_of, flat_row, rows_csv
 from ..record import RunRecord
 from .cells import is_few_shot
 from .curves import after
 from .tables import BUDGETS
 
-PLAIN = ("identity", "experiment", "role", "dataset", "method", "seed", "status", "reason",
-         "wall_seconds", "training_seconds")  # fmt: skip
-MAPPINGS = ("settings", "final", "counts", "environment")
 AFTER = ("accuracy", "solved_upper_value")
 
 
 def runs_csv(records: Sequence[RunRecord]) -> str:
-    """One line per run: how it ended, settings, last numbers, what it had after some seconds, cost, environment.
+    """One line per run, as `bilevel results export` writes it, and what it had after some seconds.
 
-    Columns of dictionaries are called ``settings.NAME`` and so on, those read off the curve ``accuracy.after.5s``.
+    Columns read off the curve are called ``accuracy.after.5s``.
     """
-    rows = [_row(record) for record in sorted(records, key=_order)]
-    found = {name for row in rows for name in row}
-    rest = sorted(found - set(PLAIN), key=_place)
-    return csv_text([*PLAIN, *rest], ([row.get(name, "") for name in (*PLAIN, *rest)] for row in rows))
+    ordered = sorted(records, key=_order)
+    rows, later = [flat_row(record) for record in ordered], [_after(record) for record in ordered]
+    times = sorted({name for row in later for name in row}, key=_place)
+    return rows_csv([*columns_of(rows), *times], [row | more for row, more in zip(rows, later, strict=True)])
 
 
-def csv_text(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """Rows as CSV, with their names first."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(names)
-    writer.writerows(rows)
-    return text.getvalue()
-
-
-def _row(record: RunRecord) -> dict[str, Any]:
-    row = {name: getattr(record, name) for name in PLAIN}
-    for mapping in MAPPINGS:
-        row |= {f"{mapping}.{name}": value for name, value in getattr(record, mapping).items()}
-    if record.role == "final":
-        times = BUDGETS["few-shot" if is_few_shot(record) else "hyper-cleaning"]
-        row |= {f"{name}.after.{time}s": after(record, name, time) for name in AFTER for time in times}
-    return row
+def _after(record: RunRecord) -> Row:
+    if record.role != "final":
+        return {}
+    times = BUDGETS["few-shot" if is_few_shot(record) else "hyper-cleaning"]
+    return {f"{name}.after.{time}s": after(record, name, time) for name in AFTER for time in times}
 
 
 def _order(record: RunRecord) -> tuple:
@@ -53,9 +36,7 @@ def _order(record: RunRecord) -> tuple:
     return record.experiment, record.role, record.dataset, record.method, settings, record.seed, record.identity
 
 
-def _place(name: str) -> tuple:
-    """Columns of one mapping beside each other, those of the clock after the last numbers, in the order of time."""
-    kind, _, rest = name.partition(".")
-    if ".after." in name:
-        return 1.5, kind, float(rest.removeprefix("after.").removesuffix("s"))
-    return float(MAPPINGS.index(kind)), rest, 0.0
+def _place(name: str) -> tuple[str, float]:
+    """One measure after the other, in the order of time."""
+    measure, _, time = name.partition(".after.")
+    return measure, float(time.removesuffix("s"))

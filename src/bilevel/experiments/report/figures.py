@@ -9,10 +9,10 @@ from typing import Any
 
 from ...errors import MissingExtra
 from ...pages.picture import ON_WHITE, SERIES, STYLE, Picture, picture_of, style_on_white
+from ..export import csv_text
 from ..printed import DATASETS, METHODS, printed_table
 from ..record import RunRecord
 from .cells import PERCENT, cells_of
-from .csv_file import csv_text
 from .curves import Band, band
 
 try:

@@ -14,7 +14,7 @@ from .cells import cells_of
 from .figures import FIGURES, MEASURES, Panel, pictures_of
 from .provenance import core_hours, facts, search_of_steps, troubles
 from .tables import Table
-from .verdicts import COMPARED
+from .verdicts import COMPARED, remarks
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,11 @@ class Section:
     def figure_title(self) -> str:
         """ "Figure 1"."""
         return self.figure.replace("figure-", "Figure ")
+
+    @property
+    def remarks(self) -> list[str]:
+        """What is to be known of the times in the figure."""
+        return remarks(self.experiment, "clock")
 
     @property
     def measures(self) -> str:

@@ -10,15 +10,15 @@ from ...solution import Status
 from ..choose import score
 from ..printed import DATASETS, printed_table
 from ..record import RunRecord
-from .cells import cells_of, series_diverged
+from .cells import cells_of, f_rose, rise_of_f, series_diverged
 
-HIDDEN = ("work",)
+HIDDEN = ("work", "fused")
 """What the environment of a run says that is of no use to readers."""
 
 
 @dataclass(frozen=True)
 class Trouble:
-    """Runs of one cell with the same trouble: in no mean, left out for longer ones, or made with a divergent series."""
+    """Runs of one cell with the same trouble: in no mean, left out, made with a divergent series, or F rose."""
 
     runs: tuple[RunRecord, ...]
     what: str
@@ -74,7 +74,7 @@ def _values(records: Sequence[RunRecord], name: str) -> str:
 
 
 def troubles(records: Sequence[RunRecord]) -> list[Trouble]:
-    """Final runs that diverged, failed or ended without a number, were left out, or whose series diverged."""
+    """Final runs that diverged, failed or ended without a number, were left out, whose series diverged, or F rose."""
     found = []
     for experiment in sorted({record.experiment for record in records}):
         for cell in cells_of(records, experiment):
@@ -85,6 +85,10 @@ def troubles(records: Sequence[RunRecord]) -> list[Trouble]:
                 told.setdefault(("left out", "a longer run of the same seed is there"), []).append(run)
             for run in filter(series_diverged, cell.runs):
                 told.setdefault(("series diverged", run.reason or str(Status.SERIES_DIVERGES)), []).append(run)
+            if rose := list(filter(f_rose, cell.runs)):
+                most = max(map(rise_of_f, rose))
+                why = f"F(x), lower level solved, ended above its start by {most:.2g} at most: smaller steps are needed"
+                told["F rose", why] = rose
             found += [Trouble(tuple(runs), what, why) for (what, why), runs in told.items()]
     return found
 

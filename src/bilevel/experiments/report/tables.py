@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ..printed import DATASETS, SOURCE, printed_table
 from ..record import RunRecord
-from .cells import Cell, cells_of, is_few_shot, series_diverged
+from .cells import Cell, cells_of, f_rose, is_few_shot, series_diverged
 from .curves import is_reached
 from .verdicts import COMPARED, Spread, Verdict, explanation, explanations, remarks
 
@@ -56,11 +56,12 @@ def _results(experiment: str, cells: list[Cell], asked: int, few_shot: bool) -> 
         printed = "not printed" if cell.printed is None else f"{cell.printed.mean:.2f} ± {cell.printed.std:.2f}"
         ours = plus_minus(cell.ours, 2) if cell.ours.n else "not run" if not cell.broken else "no run ended"
         measured = tuple(text(cell) if cell.ours.n else NOTHING for text in beside.values())
-        return (cell.title, printed, ours, _number(cell, asked), cell.verdict, *measured, _settings(cell))
+        return (cell.title, printed, ours, number_of_runs(cell, asked), cell.verdict, *measured, settings_of(cell))
 
     return Table(
         f"{printed_table(experiment).name}: {printed_table(experiment).caption}",
-        headings, _grouped(cells, line), (*_reading(few_shot), *remarks(experiment), *_rough(cells), *_reasons(cells)),
+        headings, _grouped(cells, line),
+        (*_reading(few_shot), *remarks(experiment), *remarks(experiment, "clock"), *_rough(cells), *_reasons(cells)),
     )  # fmt: skip
 
 
@@ -87,6 +88,7 @@ def _budgets(experiment: str, cells: list[Cell], few_shot: bool) -> Table:
         (
             "Processor seconds of training, without evaluations; the last evaluation before that time. A run that had "
             f"finished its iterations keeps its last value; {NOTHING}: no run got so far.",
+            *remarks(experiment, "clock"),
         ),
     )  # fmt: skip
 
@@ -134,16 +136,19 @@ def number(found: Spread, digits: int, before: str = "") -> str:
     return f"{before}{found.mean:.{digits}f}" if found.n else NOTHING
 
 
-def _number(cell: Cell, asked: int) -> str:
-    """ "10", "7 of 10", "8 of 10, 2 diverged", "10, series diverged in 3"."""
+def number_of_runs(cell: Cell, asked: int) -> str:
+    """ "10", "7 of 10", "8 of 10, 2 diverged", "10, series diverged in 3, F rose in 2"."""
     count = str(cell.ours.n) if cell.ours.n == asked else f"{cell.ours.n} of {asked}"
     statuses = [run.status if run.status in ("diverged", "failed") else "without a number" for run in cell.broken]
     broken = [f"{statuses.count(status)} {status}" for status in dict.fromkeys(statuses)]
     series = sum(map(series_diverged, cell.runs))
-    return ", ".join([count, *broken, *([f"series diverged in {series}"] if series else [])])
+    rose = sum(map(f_rose, cell.runs))
+    told = [f"series diverged in {series}"] * bool(series) + [f"F rose in {rose}"] * bool(rose)
+    return ", ".join([count, *broken, *told])
 
 
-def _settings(cell: Cell) -> str:
+def settings_of(cell: Cell) -> str:
+    """ "gamma 0.1, tau 1"; without what the lines of the table differ in."""
     shown = {name: value for name, value in cell.settings.items() if name != printed_table(cell.experiment).varies}
     texts = (f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}" for name, value in shown.items())
     return ", ".join(texts) or NOTHING

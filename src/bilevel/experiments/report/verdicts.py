@@ -100,9 +100,9 @@ def explanations(experiment: str, dataset: str) -> dict[str, str]:
     return explanations(known["like"], dataset) if "like" in known else known.get(dataset, {})
 
 
-def remarks(experiment: str) -> list[str]:
-    """What is to be known of a whole table."""
-    return _explanations().get(experiment, {}).get("remarks", [])
+def remarks(experiment: str, about: str = "remarks") -> list[str]:
+    """What is to be known of a whole table ("remarks"), or of its times ("clock")."""
+    return _explanations().get(experiment, {}).get(about, [])
 
 
 def explanation(experiment: str, dataset: str, found: Verdict) -> str:
