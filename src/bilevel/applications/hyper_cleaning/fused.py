@@ -57,7 +57,7 @@ def written_out(problem: CleaningProblem) -> bool:
 
 def fused_step(problem: CleaningProblem, solver: Any) -> FusedStep | None:
     """The step of this solver on this problem, when both are of the kind written out here."""
-    estimator = getattr(solver, "hypergradient", None)
+    estimator: Any = getattr(solver, "hypergradient", None)
     suits = (
         type(solver) is DMLCBO
         and solver.adaptivity == "scalar"
