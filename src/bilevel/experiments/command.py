@@ -182,7 +182,8 @@ def _report(request: Request, tables: Sequence[Configuration], store: ResultsSto
     asked = {spec.identity for table in tables for spec in planned(table, hashes, finished)}
     records = [record for identity, record in finished.items() if identity in asked]
     if any(record.role == "final" for record in records):
-        from .report import plain_table, write_report
+        from .report import write_report
+        from .report.terminal import plain_table
 
         seeds = {table.experiment: table.run.seeds for table in tables}
         page, *_ = write_report(

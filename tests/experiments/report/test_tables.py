@@ -11,12 +11,13 @@ import pytest
 
 from bilevel.errors import InvalidInput
 from bilevel.experiments.printed import TABLES
-from bilevel.experiments.report import plain_table, render_markdown
+from bilevel.experiments.report import render_markdown
 from bilevel.experiments.report.cells import cells_of
 from bilevel.experiments.report.csv_file import runs_csv
 from bilevel.experiments.report.curves import after, band
 from bilevel.experiments.report.provenance import core_hours, facts, search_of_steps, troubles
 from bilevel.experiments.report.tables import tables_of
+from bilevel.experiments.report.terminal import plain_table
 
 from .conftest import cleaning_curve, record
 

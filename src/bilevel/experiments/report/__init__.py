@@ -1,7 +1,6 @@
 """Reports: the paper's tables and figures with ours beside them, as Markdown, HTML, SVG, PNG and CSV."""
 
 from .markdown import render_markdown
-from .terminal import plain_table
 from .writing import write_report
 
-__all__ = ["write_report", "render_markdown", "plain_table"]
+__all__ = ["write_report", "render_markdown"]
