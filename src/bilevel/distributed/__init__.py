@@ -1,0 +1,5 @@
+"""One run over several processes: rows, tasks or the lower variable are divided among ranks of torch.distributed."""
+
+from .ranks import Ranks, RanksFailed, Unreachable, connect, started_by_torchrun
+
+__all__ = ["Ranks", "RanksFailed", "Unreachable", "connect", "started_by_torchrun"]

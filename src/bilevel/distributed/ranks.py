@@ -1,0 +1,225 @@
+"""The ranks of a run: who is there, sums over all of them, and errors that every rank hears of.
+
+A run over several processes is one program in each of them. They meet in `all_sum` alone, which is counted, and check
+with `agree` and `together` that they are doing the same thing: a rank that failed by itself would leave the others
+waiting until the time-out.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ..errors import BilevelError, InvalidInput
+
+TIMEOUT = 300.0
+"""Seconds that a rank waits for the others."""
+VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+"""What `torchrun` tells its processes."""
+
+
+class RanksFailed(BilevelError, RuntimeError):
+    """Some rank cannot go on, or the ranks do not do the same thing; every rank raises it, with the cause.
+
+    Examples
+    --------
+    >>> raise RanksFailed("rank 1, reading its rows: there is no file rows-1.parquet")
+    Traceback (most recent call last):
+    bilevel.distributed.ranks.RanksFailed: rank 1, reading its rows: there is no file rows-1.parquet
+    """
+
+
+class Unreachable(RanksFailed, ConnectionError):
+    """The ranks did not find each other within the time-out.
+
+    Examples
+    --------
+    >>> issubclass(Unreachable, ConnectionError)
+    True
+    """
+
+
+class Ranks:
+    """A process group of torch.distributed, or this process alone.
+
+    Parameters
+    ----------
+    group
+        A process group; None for the default one, and for one process where there is none.
+
+    Attributes
+    ----------
+    rank, size
+        The number of this process, from 0, and how many there are.
+    rounds, bytes
+        How often the ranks have met, and how many bytes each has put in.
+
+    Examples
+    --------
+    >>> alone = Ranks()
+    >>> alone.rank, alone.size, alone.all_sum(torch.ones(2))
+    (0, 1, tensor([1., 1.]))
+    """
+
+    def __init__(self, group: Any = None) -> None:
+        here = dist.is_available() and dist.is_initialized()
+        self.group = group
+        self.rank = dist.get_rank(group) if here else 0
+        self.size = dist.get_world_size(group) if here else 1
+        self._backend = dist.get_backend(group) if here else ""
+        self.rounds, self.bytes = 0, 0
+
+    @property
+    def device(self) -> torch.device:
+        """Where tensors must be to be summed: this rank's GPU with nccl, else the processor."""
+        return torch.device("cuda", torch.cuda.current_device()) if self._backend == "nccl" else torch.device("cpu")
+
+    def all_sum(self, tensor: Tensor) -> Tensor:
+        """The sum over the ranks, written to `tensor` (contiguous) and returned; the same bits on every rank."""
+        if self.size > 1:
+            with self._waiting():
+                dist.all_reduce(tensor, group=self.group)
+        self.rounds += 1
+        self.bytes += tensor.numel() * tensor.itemsize
+        return tensor
+
+    def total(self, *numbers: float) -> list[float]:
+        """Sums of a few numbers, in one round and in float64."""
+        return self.all_sum(torch.tensor(numbers, dtype=torch.float64, device=self.device)).tolist()
+
+    def gather(self, value: Any) -> list[Any]:
+        """What each rank gives, in the order of ranks: anything that JSON can hold (nothing is pickled)."""
+        if self.size == 1:
+            return [value]
+        text = torch.tensor(list(json.dumps(value).encode()), dtype=torch.uint8, device=self.device)
+        lengths = torch.zeros(self.size, dtype=torch.int64, device=self.device)
+        lengths[self.rank] = len(text)
+        self.all_sum(lengths)
+        texts = torch.zeros(self.size, int(lengths.max()), dtype=torch.uint8, device=self.device)
+        texts[self.rank, : len(text)] = text
+        self.all_sum(texts)
+        parts = zip(texts.cpu(), lengths.tolist(), strict=True)
+        return [json.loads(bytes(part[:length].tolist())) for part, length in parts]
+
+    def agree(self, what: Mapping[str, Any], remedy: str) -> None:
+        """Raise on every rank unless all of them have the same values, which JSON can hold.
+
+        Parameters
+        ----------
+        what
+            Values by what they are called.
+        remedy
+            What to do when they differ.
+        """
+        found = self.gather(dict(what))
+        for name in what:
+            values = [each.get(name) for each in found]
+            other = next((rank for rank, value in enumerate(values) if value != values[0]), None)
+            if other is not None:
+                raise RanksFailed(f"{name} is {values[0]!r} on rank 0 and {values[other]!r} on rank {other}: {remedy}")
+
+    @contextmanager
+    def together(self, doing: str) -> Iterator[None]:
+        """Work that every rank does by itself: when it fails on one, all raise an error that names rank and cause.
+
+        The ranks meet at the end of it; within it they must not.
+        """
+        failure: Exception | None = None
+        try:
+            yield
+        except (BilevelError, ArithmeticError, LookupError, OSError, RuntimeError, TypeError, ValueError) as error:
+            failure = error
+        told = self.gather("" if failure is None else str(failure) or type(failure).__name__)
+        if self.size == 1 and failure is not None:
+            raise failure
+        failed = [f"rank {rank}, {doing}: {text}" for rank, text in enumerate(told) if text]
+        if failed:
+            raise RanksFailed("; ".join(failed)) from failure
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        """Errors of torch.distributed as ours."""
+        try:
+            yield
+        except RuntimeError as error:
+            raise RanksFailed(
+                f"rank {self.rank} lost the other ranks ({_first_line(error)}): one of them ended or hangs; its own "
+                "message tells why, and a checkpoint lets the same command go on"
+            ) from error
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(rank={self.rank}, size={self.size})"
+
+
+class connect:
+    """Join the other ranks that `torchrun` started; as a context, leave them at its end. Gives `Ranks`.
+
+    Parameters
+    ----------
+    backend
+        "gloo" (processors), "nccl" (GPUs); default: nccl where every rank can have a GPU of its own, else gloo.
+    timeout
+        Seconds to wait for the others, at the start and in every sum.
+
+    Examples
+    --------
+    Without `torchrun` there is one rank:
+
+    >>> with connect() as ranks:
+    ...     ranks.size
+    1
+    """
+
+    def __init__(self, backend: str | None = None, *, timeout: float = TIMEOUT) -> None:
+        if not timeout > 0:
+            raise InvalidInput(f"timeout must be a positive number of seconds, got {timeout!r}")
+        self._timeout = timedelta(seconds=timeout)
+        self._backend = backend or _backend()
+        self._mine = False
+
+    def __enter__(self) -> Ranks:
+        if not started_by_torchrun() or dist.is_initialized():
+            return Ranks()
+        if self._backend == "nccl":
+            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+        where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        try:
+            dist.init_process_group(self._backend, timeout=self._timeout)
+        except (RuntimeError, ValueError) as error:
+            raise Unreachable(
+                f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']} did not meet the others at {where} within "
+                f"{self._timeout.total_seconds():g} s ({_first_line(error)}): start as many processes as WORLD_SIZE "
+                "says, each with a RANK of its own, with an address and port that all of them reach"
+            ) from error
+        self._mine = True
+        return Ranks()
+
+    def __exit__(self, *_: Any) -> None:
+        if self._mine:
+            dist.destroy_process_group()
+
+
+def started_by_torchrun() -> bool:
+    """Whether this process is one of several; half of what `torchrun` tells is an error."""
+    given = [name for name in VARIABLES if os.environ.get(name)]
+    if given and len(given) < len(VARIABLES) and "WORLD_SIZE" in given:
+        missing = ", ".join(name for name in VARIABLES if name not in given)
+        raise InvalidInput(f"{', '.join(given)} are set and {missing} are not: use torchrun, or unset them")
+    return len(given) == len(VARIABLES)
+
+
+def _backend() -> str:
+    per_node = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return "nccl" if torch.cuda.is_available() and torch.cuda.device_count() >= per_node else "gloo"
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
