@@ -245,7 +245,7 @@ def _expanded(path: Path, content: parquet.ParquetFile) -> pyarrow.Table:
     """The table, whose size in memory is known before it is made: a few bytes may stand for billions of cells."""
     groups = [content.metadata.row_group(i) for i in range(content.metadata.num_row_groups)]
     chunks = [group.column(i) for group in groups for i in range(group.num_columns)]
-    _check_size(path, sum(max(8 * chunk.num_values, chunk.total_uncompressed_size) for chunk in chunks))
+    check_size(path, sum(max(8 * chunk.num_values, chunk.total_uncompressed_size) for chunk in chunks))
     texts = [field.name for field in content.schema_arrow if _is_text(field.type)]
     table = parquet.ParquetFile(path, read_dictionary=texts).read()  # each different text once
     lengths_of: Any = getattr(compute, "binary_length")  # noqa: B009  (made at run time)
@@ -254,7 +254,7 @@ def _expanded(path: Path, content: parquet.ParquetFile) -> pyarrow.Table:
         for name in texts
         for chunk in table.column(name).chunks
     ]
-    _check_size(path, sum(lengths))
+    check_size(path, sum(lengths))
     return table.cast(content.schema_arrow)
 
 
@@ -265,7 +265,8 @@ def _is_text(kind: Any) -> bool:
     return types.is_string(kind) or types.is_large_string(kind) or types.is_binary(kind) or types.is_large_binary(kind)
 
 
-def _check_size(path: Path, size: int) -> None:
+def check_size(path: Path, size: int) -> None:
+    """Refuse a table that would fill more memory than the machine can spare."""
     if size > LARGEST_TABLE:
         raise InvalidInput(
             f"{path} would fill {size / 1e9:,.1f} GB of memory, and this machine can spare "
