@@ -106,7 +106,7 @@ def read_part(source: Path, label: str, ranks: Ranks, *, texts: Collection[str] 
         Further columns of text files whose cells stay as they are written.
     """
     shards: list[Shard] = []
-    with ranks.together(f"looking at {source.name}"):
+    with ranks.together("looking at the files"):
         shards = _shards_of(source, label)
         _check_same_columns(shards)
     _agree_on_files(shards, ranks)
@@ -118,7 +118,7 @@ def read_part(source: Path, label: str, ranks: Ranks, *, texts: Collection[str] 
         raise InvalidInput(f"{source} has {total} rows for {ranks.size} processes: start fewer")
     frames: list[pd.DataFrame] = []
     files: dict[str, int] = {}
-    with ranks.together(f"reading its rows of {source.name}"):
+    with ranks.together("reading its rows"):
         before = 0
         for shard in shards:
             rows = shard.rows or 0
@@ -304,7 +304,7 @@ def _read_texts(source: Path, shards: Sequence[Shard], texts: set[str], ranks: R
         )
     tables: list[Table] = []
     kinds: list[list[Any]] = []
-    with ranks.together(f"reading its files of {source.name}"):
+    with ranks.together("reading its files"):
         tables = [read_table(shard.path, texts=texts) for shard in _share(shards, ranks)]
         kinds = [[name, name in texts or name in category_names(table)] for table in tables[:1] for name in table.columns]
         for table in tables[1:]:
