@@ -150,9 +150,9 @@ def minimize(
         A file for the state of the run, or `Checkpoint(path, every=...)`: written at every evaluation and at the end,
         complete or not at all; the one before it is kept. An existing file is refused unless it is resumed.
     resume
-        A `Solution`, its state, or a checkpoint (its path, or the `Checkpoint`) to continue from, instead of x0 and y0. `evaluate_every`,
-        `tol` and `output` are then those of the earlier run unless given. A damaged checkpoint is noticed, and the one
-        before it is used with a warning.
+        A `Solution`, its state, or a checkpoint (its path or `Checkpoint`) to continue from, instead of x0 and y0.
+        `evaluate_every`, `tol` and `output` are then those of the earlier run unless given. A damaged checkpoint is
+        noticed, and the one before it is used with a warning.
 
     Returns
     -------

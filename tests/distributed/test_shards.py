@@ -154,7 +154,9 @@ def test_a_shard_that_its_name_says_is_missing(tmp_path):
 def test_files_of_one_table_have_the_same_columns_and_types(tmp_path):
     write_parquet(tmp_path)
     frame().rename(columns={"b": "c"}).to_parquet(tmp_path / "part-1.parquet", index=False)
-    with pytest.raises(InvalidInput, match="part-1.parquet lacks a column of .*part-0.parquet: 'b'; it has 'c' instead"):
+    with pytest.raises(
+        InvalidInput, match="part-1.parquet lacks a column of .*part-0.parquet: 'b'; it has 'c' instead"
+    ):
         read_part(tmp_path, "label", Ranks())
     frame().astype({"b": "float64"}).to_parquet(tmp_path / "part-1.parquet", index=False)
     with pytest.raises(InvalidInput, match="column 'b' is int64 in .*part-0.parquet and double in .*part-1.parquet"):

@@ -4,10 +4,10 @@
     run/000012/rank-00000-of-00002.safetensors, rank-00001-of-00002.safetensors
     run/000011/...
 
-Each rank writes its rows to a new folder; when all have done so, rank 0 renames a new current.json into its place. Every
-file has a checksum, which ranks verify before they read anything; nothing is pickled. The entries of x, and all that a
-state has one of per row, are divided; everything else must be the same on every rank, which is checked before it is
-written.
+Each rank writes its rows to a new folder; when all have done so, rank 0 renames a new current.json into its place.
+Every file has a checksum, which ranks verify before they read anything; nothing is pickled. The entries of x, and all
+that a state has one of per row, are divided; everything else must be the same on every rank, which is checked before
+it is written.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import json
 import shutil
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from ..checkpoints import Checkpoint, CheckpointFiles, CheckpointWarning, Fact
-from ..errors import BilevelError, Incompatible, InvalidInput
+from ..errors import BilevelError, InvalidInput
 from ..files import Damaged, FileExists, FileMissing, NotWritten, is_intact, write_atomically
 from ..journal import check_same_work
 from ..solution import Solution
@@ -35,7 +35,17 @@ from .ranks import Ranks
 from .row_files import Layout, RowPart, load_rows, read_documents, save_rows
 
 POINTER = "current.json"
-DIVIDED = ("x", "noise", "noisy", "upper_momentum", "upper_moment", "upper_floor", "gradient", "momentum", "upper_correction")
+DIVIDED = (
+    "x",
+    "noise",
+    "noisy",
+    "upper_momentum",
+    "upper_moment",
+    "upper_floor",
+    "gradient",
+    "momentum",
+    "upper_correction",
+)
 """Names of what has one entry per row, where its first dimension says so too."""
 
 
@@ -270,19 +280,12 @@ class CheckpointFolder:
         result, problem = None, ""
         try:
             result = work()
-        except (OSError, ValueError, BilevelError, dcp_failure()) as error:
+        except (OSError, ValueError) as error:
             problem = f"rank {self.ranks.rank}: {error}"
         told = self.ranks.gather([result, problem])
         if problems := [text for _, text in told if text]:
             raise NotWritten(f"the checkpoint {self.path} could not be written ({'; '.join(problems)})")
         return [each for each, _ in told]
-
-
-def dcp_failure() -> type[BaseException]:
-    """How torch.distributed.checkpoint says that a rank failed."""
-    from torch.distributed.checkpoint import CheckpointException
-
-    return CheckpointException
 
 
 def _part(name: str, tensor: Tensor, store: RowStore, layout: Layout) -> Tensor:

@@ -3,8 +3,8 @@
     the noisy rows of rank r, with their weights     on rank r
     the model, the trusted rows, the radius          on every rank
 
-The stages are those of `bilevel.applications.hyper_cleaning.training`, which does not know of ranks: its problems and its
-sums over noisy rows are those of all ranks here (`ShardedSettings`), and its journal is written by all of them
+The stages are those of `bilevel.applications.hyper_cleaning.training`, which does not know of ranks: its problems and
+its sums over noisy rows are those of all ranks here (`ShardedSettings`), and its journal is written by all of them
 (`ShardedJournal`), which also carries Ctrl-C from one rank to the others.
 """
 

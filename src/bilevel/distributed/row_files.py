@@ -155,7 +155,7 @@ def read_documents(paths: Sequence[Path]) -> list[dict[str, Any]]:
 def load_rows(
     paths: Sequence[Path], documents: Sequence[Mapping[str, Any]], divided: Mapping[str, int], layout: Layout
 ) -> dict[str, Tensor]:
-    """Every tensor of these files, whole; of those in `divided` (by name, with their dimension) the rows of `layout`."""
+    """Every tensor of these files, of those in `divided` (by name, with their dimension) the rows of `layout`."""
     reader = _Reader(paths, documents)
     found = reader.read_metadata().state_dict_metadata
     wanted: dict[str, Tensor] = {}
@@ -164,7 +164,9 @@ def load_rows(
         if sum(chunk.sizes.numel() for chunk in stored.chunks) != stored.size.numel():
             raise Damaged(f"{paths[0].parent}: the parts of the tensor {name!r} do not make up the whole")
         if name in divided and stored.size[divided[name]] != layout.total:
-            raise InvalidInput(f"the tensor {name!r} has {stored.size[divided[name]]} rows, and here are {layout.total}")
+            raise InvalidInput(
+                f"the tensor {name!r} has {stored.size[divided[name]]} rows, and here are {layout.total}"
+            )
         sizes = _with(stored.size, divided[name], layout.count) if name in divided else stored.size
         empty = torch.empty(list(sizes), dtype=stored.properties.dtype)
         wanted[name] = RowPart.of(empty, layout, divided[name]) if name in divided else empty
@@ -218,7 +220,13 @@ class _Reader(StorageReader):
 
 @contextmanager
 def _alone() -> Any:
-    """torch.distributed.checkpoint without its messages between ranks, which pickle; it warns that there are none."""
+    """torch.distributed.checkpoint without messages between ranks, which pickle; it warns that there are none.
+
+    Its errors are those of what failed, which it wraps.
+    """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        yield
+        try:
+            yield
+        except dcp.CheckpointException as error:
+            raise next(iter(error.failures.values()))[0] from None

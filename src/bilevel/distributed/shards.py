@@ -16,8 +16,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +84,11 @@ class Part(Table):
     first: int
     total: int
     files: dict[str, int]
+
+    def without(self, names: Iterable[str]) -> Part:
+        """The other columns."""
+        gone = set(names)
+        return replace(self, frame=self.frame[[name for name in self.columns if name not in gone]])
 
     def cell(self, row: int, column: str) -> str:
         """Where something is in the whole table; `row` counts from 0 in this part."""
@@ -174,7 +179,9 @@ def _check_complete(source: Path, names: Sequence[str]) -> None:
         there = {int(found[2]) for found in numbered if found[1] == start}
         wanted = range(min(there | {1}), count + min(there | {1}))  # from 0, or from 1
         if missing := [number for number in wanted if number not in there]:
-            raise FileMissing(f"{source} has {len(there)} of {count} files {start}*-of-{count}: number {missing[0]} is missing")
+            raise FileMissing(
+                f"{source} has {len(there)} of {count} files {start}*-of-{count}: number {missing[0]} is missing"
+            )
 
 
 def _described(path: Path, label: str) -> Shard:
@@ -201,7 +208,9 @@ def _check_same_columns(shards: Sequence[Shard]) -> None:
     for shard in shards[1:]:
         if shard.columns == first.columns:
             continue
-        check_columns(Table(str(shard.path), pd.DataFrame(columns=list(shard.columns))), list(first.columns), str(first.path))
+        check_columns(
+            Table(str(shard.path), pd.DataFrame(columns=list(shard.columns))), list(first.columns), str(first.path)
+        )
         if extra := [name for name in shard.columns if name not in first.columns]:
             raise InvalidInput(f"{shard.path} has columns that {first.path} has not: {listed(extra)}")
         name = next(name for name, kind in first.columns.items() if shard.columns[name] != kind)
@@ -244,7 +253,9 @@ def _read_groups(path: Path, rows: range) -> pd.DataFrame:
     """Some rows of a Parquet file, from the row groups they lie in."""
     with parquet.ParquetFile(path) as file:
         ends = np.cumsum([file.metadata.row_group(i).num_rows for i in range(file.metadata.num_row_groups)])
-        groups = range(int(np.searchsorted(ends, rows.start, "right")), int(np.searchsorted(ends, rows.stop - 1, "right")) + 1)
+        groups = range(
+            int(np.searchsorted(ends, rows.start, "right")), int(np.searchsorted(ends, rows.stop - 1, "right")) + 1
+        )
         check_size(path, sum(file.metadata.row_group(i).total_byte_size for i in groups))
         before = int(ends[groups.start - 1]) if groups.start else 0
         table = file.read_row_groups(list(groups)).slice(rows.start - before, len(rows))
@@ -306,7 +317,9 @@ def _read_texts(source: Path, shards: Sequence[Shard], texts: set[str], ranks: R
     kinds: list[list[Any]] = []
     with ranks.together("reading its files"):
         tables = [read_table(shard.path, texts=texts) for shard in _share(shards, ranks)]
-        kinds = [[name, name in texts or name in category_names(table)] for table in tables[:1] for name in table.columns]
+        kinds = [
+            [name, name in texts or name in category_names(table)] for table in tables[:1] for name in table.columns
+        ]
         for table in tables[1:]:
             _check_same_texts(table, tables[0], dict(kinds), texts)
     first_columns = ranks.gather(kinds)[0]

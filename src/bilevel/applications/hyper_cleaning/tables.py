@@ -289,7 +289,7 @@ def labels_of(table: Table, column: str) -> np.ndarray:
 
     Numbers with a fractional part are texts: scikit-learn takes them for measurements.
     """
-    values = _filled(table, column)
+    values = filled(table, column)
     if pd.api.types.is_float_dtype(values) and (values % 1 != 0).any():
         values = values.astype(str)
     kinds = {value: value for value in values.unique()}
@@ -326,7 +326,7 @@ def _typed(texts: list[str], keys: Iterable[str]) -> dict[str, Label]:
 def matched_labels(table: Table, column: str, classes: np.ndarray, of: str) -> np.ndarray:
     """The labels of another table as members of `classes`, the labels of the table named `of`."""
     known = {str(value): value for value in classes.tolist()}
-    values = _filled(table, column)
+    values = filled(table, column)
     matches: dict[Any, Label] = {}
     for value in values.unique():
         text = str(value).strip()
@@ -362,7 +362,7 @@ def marks_of(table: Table, column: str) -> np.ndarray:
     return words.isin(TRUE_WORDS).to_numpy()
 
 
-def _filled(table: Table, column: str) -> Any:
+def filled(table: Table, column: str) -> Any:
     """The column, a pandas Series, refused when cells are empty; dates and categories as texts."""
     values = table.column(column)
     empty = values.isna().to_numpy()
@@ -387,7 +387,7 @@ def _filled(table: Table, column: str) -> Any:
 
 def number_column(table: Table, column: str) -> np.ndarray:
     """A column of numbers as floating point, shape (n,); the first cell that is none is named."""
-    values = _filled(table, column)
+    values = filled(table, column)
     if pd.api.types.is_bool_dtype(values) or pd.api.types.is_numeric_dtype(values):
         return values.to_numpy(float)
     numbers = _as_numbers(values.astype(str).str.strip())
@@ -436,7 +436,7 @@ def _as_numbers(texts: Any) -> np.ndarray:
 
 def category_column(table: Table, column: str) -> np.ndarray:
     """A column of categories as texts, shape (n,)."""
-    return _filled(table, column).astype(str).str.strip().to_numpy(dtype=object)
+    return filled(table, column).astype(str).str.strip().to_numpy(dtype=object)
 
 
 def check_columns(table: Table, expected: Sequence[str], of: str) -> list[str]:
