@@ -94,7 +94,8 @@ class Result:
 
 def _clean(request: Request, ranks: Ranks) -> int:
     if ranks.rank == 0:
-        print_note(f"{ranks.size} processes read their parts of {request.table}")
+        again = f", and go on from {request.resume}" if request.resume is not None else ""
+        print_note(f"{ranks.size} processes read their parts of {request.table}{again}")
     notes: list[str] = []
     with _quiet(notes):
         data = prepare(request, ranks)
