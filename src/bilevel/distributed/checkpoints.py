@@ -30,7 +30,7 @@ from ..errors import BilevelError, InvalidInput
 from ..files import Damaged, FileExists, FileMissing, NotWritten, is_intact, write_atomically
 from ..journal import check_same_work
 from ..solution import Solution
-from ..storage import TensorStore, decode, decode_solution, encode, encode_solution
+from ..storage import VERSION, TensorStore, decode, decode_solution, encode, encode_solution
 from .ranks import Ranks
 from .row_files import Layout, RowPart, load_rows, read_documents, save_rows
 
@@ -91,8 +91,10 @@ class ShardedCheckpoint(Checkpoint):
     def load(self) -> Solution:
         """The newest complete state of the run."""
         document, stored = self.folder.read()
+        if document.get("solution", {}).get("version") not in range(1, VERSION + 1):
+            raise InvalidInput(f"{self.path} holds no run of minimize, or one of a later version of bilevel")
         check_same_work(document.get("identity", {}), self.identity, self.path)
-        return decode_solution(document, stored)
+        return decode_solution(document["solution"], stored)
 
     def load_values(self, *, format: str, version: int, what: str) -> dict[str, Any]:
         """The newest complete state of work in stages; see `bilevel.journal`."""
@@ -133,8 +135,12 @@ class ShardedFiles(CheckpointFiles):
         return True
 
     def write(self, solution: Solution) -> bool:
-        identity = {"identity": dict(self.settings.identity)}
-        return self._write(lambda tensors: {**identity, **encode_solution(solution, tensors)}, solution.state.step)
+        identity = dict(self.settings.identity)
+
+        def make(tensors: TensorStore) -> dict[str, Any]:
+            return {"identity": identity, "solution": {"version": VERSION, **encode_solution(solution, tensors)}}
+
+        return self._write(make, solution.state.step)
 
     def write_values(self, values: Mapping[str, Any], step: int | str, *, format: str, version: int) -> bool:
         return self._write(
