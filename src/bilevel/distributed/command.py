@@ -41,7 +41,7 @@ from ..applications.hyper_cleaning.command import (
     printable,
     versions,
 )
-from ..applications.hyper_cleaning.estimator import HyperCleaner, trained_elsewhere, without_rows
+from ..applications.hyper_cleaning.estimator import HyperCleaner, seed_of, trained_elsewhere, without_rows
 from ..applications.hyper_cleaning.model_file import cleaner_writer
 from ..applications.hyper_cleaning.preparation import Request, check_request
 from ..applications.hyper_cleaning.progress import shown
@@ -177,7 +177,7 @@ def _train(request: Request, data: ShardedData, ranks: Ranks) -> Cleaned:
             radius=request.radius,
             solver=request.solver,
             steps=request.steps,
-            seed=request.seed,
+            seed=seed_of(request.seed),
             checkpoint=None if path is None else str(path),
             resume=request.resume is not None,
             identity=_identity(request, data),

@@ -204,7 +204,7 @@ class HyperCleaner(ClassifierMixin, BaseEstimator):
         X, y = self._checked(X, y, reset=True)
         check_classification_targets(y)
         earlier = None if resume is None else load_journal(resume)
-        seed = int(check_random_state(self.random_state).randint(2**31))
+        seed = seed_of(self.random_state)
         if earlier is not None and self.random_state is None:  # "any seed": that of the fit that was stopped
             drawn = earlier["identity"].get("random_state")
             seed = drawn if type(drawn) is int else seed
@@ -462,6 +462,11 @@ class HyperCleaner(ClassifierMixin, BaseEstimator):
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
         return tags
+
+
+def seed_of(random_state: Any) -> int:
+    """The seed of training that scikit-learn's `random_state` stands for."""
+    return int(check_random_state(random_state).randint(2**31))
 
 
 def trained_elsewhere(cleaner: HyperCleaner, cleaned: Cleaned, classes: np.ndarray, X: Any, y: Any) -> HyperCleaner:
