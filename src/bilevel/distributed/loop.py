@@ -15,6 +15,7 @@ from ..checkpoints import Checkpoint
 from ..checks import check_vector
 from ..errors import Incompatible, InvalidInput
 from ..solution import Record, Solution
+from ..spaces import leaves
 from .checkpoints import ShardedCheckpoint
 from .ranks import Ranks
 
@@ -68,7 +69,7 @@ class Pulse:
         try:
             yield
         finally:
-            signal.signal(signal.SIGINT, before)
+            signal.signal(signal.SIGINT, signal.SIG_DFL if before is None else before)
 
     def _interrupt(self, *_: Any) -> None:
         first = self._interrupted is None
@@ -90,9 +91,9 @@ def minimize(
 ) -> Solution:
     """min_x f(x, y*(x)) with y*(x) = argmin over y in Y of g(x, y), on all ranks of a problem together.
 
-    The run is that of `bilevel.minimize`, to rounding, for any number of ranks. All of them end at the same step: a time
-    limit goes by the clock of rank 0, Ctrl-C on any rank interrupts all of them after the step at hand, and a callback
-    that stops or fails on one rank stops all.
+    The run is that of `bilevel.minimize`, to rounding, for any number of ranks. All of them end at the same step: a
+    time limit goes by the clock of rank 0, Ctrl-C on any rank interrupts all of them after the step at hand, and a
+    callback that stops or fails on one rank stops all.
 
     Parameters
     ----------
@@ -178,6 +179,10 @@ def _check(ranks: Ranks, options: dict[str, Any], x0: Any, problem: Any) -> None
     for name in ("checkpoint", "resume"):
         value = options.get(name)
         if ranks.size > 1 and isinstance(value, str | Path | Checkpoint) and not isinstance(value, ShardedCheckpoint):
-            raise InvalidInput(f"{name}={value!r} is for one process: give ShardedCheckpoint(path, rows=..., ranks=...)")
+            raise InvalidInput(f"{name}={value!r} is for one process: ShardedCheckpoint(path, rows=..., ranks=...)")
     if options.get("resume") is None:
-        check_vector("x0", problem.x0 if x0 is None else x0)
+        x = check_vector("x0", problem.x0 if x0 is None else x0)
+        wanted = problem.start() if hasattr(problem, "start") else x
+        shapes = [[tuple(u.shape) for u in leaves(v)] for v in (x, wanted)]
+        if shapes[0] != shapes[1]:
+            raise InvalidInput(f"x0 has the shapes {shapes[0]}, this rank needs {shapes[1]}")

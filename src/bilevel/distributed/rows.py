@@ -12,9 +12,11 @@ from torch import Tensor
 
 from ..applications.hyper_cleaning import CleaningProblem
 from ..applications.hyper_cleaning.design import Design
+from ..applications.hyper_cleaning.fused import FusedStep
 from ..applications.hyper_cleaning.row_mean import RowMean, Share
 from ..errors import InvalidInput
 from ..spaces import Space, Vector, leaves
+from .fused import ShardedStep
 from .loop import Pulse
 from .ranks import Ranks
 from .spaces import ShardedSpace
@@ -101,15 +103,18 @@ class ShardedCleaningProblem(CleaningProblem):
         return ShardedSpace(ranks=self.ranks, whole=frozenset({"log_radius"})) if self.noise.per_row else Space()
 
     def is_finite(self, state: Any) -> bool:
-        """In one round, which also tells who was interrupted and what time it is."""
+        """In one round, which also tells who was interrupted and what time it is; `ShardedStep` has told already."""
+        step = getattr(self._fused, "step", None)
+        if isinstance(step, ShardedStep) and step.made is state:
+            return step.is_finite()
         names = [name for name in ("x", "y", "upper_momentum", "lower_momentum") if hasattr(state, name)]
         vectors = [tensor for name in names for tensor in leaves(getattr(state, name))]
         wrong, *told = self.ranks.total(sum(float((~torch.isfinite(u)).sum()) for u in vectors), *self.pulse.told())
         self.pulse.heard(*told)
         return wrong == 0
 
-    def fused_step(self, solver: Any) -> Any:
-        return None
+    def _written_out(self, solver: Any) -> FusedStep:
+        return FusedStep(self, solver) if self.ranks.size == 1 else ShardedStep(self, solver)
 
     def noisy_mean(self, x: Vector, y: Any, batch: Tensor | None = None, **known: Any) -> RowMean:
         return super().noisy_mean(x, y, batch, **known, share=self._shares[0])
