@@ -22,7 +22,9 @@ def write_tables(folder: Path, rows: int = 300, files: int = 3) -> None:
     frame = pd.DataFrame(numbers, columns=list("abcd")).assign(constant=7.0, town=town, species=labels)
     frame["name"] = [f"row {i}" for i in range(len(frame))]
     frame.loc[60 : 60 + rows // 2, "d"] = 3.0  # constant in the first half: on the first of two ranks
-    frame[:60].sample(frac=1, axis=1, random_state=1).to_csv(folder / "trusted.csv", index=False)  # columns in any order
+    frame[:60].sample(frac=1, axis=1, random_state=1).to_csv(
+        folder / "trusted.csv", index=False
+    )  # columns in any order
     wrong = generator.random(len(frame)) < 0.3
     frame.loc[wrong, "species"] = generator.choice(["low", "middle", "high"], int(wrong.sum()))
     train = frame[60:].sort_values("town", kind="stable")  # the first rank has only Graz

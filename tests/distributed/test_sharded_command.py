@@ -15,7 +15,9 @@ from bilevel.applications.hyper_cleaning import load_cleaner
 def on_two(folder, *words):
     """Exit codes, outputs and errors of two ranks."""
     port = free_port()
-    return [finished(process) for process in [start(folder, ["bilevel", *words], rank_of(r, 2, port)) for r in range(2)]]
+    return [
+        finished(process) for process in [start(folder, ["bilevel", *words], rank_of(r, 2, port)) for r in range(2)]
+    ]
 
 
 def alone(monkeypatch, *words):

@@ -141,9 +141,7 @@ def _check_checkpoint(request: Request) -> None:
     if path is None:
         return
     if path.is_file():
-        raise InvalidInput(
-            f"{path} is a file, and the checkpoint of several processes is a folder: give another name"
-        )
+        raise InvalidInput(f"{path} is a file, and the checkpoint of several processes is a folder: give another name")
     if path.resolve() in {other.resolve() for other in (request.table, *request.outputs.values())}:
         raise InvalidInput(f"{path} is also the name of another file or folder of this command: choose another name")
     check_writable(path / POINTER if path.is_dir() else path, overwrite=True)
