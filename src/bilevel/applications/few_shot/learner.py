@@ -14,6 +14,7 @@ from torch import nn
 from ...checkpoints import Checkpoint, CheckpointFiles
 from ...checks import check_count, check_positive
 from ...errors import Incompatible, InvalidInput, InvalidType, NotConverged, NotFinite
+from ...problem import Costs
 from ...randomness import Noise, Seeds
 from ...solution import Status
 from ...solvers import DMLCBO, Solver
@@ -99,6 +100,11 @@ class MetaLearner:
     seed
         Of the tasks and of everything else that is drawn.
 
+    Attributes
+    ----------
+    costs
+        What the steps of this object have asked for: gradients and products over all tasks of a step at once.
+
     References
     ----------
     Shi, Chang & Gu (2024), the paper of DMLCBO, section 5.2, with fresh tasks; Lee, Maji, Ravichandran & Soatto (2019).
@@ -143,6 +149,7 @@ class MetaLearner:
             estimator = getattr(self.solver, "hypergradient", None)
             self._updates = OptimizerUpdates(network, optimizer, scheduler, estimator, seeds)
         self.state = TrainingState(settings=self._settings())
+        self.costs = Costs()
         self._take_parameters()
 
     @property
@@ -281,7 +288,9 @@ class MetaLearner:
         """The problem of a step: a function of seed and step."""
         generator = Noise(Seeds.of(self.seed), step).generator("data", TRAINING)
         tasks = episodes.sample(self.tasks_per_step, generator)
-        return FewShotProblem(self.network, self.head, tasks, seed=generator.initial_seed() % (1 << 63))
+        problem = FewShotProblem(self.network, self.head, tasks, seed=generator.initial_seed() % (1 << 63))
+        problem.costs = self.costs
+        return problem
 
     def _record(self, plan: Plan) -> TrainingRecord:
         loss, accuracy, count = self.state.recent
