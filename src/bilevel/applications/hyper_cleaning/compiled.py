@@ -68,33 +68,71 @@ def estimate(
 ):  # fmt: skip
     """See `on_arrays.estimate`; a plain tuple, which is made faster."""
     d, n = columns.shape
-    _, _, w, _, _, v, near = before
-    _, _, crossed, _, y, new_v, adjoint = after
+    _, _, w, _, _, _, near = before
+    _, _, crossed, _, y, _, _ = after
+    outcome, gradient, face, value = look(pulled, y, near, noise, reach, eta, radius, ridge)
+    if outcome != DONE:
+        return outcome, 0.0, 0.0, 0.0, 0, 0, False
+    curvatures = chances[n : 2 * n]
+    small = terms == SOLVED and len(face) <= SMALL
+    matrix = _matrix(columns, face, curvatures, ridge) if small else np.empty((0, 0))
+    residual, iterations, products, indefinite = _answer(
+        matrix, columns, curvatures, ridge, trusted, chances[2 * n :], face, value, gradient, before, after, eta, tol,
+        limit, terms, weight, whole, v_average,
+    )  # fmt: skip
+    square_h = turn(columns, face, value, crossed, w, w_average)
+    return DONE, float(_dot(gradient, gradient)) / d, square_h, residual, iterations, products, indefinite
+
+
+@compiled
+def look(pulled, y, near, noise, reach, eta, radius, ridge):
+    """See `on_arrays.look`."""
     gradient, z = np.empty_like(y), np.empty_like(y)
-    for j in range(d):
+    for j in range(len(y)):
         gradient[j] = pulled[j] + ridge * y[j]
         z[j] = y[j] - eta * gradient[j] + noise[j]
     face, value = project(z, radius, near)
-    if len(face) == 0 or not settled(z, face, value, reach):
-        return GENERAL if len(face) == 0 else DRAW, 0.0, 0.0, 0.0, 0, 0, False
-    towards, start, upper = np.empty(len(face)), np.empty(len(face)), np.empty(len(face))
+    if len(face) == 0:
+        return GENERAL, gradient, face, value
+    return DONE if settled(z, face, value, reach) else DRAW, gradient, face, value
+
+
+@compiled
+def answer(
+    matrix, trusted, upper, face, value, gradient, before, after, eta, tol, limit, terms, weight, whole, v_average
+):
+    """See `on_arrays.answer`."""
+    return _answer(
+        matrix, trusted, upper, 0.0, trusted, upper, face, value, gradient, before, after, eta, tol, limit, terms,
+        weight, whole, v_average,
+    )  # fmt: skip
+
+
+@compiled
+def _answer(
+    matrix, columns, curvatures, ridge, trusted, upper, face, value, gradient, before, after, eta, tol, limit, terms,
+    weight, whole, v_average,
+):  # fmt: skip
+    """By the matrix where there is one, else by products with the columns; `value` becomes the adjoint."""
+    _, _, _, _, _, v, near = before
+    _, _, _, _, _, new_v, adjoint = after
+    towards, start, b = np.empty(len(face)), np.empty(len(face)), np.empty(len(face))
     for a, j in enumerate(face):
         towards[a], start[a] = math.copysign(1.0, value[a]), near[j]
-        upper[a] = _dot(trusted[j], chances[2 * n :])
+        b[a] = _dot(trusted[j], upper)
     residual, iterations, products, indefinite = 0.0, 0, terms, False
     if terms == SOLVED:
         found, residual, iterations, products, indefinite = solve(
-            columns, face, towards, chances[n : 2 * n], ridge, upper, start, tol, limit
+            matrix, columns, face, towards, curvatures, ridge, b, start, tol, limit
         )
     else:
-        found = series(columns, face, towards, chances[n : 2 * n], ridge, upper, eta, terms, weight, whole)
+        found = series(matrix, columns, face, towards, curvatures, ridge, b, eta, terms, weight, whole)
     adjoint[:] = 0
     for a, j in enumerate(face):
         adjoint[j] = value[a] = found[a]
-    for j in range(d):
+    for j in range(len(v)):
         new_v[j] = v[j] + v_average * (gradient[j] - v[j])
-    square_h = turn(columns, face, value, crossed, w, w_average)
-    return DONE, float(_dot(gradient, gradient)) / d, square_h, residual, iterations, products, indefinite
+    return residual, iterations, products, indefinite
 
 
 @compiled
@@ -171,10 +209,8 @@ def turn(columns, support, value, crossed, w, average):
 
 
 @compiled
-def solve(columns, support, towards, curvatures, ridge, b, start, tol, limit):
+def solve(matrix, columns, support, towards, curvatures, ridge, b, start, tol, limit):
     """See `on_arrays.solve`: conjugate gradients, operation by operation."""
-    small = len(support) <= SMALL
-    matrix = _matrix(columns, support, curvatures, ridge) if small else np.empty((0, 0))
     b, x = _along(b, towards), _along(start, towards)
     scale = _dot(b, b) ** 0.5
     if scale == 0.0 or not np.isfinite(scale):
@@ -201,9 +237,8 @@ def solve(columns, support, towards, curvatures, ridge, b, start, tol, limit):
 
 
 @compiled
-def series(columns, support, towards, curvatures, ridge, b, eta, products, weight, whole):
-    """See `on_arrays.series`."""
-    matrix = np.empty((0, 0))
+def series(matrix, columns, support, towards, curvatures, ridge, b, eta, products, weight, whole):
+    """See `on_arrays._series`."""
     term = _along(b, towards)
     total = term
     for _ in range(products):
@@ -251,6 +286,24 @@ def _matrix(columns, support, curvatures, ridge):
         for b in range(a):
             matrix[b, a] = matrix[a, b]
     return matrix
+
+
+@compiled
+def grams(columns, support, curvatures, crossed, scale, packed):
+    """See `on_arrays.grams`: each column is read once, into the first cache."""
+    curved, squared = np.empty(BLOCK, columns.dtype), np.empty(BLOCK, columns.dtype)
+    packed[:] = 0.0
+    for first in range(0, columns.shape[1], BLOCK):
+        weights, slopes, at = curvatures[first : first + BLOCK], crossed[first : first + BLOCK], 0
+        for a, j in enumerate(support):
+            column = columns[j][first : first + BLOCK]
+            for i in range(len(column)):
+                curved[i], squared[i] = weights[i] * column[i], slopes[i] * slopes[i] * column[i]
+            for b in range(a + 1):
+                other = columns[support[b]][first : first + BLOCK]
+                packed[at] += scale * _dot(other, curved)
+                packed[at + 1] += scale * scale * _dot(other, squared)
+                at += 2
 
 
 @compiled

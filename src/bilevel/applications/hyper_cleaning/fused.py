@@ -55,31 +55,30 @@ def written_out(problem: CleaningProblem) -> bool:
     )
 
 
-def fused_step(problem: CleaningProblem, solver: Any) -> FusedStep | None:
-    """The step of this solver on this problem, when both are of the kind written out here."""
+def suits(problem: CleaningProblem, solver: Any) -> bool:
+    """Whether the step of this solver on this problem is of the kind written out here."""
     estimator: Any = getattr(solver, "hypergradient", None)
-    suits = (
+    return (
         type(solver) is DMLCBO
         and solver.adaptivity == "scalar"
         and type(estimator) in (LinearSolve, Neumann)
         and type(estimator.smoothing) in (Exact, Perturbed)
         and written_out(problem)
     )
-    return FusedStep(problem, solver) if suits else None
 
 
 def _on_arrays(design: Any) -> bool:
     return type(design) is DenseDesign and design.device.type == "cpu"
 
 
-def arithmetic(number: Any = np.float64) -> Any:
+def arithmetic(number: Any = np.float64, rehearsal: Any = None) -> Any:
     """The module with the arithmetic of a step: compiled where numba is installed (the extra `fast`) and works."""
     try:
         from . import compiled
     except (ImportError, RuntimeError):  # no numba, or no folder where it may keep what it compiled
         return on_arrays
     try:
-        rehearse(compiled, number)
+        (rehearsal or rehearse)(compiled, number)
     except Exception as error:  # what was kept on the disk is damaged, the disk is full ...
         warnings.warn(
             f"compiled steps do not work here ({type(error).__name__}: {error}); NumPy takes them, more slowly. "
@@ -122,7 +121,10 @@ class FusedStep:
         self._pulled = np.empty(d, self._noisy.dtype)
         self._nothing = np.zeros_like(self._pulled)
         self._last: tuple[list[Any], Any, Any] = [None], None, None  # the last state: vectors, where they lie, arrays
-        self._do = arithmetic(self._noisy.dtype)
+        self._do = self._arithmetic()
+
+    def _arithmetic(self) -> Any:
+        return arithmetic(self._noisy.dtype)
 
     def __call__(self, problem: Any, state: DMLCBOState) -> DMLCBOState | None:
         if state.carried is None or state.adjoint is None or state.x.dtype != self._dtype:  # type: ignore[union-attr]
@@ -143,7 +145,7 @@ class FusedStep:
             self._renew_margins(after)
         self._logits.sigmoid_()  # in torch, which does several at once
         self._do.pull(self._chances, self._signs, after[2])
-        np.dot(self._noisy, self._chances[: self._rows], out=self._pulled)  # the one pass over the data
+        self._pull(state, before, after)
         vectors = _vectors(after, new_moments)
         curvature = self._curvature(problem, state, vectors) if anew else state.curvature
         found = self._estimate(state, before, after, average, self._eta(curvature), radius, ridge)
@@ -152,6 +154,10 @@ class FusedStep:
         new_moments[:] = self._moments(moments, found)
         self._last = vectors, _place(vectors), (after, new_moments)
         return self._made(problem, state, vectors, found, curvature)
+
+    def _pull(self, state: DMLCBOState, before: Parts, after: Parts) -> None:
+        """A^T (sigmoid(x) p t) / n: the one pass over the data."""
+        np.dot(self._noisy, self._chances[: self._rows], out=self._pulled)
 
     def _arrays(self, state: DMLCBOState) -> tuple[Parts, Array]:
         """The vectors of a state, and its two moments."""
@@ -192,17 +198,24 @@ class FusedStep:
         solver, found = self._solver, Estimated(DRAW, 0.0, 0.0, 0.0, 0, 0, False)
         reach, noise = getattr(self._smoothing, "radius", 0.0), self._nothing
         terms, weight, whole = self._terms(state)
+        averages = solver.upper_momentum * average, solver.lower_momentum * average
         while found.outcome == DRAW:
-            found = Estimated(*self._do.estimate(
-                self._noisy, self._trusted, self._pulled, self._chances, before, after, noise, reach,
-                eta, radius, ridge, self._tol, self._limit, terms, weight, whole,
-                solver.upper_momentum * average, solver.lower_momentum * average,
-            ))  # fmt: skip
+            found = self._attempt(before, after, noise, reach, eta, radius, ridge, terms, weight, whole, *averages)
             if found.outcome == DRAW and terms != SOLVED:
                 return found._replace(outcome=GENERAL)
             if found.outcome == DRAW:
                 reach, noise = 0.0, self._drawn(state.noise(state.step + 1).generator("smoothing"))
         return found
+
+    def _attempt(
+        self, before: Parts, after: Parts, noise: Array, reach: float, eta: float, radius: float, ridge: float,
+        terms: int, weight: float, whole: bool, w_average: float, v_average: float,
+    ) -> Estimated:  # fmt: skip
+        """The estimate with this noise."""
+        return Estimated(*self._do.estimate(
+            self._noisy, self._trusted, self._pulled, self._chances, before, after, noise, reach, eta, radius, ridge,
+            self._tol, self._limit, terms, weight, whole, w_average, v_average,
+        ))  # fmt: skip
 
     def _terms(self, state: DMLCBOState) -> tuple[int, float, bool]:
         """Of a Neumann series: the products, the weight of the result, and whether its terms are summed."""

@@ -100,30 +100,68 @@ def estimate(
 
     `pulled` is A^T chances[:n], and w of `after` comes from `pull`. `reach` is how far noise not yet drawn may go.
     The linear system is solved (`terms` = SOLVED, to `tol` within `limit` iterations), or its inverse is the Neumann
-    series (see `series`).
+    series (see `_series`).
     """
     d, n = columns.shape
-    _, _, w, _, _, v, near = before
-    _, _, crossed, _, y, new_v, adjoint = after
+    _, _, w, _, _, _, near = before
+    _, _, crossed, _, y, _, adjoint = after
+    outcome, gradient, face, value = look(pulled, y, near, noise, reach, eta, radius, ridge)
+    if outcome != DONE:
+        return Estimated(outcome, 0.0, 0.0, 0.0, 0, 0, False)
+    by_matrix = terms == SOLVED and len(face) <= SMALL
+    product = _product(columns, face, chances[n : 2 * n], ridge, by_matrix=by_matrix)
+    numbers = _answer(
+        product, trusted, chances[2 * n :], face, value, gradient, before, after, eta, tol, limit, terms, weight, whole,
+        v_average,
+    )  # fmt: skip
+    square_h = turn(columns, face, adjoint[face], crossed, w, w_average)
+    return Estimated(DONE, float(gradient @ gradient) / d, square_h, *numbers)
+
+
+def look(
+    pulled: Array, y: Array, near: Array, noise: Array, reach: float, eta: float, radius: float, ridge: float
+) -> tuple[int, Array, Array, Array]:
+    """How it stands, grad_y g = pulled + ridge y, the face of y - eta grad_y g + noise and the projection on it."""
     gradient = pulled + ridge * y
     z = y - eta * gradient + noise
     face, value = project(z, radius, near)
-    if len(face) == 0 or not settled(z, face, value, reach):
-        return Estimated(GENERAL if len(face) == 0 else DRAW, 0.0, 0.0, 0.0, 0, 0, False)
-    towards = np.copysign(1.0, value.astype(np.float64))
-    start, curvatures = near[face].astype(np.float64), chances[n : 2 * n]
-    upper = np.array([trusted[j] @ chances[2 * n :] for j in face], np.float64)
-    found, residual, iterations, products, indefinite = (
-        solve(columns, face, towards, curvatures, ridge, upper, start, tol, limit)
+    if len(face) == 0:
+        return GENERAL, gradient, face, value
+    return DONE if settled(z, face, value, reach) else DRAW, gradient, face, value
+
+
+def answer(
+    matrix: Array, trusted: Array, upper: Array, face: Array, value: Array, gradient: Array, before: Parts,
+    after: Parts, eta: float, tol: float, limit: int, terms: int, weight: float, whole: bool, v_average: float,
+) -> tuple[float, int, int, bool]:  # fmt: skip
+    """v and the adjoint of `after`, where the matrix A_S^T diag(curvatures) A_S + ridge of the face is known.
+
+    `upper` is p' t' / m. The residual, the iterations, the products, and whether the matrix is indefinite.
+    """
+    return _answer(
+        matrix.__matmul__, trusted, upper, face, value, gradient, before, after, eta, tol, limit, terms, weight, whole,
+        v_average,
+    )  # fmt: skip
+
+
+def _answer(
+    product: Callable[[Array], Array], trusted: Array, upper: Array, face: Array, value: Array, gradient: Array,
+    before: Parts, after: Parts, eta: float, tol: float, limit: int, terms: int, weight: float, whole: bool,
+    v_average: float,
+) -> tuple[float, int, int, bool]:  # fmt: skip
+    _, _, _, _, _, v, near = before
+    _, _, _, _, _, new_v, adjoint = after
+    towards, start = np.copysign(1.0, value.astype(np.float64)), near[face].astype(np.float64)
+    b = np.array([trusted[j] @ upper for j in face], np.float64)
+    found, *numbers = (
+        _solve(product, towards, b, start, tol, limit)
         if terms == SOLVED
-        else (series(columns, face, towards, curvatures, ridge, upper, eta, terms, weight, whole), 0.0, 0, terms, False)
+        else (_series(product, towards, b, eta, terms, weight, whole), 0.0, 0, terms, False)
     )
     adjoint[:] = 0.0
     adjoint[face] = found
     np.add(v, v_average * (gradient - v), out=new_v)
-    square_h = turn(columns, face, adjoint[face], crossed, w, w_average)
-    square_g = float(gradient @ gradient) / d
-    return Estimated(DONE, square_g, square_h, residual, iterations, products, indefinite)
+    return tuple(numbers)  # type: ignore[return-value]
 
 
 def settled(z: Array, face: Array, value: Array, reach: float) -> bool:
@@ -173,22 +211,36 @@ def solve(
     w, |residual| / |Pi b|, the iterations, the products, and whether the matrix was seen not to be positive definite.
     """
     product = _product(columns, support, curvatures, ridge, by_matrix=len(support) <= SMALL)
+    return _solve(product, towards, b, start, tol, limit)
+
+
+def _solve(
+    product: Callable[[Array], Array], towards: Array, b: Array, start: Array, tol: float, limit: int
+) -> tuple[Array, float, int, int, bool]:
     return _conjugate_gradients(
         lambda v: _along(product(v), towards), _along(b, towards), _along(start, towards), tol, limit
     )
 
 
-def series(
-    columns: Array, support: Array, towards: Array, curvatures: Array, ridge: float, b: Array, eta: float,
-    products: int, weight: float, whole: bool,
-) -> Array:  # fmt: skip
+def _series(
+    product: Callable[[Array], Array], towards: Array, b: Array, eta: float, products: int, weight: float, whole: bool
+) -> Array:
     """eta weight [Pi (I - eta G)]^q Pi b for q = products, or summed up to it if `whole`; Pi and G as in `solve`."""
-    product = _product(columns, support, curvatures, ridge, by_matrix=False)
     term = total = _along(b, towards)
     for _ in range(products):
         term = term - eta * _along(product(term), towards)
         total = total + term if whole else term
     return eta * weight * total
+
+
+def grams(columns: Array, support: Array, curvatures: Array, crossed: Array, scale: float, packed: Array) -> None:
+    """packed <- scale A_S^T diag(curvatures) A_S and scale^2 A_S^T diag(crossed^2) A_S: lower triangles, in turns."""
+    at = 0
+    for a, j in enumerate(support):
+        curved, squared = curvatures * columns[j], crossed * crossed * columns[j]
+        for i in support[: a + 1]:
+            packed[at], packed[at + 1] = scale * (curved @ columns[i]), scale * scale * (squared @ columns[i])
+            at += 2
 
 
 def turn(columns: Array, support: Array, value: Array, crossed: Array, w: Array, average: float) -> float:

@@ -21,7 +21,7 @@ from ...sets.product import ProductSet
 from ...sets.simplex import L1Ball
 from ...spaces import Vector
 from .design import Design
-from .fused import fused_step, written_out
+from .fused import FusedStep, suits, written_out
 from .linearization import CleaningLinearization
 from .losses import Loss, loss_of
 from .noise import Certain, NoiseModel, noise_of
@@ -174,8 +174,11 @@ class CleaningProblem(Problem):
         asked = (solver, self.design, self.trusted_design, self.labels, self.trusted_labels)
         known = getattr(self._fused, "asked", ())
         if not (known and all(map(operator.is_, asked, known))):
-            self._fused.asked, self._fused.step = asked, fused_step(self, solver)
+            self._fused.asked, self._fused.step = asked, self._written_out(solver) if suits(self, solver) else None
         return self._fused.step
+
+    def _written_out(self, solver: Any) -> FusedStep:
+        return FusedStep(self, solver)
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the fused step, which copies make anew."""

@@ -1,0 +1,146 @@
+"""The fused step of DMLCBO (see `applications.hyper_cleaning.fused`) on rows divided among ranks: one sum per step.
+
+Each rank moves x and y, its margins, and makes its pass A_r^T r. On columns P that are likely to hold the face of this
+step, it also makes
+
+    C = A_P^T diag(sigmoid(x) p (1 - p)) A_P / n        and         M = A_P^T diag(sigmoid'(x) p t / n)^2 A_P.
+
+One sum over ranks of A^T r, C and M gives every rank grad_y g and with it the face S; the linear system, a part of C;
+and, once that is solved for w, the mean square |h|^2 / n = w' M w / n of the hypergradient h, whose entries stay where
+the rows are. P is where y - eta v projects to, v the momentum of the gradient, and a few columns more: should the face
+have others, C and M are made for it in a second round.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from ..applications.hyper_cleaning import fused
+from ..applications.hyper_cleaning.fused import FusedStep
+from ..applications.hyper_cleaning.on_arrays import DONE, GENERAL, SOLVED, Array, Estimated, Parts
+from ..solvers.dmlcbo import DMLCBO, DMLCBOState
+from ..spaces import leaves
+
+if TYPE_CHECKING:
+    from .rows import ShardedCleaningProblem
+
+MOST = 64
+"""Faces of more columns are left to the general step, which sums products instead of matrices."""
+SPARE = 2
+"""How many columns beside the face of the last momentum are taken for likely."""
+
+
+class ShardedStep(FusedStep):
+    """(problem, state) -> state on every rank, or None where all of them take the general step."""
+
+    def __init__(self, problem: ShardedCleaningProblem, solver: DMLCBO) -> None:
+        self._pulse, self._ranks, self._count = problem.pulse, problem.ranks, sum(problem.counts)
+        self._radius = problem.constraint.sets["weight"].radius  # type: ignore[union-attr]
+        super().__init__(problem, solver)
+        self._ranks.agree(
+            {"the arithmetic of a step": self._do.__name__},
+            'install the extra "fast" (numba) on every rank, or on none',
+        )
+        self._share = self._rows / self._count
+        self._likely = np.empty(0, np.int64)
+        self._summed = np.empty(0)
+        self.made: DMLCBOState | None = None
+        """The state that the last step made."""
+
+    def _arithmetic(self) -> Any:
+        return fused.arithmetic(self._noisy.dtype, _rehearse)
+
+    def __call__(self, problem: Any, state: DMLCBOState) -> DMLCBOState | None:
+        self.made = super().__call__(problem, state)
+        return self.made
+
+    def is_finite(self) -> bool:
+        """Whether what it made is finite, on all ranks, as each of them knows: wrong entries of x make the gradient
+        wrong, and those of h its mean square.
+        """
+        y, v, m2 = self.made.y, self.made.lower_momentum, self.made.upper_moment  # type: ignore[union-attr]
+        return all(bool(torch.isfinite(u).all()) for u in (*leaves(y), *leaves(v), m2))
+
+    def _pull(self, state: DMLCBOState, before: Parts, after: Parts) -> None:
+        """The pass, C and M, and what the ranks tell each other: one sum."""
+        super()._pull(state, before, after)
+        self._likely = self._expected(before, after, self._eta(state.curvature))
+        d, k, told = len(self._pulled), len(self._likely), self._pulse.told()
+        buffer = np.empty(d + k * (k + 1) + len(told))
+        np.multiply(self._pulled, self._share, out=buffer[:d])
+        self._grams(self._likely, after, buffer[d : -len(told)])
+        buffer[-len(told) :] = told
+        self._ranks.all_sum(torch.from_numpy(buffer))
+        self._pulled[:], self._summed = buffer[:d], buffer[d : -len(told)]
+        self._pulse.heard(*buffer[-len(told) :].tolist())
+
+    def _expected(self, before: Parts, after: Parts, eta: float) -> Array:
+        """The columns P, in order: a function of the state alone, so that a resumed run has the same."""
+        (*_, v, near), y = before, after[4]
+        z = y - eta * v
+        size, radius = np.abs(z), self._radius
+        face, _ = self._do.project(z, radius, near)
+        count = min(len(face) + SPARE, len(z))
+        likely = np.union1d(np.argpartition(-size, count - 1)[:count], near.nonzero()[0])
+        return likely if len(likely) <= MOST else face[:MOST]
+
+    def _grams(self, columns: Array, after: Parts, packed: Array) -> None:
+        n = self._rows
+        self._do.grams(self._noisy, columns, self._chances[n : 2 * n], after[2], self._share, packed)
+
+    def _attempt(
+        self, before: Parts, after: Parts, noise: Array, reach: float, eta: float, radius: float, ridge: float,
+        terms: int, weight: float, whole: bool, w_average: float, v_average: float,
+    ) -> Estimated:  # fmt: skip
+        (_, _, w, _, _, _, near), (_, _, crossed, _, y, _, adjoint) = before, after
+        outcome, gradient, face, value = self._do.look(self._pulled, y, near, noise, reach, eta, radius, ridge)
+        if outcome != DONE or len(face) > MOST:
+            return Estimated(outcome if outcome != DONE else GENERAL, 0.0, 0.0, 0.0, 0, 0, False)
+        curved, squared = self._on_face(face, after)
+        curved[np.diag_indices_from(curved)] += ridge
+        numbers = self._do.answer(
+            curved, self._trusted, self._chances[2 * self._rows :], face, value, gradient, before, after, eta,
+            self._tol, self._limit, terms, weight, whole, v_average,
+        )  # fmt: skip
+        found = adjoint[face]
+        wide = found.astype(np.float64)
+        self._do.turn(self._noisy, face, found * found.dtype.type(self._share), crossed, w, w_average)
+        square_g, square_h = float(gradient @ gradient) / len(gradient), float(wide @ squared @ wide) / self._count
+        return Estimated(DONE, square_g, square_h, *numbers)
+
+    def _on_face(self, face: Array, after: Parts) -> tuple[Array, Array]:
+        """C and M on the columns of a face: parts of what was summed, or in a round of their own."""
+        at = np.searchsorted(self._likely, face)
+        if not len(self._likely) or (self._likely[np.minimum(at, len(self._likely) - 1)] != face).any():
+            packed = np.empty(len(face) * (len(face) + 1))
+            self._grams(face, after, packed)
+            self._ranks.all_sum(torch.from_numpy(packed))
+            self._likely, self._summed, at = face, packed, np.arange(len(face))
+        size, here = len(self._likely), np.ix_(at, at)
+        curved, squared = (_symmetric(self._summed[first::2], size)[here] for first in (0, 1))
+        return np.ascontiguousarray(curved), squared
+
+
+def _symmetric(lower: Array, size: int) -> Array:
+    """The matrix whose lower triangle is given, row by row."""
+    matrix = np.zeros((size, size))
+    rows, columns = np.tril_indices(size)
+    matrix[rows, columns] = matrix[columns, rows] = lower
+    return matrix
+
+
+def _rehearse(module: Any, number: Any) -> None:
+    """All functions of a step on two rows: they are compiled by now, or loaded."""
+    fused.rehearse(module, number)
+    columns, face, one = np.eye(2, dtype=number), np.arange(2), np.full(2, 0.5, number)
+    before, after = (tuple(np.full(2, 2.0, number) for _ in range(7)) for _ in range(2))
+    module.grams(columns, face, one, one, 0.5, np.empty(6))
+    _, gradient, _, value = module.look(one, one, np.zeros(2, number), np.zeros(2, number), 0.0, 0.1, 0.1, 0.1)
+    module.answer(
+        np.eye(2), columns, one, face[:1], value[:1], gradient, before, after, 0.1, 0.1, 2, SOLVED, 1.0, False, 0.1
+    )
+    module.turn(columns, face, one, one.copy(), one, 0.1)
+    module.project(one, 0.1, one)
