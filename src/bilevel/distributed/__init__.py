@@ -1,5 +1,6 @@
 """One run over several processes: rows, tasks or the lower variable are divided among ranks of torch.distributed."""
 
+from .few_shot import TaskParallel
 from .ranks import Ranks, RanksFailed, Unreachable, connect, started_by_torchrun
 
-__all__ = ["Ranks", "RanksFailed", "Unreachable", "connect", "started_by_torchrun"]
+__all__ = ["Ranks", "RanksFailed", "TaskParallel", "Unreachable", "connect", "started_by_torchrun"]
