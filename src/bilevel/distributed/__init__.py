@@ -3,4 +3,5 @@
 from .few_shot import TaskParallel
 from .ranks import Ranks, RanksFailed, Unreachable, connect, started_by_torchrun
 
-__all__ = ["Ranks", "RanksFailed", "TaskParallel", "Unreachable", "connect", "started_by_torchrun"]
+__all__ = ["Ranks", "RanksFailed", "Unreachable", "connect", "started_by_torchrun"]
+__all__ += ["TaskParallel"]

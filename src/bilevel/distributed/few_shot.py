@@ -19,9 +19,8 @@ from ..checks import check_count
 from ..errors import Incompatible, InvalidInput
 from ..randomness import Noise, Seeds
 from .fingerprint import fingerprint
-from .network_parallel import ParallelNetworkProblem, data_parallel, parts, sharded, whole
-from .ranks import Ranks
-from .shared_tasks import SharedFewShotProblem
+from .ranks import Ranks, RanksFailed
+from .shared_tasks import SharedFewShotProblem, raise_together, tried
 
 KINDS = ("replicated", "ddp", "fsdp")
 
@@ -80,7 +79,8 @@ class TaskParallel(Team):
         if self._module is not None:
             raise InvalidInput("this team has a network already: make a TaskParallel for each learner")
         self._agree_on_networks(network)
-        self._module = data_parallel(network, self.ranks) if self.kind == "ddp" else sharded(network, self.ranks)
+        parallel = self._parallel()
+        self._module = (parallel.data_parallel if self.kind == "ddp" else parallel.sharded)(network, self.ranks)
 
     def begin(self, learner: Any, sources: dict[str, EpisodeSource], plan: dict[str, Any]) -> None:
         """Refuse ranks that would not make the same steps."""
@@ -98,15 +98,30 @@ class TaskParallel(Team):
 
     def check(self, state: TrainingState) -> None:
         """Nothing keeps apart what rounding or a file of another content has made different, so look."""
-        if self.kind == "fsdp":  # nobody has all of it: there is nothing to compare
+        if self._sharded:  # nobody has all of it: there is nothing to compare
             return
         place = {"step": state.step, "network": fingerprint([state.parameters, state.buffers])}
         self.ranks.agree({**place, "state": fingerprint(state)}, "start from the same network, or the same file")
 
+    def draw(self, sample: Callable[[], TaskBatch], step: int) -> TaskBatch:
+        """All tasks on every rank; those of another rank are told by their labels and first images."""
+        tasks, failure = tried(sample)
+        code = 0 if tasks is None else _code(tasks)
+        told = torch.tensor([failure is not None, code, code * code], device=self.ranks.device)
+        failures, total, squares = self.ranks.all_sum(told).tolist()
+        raise_together(self.ranks, f"drawing the tasks of step {step}", failure, failures)
+        if self.ranks.size * squares != total * total:  # Cauchy-Schwarz: equal if and only if all codes are
+            raise RanksFailed(
+                f"the tasks of step {step} differ between ranks: sample(count, generator) must be a function of the "
+                "generator alone, with the same images on every rank"
+            )
+        return tasks
+
     def problem(self, network: nn.Module, head: SVMHead, tasks: TaskBatch, seed: int) -> FewShotProblem:
         if self._module is None:
             return SharedFewShotProblem(network, head, tasks, seed=seed, ranks=self.ranks)
-        return ParallelNetworkProblem(network, head, tasks, seed=seed, ranks=self.ranks, module=self._module)
+        make = self._parallel().ParallelNetworkProblem
+        return make(network, head, tasks, seed=seed, ranks=self.ranks, module=self._module)
 
     def evaluate(self, network: nn.Module, head: SVMHead, episodes: EpisodeSource, **settings: Any) -> Accuracy:
         """Batches of tasks in turn; every rank makes as many passes, in which a sharded network meets."""
@@ -137,10 +152,20 @@ class TaskParallel(Team):
         return self.ranks.together(doing)
 
     def whole(self, state: TrainingState) -> TrainingState:
-        return whole(state) if self.kind == "fsdp" else state
+        return self._parallel().whole(state) if self._sharded else state
 
     def parts(self, state: TrainingState, network: nn.Module) -> TrainingState:
-        return parts(state, network) if self.kind == "fsdp" else state
+        return self._parallel().parts(state, network) if self._sharded else state
+
+    @property
+    def _sharded(self) -> bool:
+        return self.kind == "fsdp" and self._module is not None
+
+    def _parallel(self) -> Any:
+        """DDP and FSDP take a second to import, and only some ask for them."""
+        from . import network_parallel
+
+        return network_parallel
 
     def _agree_on_networks(self, network: nn.Module) -> None:
         held = {"parameters": list(network.parameters()), "buffers": list(network.buffers())}
@@ -148,6 +173,12 @@ class TaskParallel(Team):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.ranks!r}, network={self.kind!r})"
+
+
+def _code(tasks: TaskBatch) -> int:
+    """24 bits, of which sums of squares are exact."""
+    looked_at = [tasks.support_labels, tasks.query_labels, tasks.support[:, 0]]
+    return int(fingerprint(looked_at)[:6], 16)
 
 
 def _data(source: EpisodeSource, seed: int) -> str:

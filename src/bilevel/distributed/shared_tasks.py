@@ -61,7 +61,7 @@ class SharedFewShotProblem(FewShotProblem):
             coded = self.coded.take(torch.arange(len(whole), device=whole.device)[self.mine])
             return Dual(coded, self.head.quadratic(coded, support)).solve(tol=self.head.tol).y
 
-        y, failure = _tried(solved)
+        y, failure = tried(solved)
         if y is not None:
             whole[self.mine] = y
         flat = self.ranks.all_sum(torch.cat([whole.reshape(-1), whole.new_tensor([failure is not None])]))
@@ -75,7 +75,7 @@ class SharedFewShotProblem(FewShotProblem):
     def _shared(self, x: Any) -> tuple[Tensor, Tensor]:
         tasks, mask = self.tasks, None if self.mask is None else self.mask[self.mine]
         own = Tasks(*(part[self.mine] for part in (tasks.support, tasks.support_labels, tasks.query, tasks.query_labels)))
-        found, failure = _tried(lambda: self.passed(x, own, mask, (self.seed + self.mine.start) % (1 << 63)))
+        found, failure = tried(lambda: self.passed(x, own, mask, (self.seed + self.mine.start) % (1 << 63)))
         failures, width = self.ranks.total(failure is not None, 0 if found is None else found[0].shape[-1])
         raise_together(self.ranks, "passing images through the network", failure, int(failures))
         assert found is not None
@@ -134,7 +134,7 @@ class _Gathered(torch.autograd.Function):
         return None, None, None, *(v[ctx.mine] for v in cotangents)
 
 
-def _tried(work: Callable[[], Any]) -> tuple[Any, Exception | None]:
+def tried(work: Callable[[], Any]) -> tuple[Any, Exception | None]:
     """What came of it, and what went wrong; a rank that has lost the others does not meet them again."""
     try:
         return work(), None

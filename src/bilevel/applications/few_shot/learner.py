@@ -334,7 +334,7 @@ class MetaLearner:
     def _draw(self, episodes: EpisodeSource, step: int) -> FewShotProblem:
         """The problem of a step: a function of seed and step."""
         generator = Noise(Seeds.of(self.seed), step).generator("data", TRAINING)
-        tasks = episodes.sample(self.tasks_per_step, generator)
+        tasks = self.team.draw(lambda: episodes.sample(self.tasks_per_step, generator), step)
         problem = self.team.problem(self.network, self.head, tasks, generator.initial_seed() % (1 << 63))
         problem.costs = self.costs
         return problem

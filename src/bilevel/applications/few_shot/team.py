@@ -34,6 +34,10 @@ class Team:
     def begin(self, learner: MetaLearner, sources: dict[str, EpisodeSource], plan: dict[str, Any]) -> None:
         """Before the first step of a training, after a file was read."""
 
+    def draw(self, sample: Callable[[], TaskBatch], step: int) -> TaskBatch:
+        """The tasks of a step, of all who train."""
+        return sample()
+
     def problem(self, network: nn.Module, head: SVMHead, tasks: TaskBatch, seed: int) -> FewShotProblem:
         """The problem of these tasks, whose derivatives in x are those of all of them."""
         return FewShotProblem(network, head, tasks, seed=seed)
