@@ -35,7 +35,7 @@ def add_to(app: App) -> None:
             "bilevel fewshot train --dataset omniglot --ways 10 --out ten.safetensors --minutes 90 --resume    # go on",
             "",
             "# four processes share the tasks of a step",
-            "torchrun --nproc-per-node 4 -m bilevel fewshot train --dataset omniglot --tasks-per-step 4 --out four.safetensors",
+            "torchrun --nproc-per-node 4 -m bilevel fewshot train --tasks-per-step 4 --out four.safetensors",
             "",
             "# another method",
             "bilevel fewshot train --dataset fc100 --solver vpbgd --out fc100.safetensors",

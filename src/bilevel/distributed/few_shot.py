@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
-from ..applications.few_shot.evaluation import AT_ONCE, Accuracy, EpisodeSource, accuracies_from, check_episodes, in_mode
+from ..applications.few_shot.evaluation import (
+    AT_ONCE,
+    Accuracy,
+    EpisodeSource,
+    accuracies_from,
+    check_episodes,
+    in_mode,
+)
 from ..applications.few_shot.head import SVMHead
 from ..applications.few_shot.inputs import TaskBatch
 from ..applications.few_shot.problem import FewShotProblem
@@ -73,8 +80,8 @@ class TaskParallel(Team):
             return
         if solver:
             raise Incompatible(
-                f"network={self.kind!r} goes with an optimiser of torch: a solver of the library looks at x other than the "
-                "network's own parameters; use network='replicated', or MetaLearner(..., optimizer=...)"
+                f"network={self.kind!r} goes with an optimiser of torch: a solver of the library looks at x other than "
+                "the network's own parameters; use network='replicated', or MetaLearner(..., optimizer=...)"
             )
         if self._module is not None:
             raise InvalidInput("this team has a network already: make a TaskParallel for each learner")
@@ -85,7 +92,9 @@ class TaskParallel(Team):
     def begin(self, learner: Any, sources: dict[str, EpisodeSource], plan: dict[str, Any]) -> None:
         """Refuse ranks that would not make the same steps."""
         tasks, size = learner.tasks_per_step, self.ranks.size
-        self.ranks.agree({**learner.state.settings, **plan, "network='...'": self.kind}, "make the same calls on every rank")
+        self.ranks.agree(
+            {**learner.state.settings, **plan, "network='...'": self.kind}, "make the same calls on every rank"
+        )
         if tasks < size:
             raise InvalidInput(
                 f"tasks_per_step is {tasks}, and there are {size} ranks: draw at least {size} tasks per step, or start "

@@ -40,7 +40,9 @@ class ParallelNetworkProblem(SharedFewShotProblem):
     def _forward(self, x: Any) -> Features:
         own = [value for value in self.network.parameters() if value.requires_grad]
         if not all(torch.equal(u.detach(), v.detach()) for u, v in zip(own, leaves(x), strict=True)):
-            raise Incompatible("a network under DDP or FSDP has one point x, its own parameters: use network='replicated'")
+            raise Incompatible(
+                "a network under DDP or FSDP has one point x, its own parameters: use network='replicated'"
+            )
         return ParallelFeatures(leaves(x), *self._shared({}), own, self.ranks.size)
 
     def call_network(self, values: Any, images: Tensor) -> Tensor:

@@ -74,7 +74,9 @@ class SharedFewShotProblem(FewShotProblem):
 
     def _shared(self, x: Any) -> tuple[Tensor, Tensor]:
         tasks, mask = self.tasks, None if self.mask is None else self.mask[self.mine]
-        own = Tasks(*(part[self.mine] for part in (tasks.support, tasks.support_labels, tasks.query, tasks.query_labels)))
+        own = Tasks(
+            *(part[self.mine] for part in (tasks.support, tasks.support_labels, tasks.query, tasks.query_labels))
+        )
         found, failure = tried(lambda: self.passed(x, own, mask, (self.seed + self.mine.start) % (1 << 63)))
         failures, width = self.ranks.total(failure is not None, 0 if found is None else found[0].shape[-1])
         raise_together(self.ranks, "passing images through the network", failure, int(failures))

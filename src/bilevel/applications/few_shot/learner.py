@@ -309,7 +309,12 @@ class MetaLearner:
 
     def _told(self, record: TrainingRecord, callbacks: list[Callback]) -> bool:
         """Whether a callback asks to stop."""
-        return self.team.decide(lambda: any([bool(callback(record, self)) for callback in callbacks]))  # all are told
+
+        def wish() -> bool:
+            answers = [callback(record, self) for callback in callbacks]  # all of them are told
+            return any(map(bool, answers))
+
+        return self.team.decide(wish)
 
     def _write(self, plan: Plan) -> None:
         state = self.snapshot()
@@ -317,9 +322,7 @@ class MetaLearner:
             if plan.files is not None:
                 write(plan.files, state)
 
-    def _advance(
-        self, episodes: EpisodeSource, clock: Callable[[], float], interrupted: Callable[[], bool]
-    ) -> bool:
+    def _advance(self, episodes: EpisodeSource, clock: Callable[[], float], interrupted: Callable[[], bool]) -> bool:
         """One step, on fresh tasks; whether training is to end after it."""
         began, k = clock(), self.state.step + 1
         judged = self._updates.step(lambda step: self._draw(episodes, step), k)
