@@ -398,8 +398,9 @@ class _Run:
         began, counts, complete = self.clock(), self.problem.costs.as_dict(), False
         try:
             new = self.solver.step(self.problem, self.state)
+            finite = self.problem.is_finite(new)
             self.seconds += self.clock() - began
-            if _finite(self.problem, new):
+            if finite:
                 sampled = self._reservoir(new) if self.output == "sampled" else None
                 self.state, self.sampled, complete = new, sampled, True
         finally:
@@ -525,13 +526,6 @@ def _tell(callbacks: Iterable[Callback], name: str, *arguments: Any) -> None:
     """Call `begin` or `end` of the observers that have it."""
     for callback in callbacks:
         getattr(callback, name, lambda *_: None)(*arguments)
-
-
-def _finite(problem: Problem, state: State) -> bool:
-    space = problem.x_space
-    moving = [state.x, state.y]
-    moving += [getattr(state, name) for name in ("upper_momentum", "lower_momentum") if hasattr(state, name)]
-    return all(space.is_finite(vector) for vector in moving)
 
 
 def stationarity_of(problem: Problem, x: Vector, h: Vector) -> float:

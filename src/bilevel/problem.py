@@ -442,6 +442,14 @@ class Problem:
         """
         return None
 
+    def is_finite(self, state: Any) -> bool:
+        """Whether no entry of a solver's x, y and momenta is NaN or infinite: asked once after every step.
+
+        A problem over several processes answers for all of them.
+        """
+        names = [name for name in ("x", "y", "upper_momentum", "lower_momentum") if hasattr(state, name)]
+        return all(self.x_space.is_finite(getattr(state, name)) for name in names)
+
     def lower_grad(self, x: Vector, y: Vector, batch: Any = None) -> Vector:
         """grad_y g(x, y) alone: f is not called; inner loops use it. From `linearize` where a problem has its own."""
         if type(self).linearize is not Problem.linearize:

@@ -1,7 +1,13 @@
 """One run over several processes: rows, tasks or the lower variable are divided among ranks of torch.distributed."""
 
+from .loop import minimize
+from .lower import ShardedLowerProblem
 from .ranks import Ranks, RanksFailed, Unreachable, connect, started_by_torchrun
+from .rows import ShardedCleaningProblem
 from .sharding import sharded
+from .spaces import ShardedSpace
 from .sums import sum_over_ranks
 
-__all__ = ["Ranks", "RanksFailed", "Unreachable", "connect", "sharded", "started_by_torchrun", "sum_over_ranks"]
+__all__ = ["Ranks", "RanksFailed", "Unreachable", "connect", "started_by_torchrun"]
+__all__ += ["ShardedCleaningProblem", "ShardedSpace", "minimize"]
+__all__ += ["ShardedLowerProblem", "sharded", "sum_over_ranks"]

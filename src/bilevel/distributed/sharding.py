@@ -49,4 +49,4 @@ def sharded(constraint: ConvexSet, ranks: Ranks | None = None) -> ConvexSet:
     2
     """
     ranks = Ranks() if ranks is None else ranks
-    return (ShardedProduct if isinstance(constraint, ProductSet) else ShardedSet)(constraint, ranks)
+    return ShardedProduct(constraint, ranks) if isinstance(constraint, ProductSet) else ShardedSet(constraint, ranks)

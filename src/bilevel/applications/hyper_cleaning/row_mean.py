@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from .design import Design
+from .design import COPIED_BYTES, Design
 from .losses import LinearMap, Loss
 from .noise import NoiseModel
 
@@ -18,6 +19,25 @@ Model = dict[str, Tensor]
 
 KEPT_BYTES = 1 << 26
 """Scores up to this size are kept at a point, and curvatures of half as many scores; larger ones are made again."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """What the rows at hand are of all rows, where these are divided among processes.
+
+    Parameters
+    ----------
+    count
+        How many rows there are in all.
+    largest
+        How many of them the largest part has: what is worth its memory is decided alike for all parts.
+    total
+        The sum of a tensor over the parts.
+    """
+
+    count: int
+    largest: int
+    total: Callable[[Tensor], Tensor] = lambda part: part
 
 
 class _Block(NamedTuple):
@@ -49,22 +69,25 @@ class RowMean:
         False when only one question will be asked: then nothing is kept.
     scores
         s, where it is known.
+    share
+        Where these are a part of the rows: the mean is that of all, x where it has entries per row that of the part.
     """
 
     def __init__(
         self, design: Design, labels: Tensor, loss: Loss, noise: NoiseModel, x: Tensor, y: Model, *,
-        keep: bool = True, scores: Tensor | None = None,
+        keep: bool = True, scores: Tensor | None = None, share: Share | None = None,
     ) -> None:  # fmt: skip
+        self._share = share or Share(design.shape[0], design.shape[0])
         self._design, self._labels, self._loss, self._noise, self._x, self._y = design, labels, loss, noise, x, y
         self._scores = scores
         self._curvatures: dict[int, LinearMap] = {}
-        size = design.shape[0] * y["weight"].shape[0] * design.dtype.itemsize
+        size = self._share.largest * y["weight"].shape[0] * design.dtype.itemsize
         self._keep_scores, self._keep_curvatures = keep and size <= KEPT_BYTES, keep and 2 * size <= KEPT_BYTES
 
     def value(self) -> Tensor:
         """The mean itself."""
         parts = [self._noise.value(self._loss, b.x, b.scores, b.labels).sum() for b in self._blocks()]
-        return torch.stack(parts).sum() / self._count
+        return self._share.total(torch.stack(parts).sum()) / self._share.count
 
     def gradient_y(self) -> Model:
         """Its gradient in the model: A' R / n and 1' R / n with R the gradients in the scores."""
@@ -94,27 +117,27 @@ class RowMean:
 
     def scores_towards(self, y_hat: Model, columns: Tensor, weight: float) -> Tensor | None:
         """s at (1 - weight) y + weight y_hat, where y_hat has no weight outside of these columns."""
-        few, scores = self._design.columns(columns), self.scores()
+        few, scores = self._columns(columns), self.scores()
         if few is None or scores is None:
             return None
         return torch.lerp(scores, scores_of(few, on_columns(y_hat, columns)), weight)
 
     def on_columns(self, columns: Tensor) -> RowMean | None:
         """The same mean as a function of the weights of these columns alone; None where that is no cheaper."""
-        few, scores = self._design.columns(columns), self.scores()
+        few, scores = self._columns(columns), self.scores()
         if few is None or scores is None:
             return None
         y = on_columns(self._y, columns)
-        return RowMean(few, self._labels, self._loss, self._noise, self._x, y, scores=scores)
+        return RowMean(few, self._labels, self._loss, self._noise, self._x, y, scores=scores, share=self._share)
 
-    @property
-    def _count(self) -> int:
-        return self._design.shape[0]
+    def _columns(self, columns: Tensor) -> Design | None:
+        too_many = len(columns) * self._share.largest * self._design.dtype.itemsize > COPIED_BYTES
+        return None if too_many else self._design.columns(columns)
 
     def _blocks(self) -> Iterator[_Block]:
         kept = self._scores
         if kept is None and self._keep_scores:
-            kept = self._y["weight"].new_empty(self._count, self._y["weight"].shape[0])
+            kept = self._y["weight"].new_empty(self._design.shape[0], self._y["weight"].shape[0])
         for index, (rows, design) in enumerate(self._design.blocks()):
             if self._scores is None:
                 scores = scores_of(design, self._y)
@@ -142,12 +165,16 @@ class RowMean:
             if "bias" in self._y:
                 pulled["bias"] = residual.sum(0)
             total = {name: total[name].add_(entry) for name, entry in pulled.items()} if total else pulled
-        return {name: entry.div_(self._count) for name, entry in total.items()}
+        names, entries = list(total), list(total.values())
+        sums = self._share.total(torch.cat([entry.reshape(-1) for entry in entries])).div_(self._share.count)
+        parts = sums.split([entry.numel() for entry in entries])
+        return {n: part.view(entry.shape) for n, part, entry in zip(names, parts, entries, strict=True)}
 
     def _collected(self, parts: Iterator[Tensor]) -> Tensor:
         """Derivatives in x from blocks of rows: put side by side, or added up."""
-        total = torch.cat(list(parts)) if self._noise.per_row else torch.stack(list(parts)).sum(0)
-        return total.div_(self._count)
+        if self._noise.per_row:
+            return torch.cat(list(parts)).div_(self._share.count)
+        return self._share.total(torch.stack(list(parts)).sum(0)).div_(self._share.count)
 
 
 def scores_of(design: Design, y: Model) -> Tensor:

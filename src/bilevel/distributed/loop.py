@@ -1,0 +1,177 @@
+"""`bilevel.minimize` on several ranks: they stop at the same step, whoever is interrupted and whosever time is up."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from .. import loop
+from ..checks import check_vector
+from ..errors import Incompatible, InvalidInput
+from ..solution import Record, Solution
+from .ranks import Ranks
+
+PATIENCE = 5.0
+"""A second Ctrl-C so many seconds after the first ends this rank at once; `torchrun` itself sends two together."""
+
+
+class Pulse:
+    """What all ranks must know at the same time: whether one was interrupted, and what time it is (on rank 0).
+
+    Two numbers, which ride along in a sum that is there anyway: `told` gives them, `heard` takes their sums.
+
+    Examples
+    --------
+    >>> pulse = Pulse(Ranks())
+    >>> interrupted, seconds = pulse.told()
+    >>> pulse.heard(interrupted, 12.5)
+    >>> pulse.now()
+    12.5
+    """
+
+    def __init__(self, ranks: Ranks) -> None:
+        self.ranks = ranks
+        self._clock: Callable[[], float] = time.perf_counter
+        self._began = self._now = 0.0
+        self._interrupted: float | None = None  # when
+
+    def told(self) -> tuple[float, float]:
+        """1 where this rank was interrupted, and the time on rank 0."""
+        return float(self._interrupted is not None), self._clock() - self._began if self.ranks.rank == 0 else 0.0
+
+    def heard(self, interrupted: float, seconds: float) -> None:
+        """The sums over ranks: the time, and KeyboardInterrupt on every rank if one was interrupted."""
+        self._now = seconds
+        if interrupted:
+            self._interrupted = None
+            raise KeyboardInterrupt
+
+    def now(self) -> float:
+        """The time as all ranks last heard it."""
+        return self._now
+
+    @contextmanager
+    def beating(self, clock: Callable[[], float]) -> Iterator[None]:
+        """Measure time by this clock, from now on, and let Ctrl-C wait until the ranks meet next."""
+        self._clock, self._began, self._now, self._interrupted = clock, clock(), 0.0, None
+        if threading.current_thread() is not threading.main_thread():
+            yield  # signals reach the main thread alone
+            return
+        before = signal.signal(signal.SIGINT, self._interrupt)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+    def _interrupt(self, *_: Any) -> None:
+        first = self._interrupted is None
+        if not first and time.monotonic() - self._interrupted > PATIENCE:  # type: ignore[operator]
+            raise KeyboardInterrupt
+        if first:
+            self._interrupted = time.monotonic()
+
+
+def minimize(
+    problem: Any,
+    x0: Any = None,
+    y0: Any = None,
+    *,
+    clock: Callable[[], float] = time.perf_counter,
+    callbacks: Iterable[loop.Callback] = (),
+    progress: bool = False,
+    **options: Any,
+) -> Solution:
+    """min_x f(x, y*(x)) with y*(x) = argmin over y in Y of g(x, y), on all ranks of a problem together.
+
+    The run is that of `bilevel.minimize`, to rounding, for any number of ranks. All of them end at the same step: a time
+    limit goes by the clock of rank 0, Ctrl-C on any rank interrupts all of them after the step at hand, and a callback
+    that stops or fails on one rank stops all.
+
+    Parameters
+    ----------
+    problem
+        One that is divided among ranks, such as `ShardedCleaningProblem`.
+    x0, y0
+        As in `bilevel.minimize`: x0 this rank's part, y0 the same on every rank.
+    clock
+        That of rank 0 measures the seconds.
+    callbacks
+        As in `bilevel.minimize`, called on every rank.
+    progress
+        Show a progress bar, on rank 0.
+    **options
+        The other arguments of `bilevel.minimize`, the same on every rank; without `checkpoint` and `delta`, which are
+        for one process.
+
+    Returns
+    -------
+    Solution
+        The solution: x is this rank's part, y the same on every rank.
+
+    References
+    ----------
+    Shi, Chang & Gu (2024), the paper of DMLCBO, algorithm 1 (the default solver).
+
+    Examples
+    --------
+    >>> import torch
+    >>> from bilevel.distributed import ShardedCleaningProblem, connect
+    >>> rows, labels = torch.tensor([[1.0], [2.0], [-1.0]]), torch.tensor([1, 0, 0])
+    >>> with connect() as ranks:  # one, unless torchrun started this program
+    ...     problem = ShardedCleaningProblem(rows, labels, rows[::2], labels[::2], ranks=ranks)
+    ...     solution = minimize(problem, problem.start(), steps=50)
+    >>> solution.status.name
+    'STEPS'
+    """
+    pulse = getattr(problem, "pulse", None)
+    if not isinstance(pulse, Pulse):
+        raise Incompatible(f"{problem!r} is not divided among ranks: use ShardedCleaningProblem, or bilevel.minimize")
+    ranks = pulse.ranks
+    with ranks.together("looking at the arguments of minimize"):
+        _check(ranks, options, x0, problem)
+    told = {name: repr(value) for name, value in options.items() if name not in ("resume",)}
+    ranks.agree({"the arguments of minimize": dict(sorted(told.items()))}, "call it alike on every rank")
+    together = _Together(pulse, loop._checked_callbacks(callbacks))
+    with pulse.beating(clock):
+        return loop.minimize(
+            problem, x0, y0, clock=pulse.now, callbacks=[together], progress=progress and ranks.rank == 0, **options
+        )
+
+
+class _Together:
+    """All callbacks of a rank as one, which ends the run where one of any rank asks for it."""
+
+    def __init__(self, pulse: Pulse, callbacks: list[loop.Callback]) -> None:
+        self._pulse, self._callbacks = pulse, callbacks
+
+    def __call__(self, record: Record, state: Any) -> bool:
+        stop = False
+        with self._pulse.ranks.together("in a callback"):
+            answers = [callback(record, state) for callback in self._callbacks]
+            stop = any(answer is not None and bool(answer) for answer in answers)
+        return bool(self._meet(float(stop)))
+
+    def begin(self, history: Any) -> None:
+        with self._pulse.ranks.together("in a callback"):
+            loop._tell(self._callbacks, "begin", history)
+        self._meet()  # steps are measured from here
+
+    def end(self) -> None:
+        loop._tell(self._callbacks, "end")
+
+    def _meet(self, number: float = 0.0) -> float:
+        total, *told = self._pulse.ranks.total(number, *self._pulse.told())
+        self._pulse.heard(*told)
+        return total
+
+
+def _check(ranks: Ranks, options: dict[str, Any], x0: Any, problem: Any) -> None:
+    for name in ("checkpoint", "delta"):
+        if ranks.size > 1 and options.get(name) is not None:
+            raise InvalidInput(f"{name}={options[name]!r} is for one process, and there are {ranks.size} ranks")
+    if options.get("resume") is None:
+        check_vector("x0", problem.x0 if x0 is None else x0)
