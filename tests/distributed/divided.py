@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,7 +17,7 @@ def borders(n: int, size: int, generator: torch.Generator) -> list[slice]:
     """`size` neighbouring parts of range(n), of any length: some are empty."""
     inner = torch.randint(0, n + 1, (size - 1,), generator=generator).sort().values.tolist()
     ends = [0, *inner, n]
-    return [slice(a, b) for a, b in zip(ends, ends[1:], strict=False)]
+    return [slice(a, b) for a, b in itertools.pairwise(ends)]
 
 
 def cases(count: int, seed: int = 0) -> Iterator[tuple[str, sets.ConvexSet, Tensor, torch.Generator]]:
@@ -44,7 +45,8 @@ def cases(count: int, seed: int = 0) -> Iterator[tuple[str, sets.ConvexSet, Tens
 
 def part_of(Y: sets.ConvexSet, here: slice) -> sets.ConvexSet:
     """The set with this rank's part of its center or bounds."""
-    cut = {name: value[..., here] for name, value in Y.tensor_parameters().items() if name != "radius"}
+    tensors = {name: value for name, value in Y.tensor_parameters().items() if name != "radius" and value.ndim}
+    cut = {name: value[..., here] if here.start < here.stop else 0.0 for name, value in tensors.items()}
     return Y.replace(**cut) if cut else Y
 
 

@@ -63,7 +63,7 @@ def placed(ranks):
 
 def test_every_placement_gives_the_plain_answers():
     """Over 3 ranks the 7 entries are cut into 3, 3 and 1, and 2 rows leave one rank without any."""
-    assert on_ranks(placed, 2) == [[], []]
+    assert on_ranks(placed, 3) == [[], [], []]
 
 
 def refused(ranks):

@@ -43,7 +43,7 @@ def plain_problem(name, kind):
     if kind == "columns":
         lower = lambda x, y: (B @ y - B @ (A @ x)).square().sum() / 2 + 0.1 * (y - A @ x).square().sum()  # noqa: E731
     if kind == "moving":
-        return bilevel.Problem(upper, lower, lambda x: sets.L1Ball(1 + x.square().sum().sqrt()), y0=Y.project(target))
+        return bilevel.Problem(upper, lower, lambda x: sets.L1Ball(1.5 + x.square().sum().sqrt()), y0=Y.project(target))
     return bilevel.Problem(upper, lower, Y, y0=Y.project(target))
 
 
@@ -60,7 +60,7 @@ def divided_problem(ranks, name, kind):
             return residual.square().sum() / 2 / ranks.size + 0.1 * (y - A @ x).square().sum()
 
     if kind == "moving":
-        Y = lambda x: sets.L1Ball(1 + x.square().sum().sqrt())  # noqa: E731
+        Y = lambda x: sets.L1Ball(1.5 + x.square().sum().sqrt())  # noqa: E731
     return ShardedLowerProblem(upper, lower, Y, y0=y0, ranks=ranks)
 
 

@@ -49,8 +49,6 @@ GEOMETRIES: dict[type[ConvexSet], Any] = {
 class ShardedSet(ConvexSet):
     """A set of the catalogue for divided vectors: see `sharded`."""
 
-    parameters = ("base", "ranks")
-
     def __init__(self, base: ConvexSet, ranks: Ranks) -> None:
         if type(base) not in GEOMETRIES:
             known = ", ".join(kind.__name__ for kind in GEOMETRIES)
@@ -78,8 +76,7 @@ class ShardedSet(ConvexSet):
         z = self.of_kind(z)
         base = self._followed()
         geometry: Geometry = GEOMETRIES[type(base)](base, self.ranks)
-        size = largest_entry(z.detach().abs().nan_to_num(torch.inf))
-        rows = [size, *(entry.nan_to_num(torch.inf) for entry in geometry.sizes(z))]
+        rows = [torch.where(u.isnan(), torch.inf, u) for u in (largest_entry(z.detach().abs()), *geometry.sizes(z))]
         if "radius" in base.parameters:
             radius = per_point(base.radius, z, name="radius", keepdim=False).detach()  # type: ignore[attr-defined]
             rows += [radius, -radius]
@@ -181,11 +178,10 @@ class ShardedSet(ConvexSet):
         return ShardedSet(change(self.base), ranks)
 
     def tensor_parameters(self) -> dict[str, Tensor]:
-        return {f"base.{name}": value for name, value in self.base.tensor_parameters().items()}
+        return self.base.tensor_parameters()
 
     def replace(self, **values: Any) -> Self:
-        inner = {name[5:]: values.pop(name) for name in list(values) if name.startswith("base.")}
-        return super().replace(**({"base": self.base.replace(**inner)} if inner else {}), **values)
+        return type(self)(self.base.replace(**values), self.ranks)
 
     def __repr__(self) -> str:
         return f"sharded({self.base!r})"

@@ -25,7 +25,8 @@ def sharded(constraint: ConvexSet, ranks: Ranks | None = None) -> ConvexSet:
     ----------
     constraint
         L1Ball, Simplex, L2Ball, Box, NonNegative, LInfBall, FreeSpace, or a `ProductSet` of these. A radius is the same
-        on every rank; a center or bound is a number, or this rank's part of the tensor.
+        on every rank; a center or bound is a number, or this rank's part of the tensor (a rank without entries gives a
+        number).
     ranks
         Who holds the parts; default: those of torch.distributed's default group, or this process alone.
 
