@@ -31,7 +31,7 @@ from .files import (
     remove_temporaries,
 )
 from .solution import Solution
-from .storage import load_solution, save_solution
+from .storage import load_solution, save_solution, save_values
 
 Fact = str | int | float | bool | None
 Content = TypeVar("Content")
@@ -103,6 +103,14 @@ class Checkpoint:
         """The newest, and the one before it."""
         return Path(self.path), self.previous
 
+    def load(self) -> Solution:
+        """The newest state of the run; see `load_checkpoint`."""
+        return load_newest(Path(self.path), load_solution, _step_of)
+
+    def start(self, resumed: Path | None = None) -> CheckpointFiles:
+        """The files of a run that is about to begin, or goes on from `resumed`."""
+        return CheckpointFiles(self, resumed)
+
 
 def previous_of(path: Path) -> Path:
     """The file that keeps the checkpoint before the one in `path`."""
@@ -114,7 +122,11 @@ def previous_of(path: Path) -> Path:
 
 def load_checkpoint(path: str | Path) -> Solution:
     """The newest state of a run: `path`, or if that is damaged or missing the one before it, with a warning."""
-    return load_newest(Path(path), load_solution, lambda solution: f"step {solution.stats.get('steps', 0):g}")
+    return load_newest(Path(path), load_solution, _step_of)
+
+
+def _step_of(solution: Solution) -> str:
+    return f"step {solution.stats.get('steps', 0):g}"
 
 
 def load_newest(path: Path, load: Callable[[Path], Content], describe: Callable[[Content], str]) -> Content:
@@ -171,6 +183,10 @@ class CheckpointFiles:
         """Make `solution` the newest checkpoint; see `write_by`."""
         return self.write_by(partial(save_solution, solution), solution.state.step)
 
+    def write_values(self, values: Mapping[str, Any], step: int | str, *, format: str, version: int) -> bool:
+        """Make these values the newest checkpoint; see `save_values` and `write_by`."""
+        return self.write_by(partial(save_values, values, format=format, version=version), step)
+
     def write_by(self, save: Callable[..., Any], step: int | str) -> bool:
         """Make what `save(path, overwrite=, previous=)` writes the newest checkpoint.
 
@@ -202,4 +218,5 @@ def start_checkpoints(checkpoint: str | Path | Checkpoint | None, resume: object
     """The files of a run that is about to begin, or None when it keeps none."""
     if checkpoint is None:
         return None
-    return CheckpointFiles(Checkpoint.of(checkpoint), Path(resume) if isinstance(resume, str | Path) else None)
+    resumed = Path(Checkpoint.of(resume).path) if isinstance(resume, str | Path | Checkpoint) else None
+    return Checkpoint.of(checkpoint).start(resumed)

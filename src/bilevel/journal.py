@@ -13,16 +13,16 @@ import hashlib
 import shlex
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from .checkpoints import Checkpoint, CheckpointFiles, Fact, load_newest, start_checkpoints
 from .errors import Incompatible, InvalidInput, InvalidType
-from .storage import load_values, save_values
+from .storage import load_values
 
 FORMAT, VERSION = "bilevel.Journal", 1
 """A file of every version is in tests/fixtures, and stays readable."""
+WHAT = "a checkpoint of work in stages"
 PARTS = {"about": dict, "identity": dict, "finished": dict, "stage": str, "present": dict, "progress": dict}
 """What is in a file, each with its type."""
 
@@ -69,7 +69,7 @@ class Journal:
         self.stopped = False  # what comes after Ctrl-C is for the user, not for the file
         self.about: dict[str, Fact] = {}
         if earlier is not None:
-            _check_same_work(earlier["identity"], self.identity, resume)
+            check_same_work(earlier["identity"], self.identity, resume)
             self.finished, self.stage, self.present = earlier["finished"], earlier["stage"], earlier["present"]
             self.progress, self.about = earlier["progress"], earlier["about"]
         self._written, self._steps = True, 0
@@ -135,8 +135,7 @@ class Journal:
     def _write(self) -> None:
         if self.files is not None:
             values = {name: getattr(self, name) for name in PARTS}
-            save = partial(save_values, values, format=FORMAT, version=VERSION)
-            self._written = self.files.write_by(save, self.place)
+            self._written = self.files.write_values(values, self.place, format=FORMAT, version=VERSION)
 
     def __str__(self) -> str:
         return "" if self.files is None else str(self.files)
@@ -147,6 +146,14 @@ def load_journal(path: str | Path) -> dict[str, Any]:
     if not isinstance(path, str | Path):
         raise InvalidType(f"resume must be the path of a checkpoint, got {path!r}")
     return load_newest(Path(path), _load, lambda values: place_of(values["stage"]))
+
+
+def checked_journal(values: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """The values of a file, each of the type that it should be."""
+    for name, kind in PARTS.items():
+        if not isinstance(values.get(name), kind):
+            raise InvalidInput(f"{path}: {name} is not a {kind.__name__}")
+    return dict(values)
 
 
 def remedy(about: Mapping[str, Fact], path: Path, call: str) -> str:
@@ -174,14 +181,11 @@ def place_of(stage: str) -> str:
 
 
 def _load(path: Path) -> dict[str, Any]:
-    values = load_values(path, format=FORMAT, version=VERSION, what="a checkpoint of work in stages")
-    for name, kind in PARTS.items():
-        if not isinstance(values.get(name), kind):
-            raise InvalidInput(f"{path}: {name} is not a {kind.__name__}")
-    return values
+    return checked_journal(load_values(path, format=FORMAT, version=VERSION, what=WHAT), path)
 
 
-def _check_same_work(was: Mapping[str, Any], now: Mapping[str, Fact], path: Any) -> None:
+def check_same_work(was: Mapping[str, Any], now: Mapping[str, Fact], path: Any) -> None:
+    """Refuse to go on with work whose settings or data were others, naming what differs."""
     for name in dict.fromkeys([*was, *now]):
         if was.get(name) != now.get(name):
             values = (

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import torch
 
-from .checkpoints import Checkpoint, CheckpointFiles, load_checkpoint, start_checkpoints
+from .checkpoints import Checkpoint, CheckpointFiles, start_checkpoints
 from .checks import check_fits, check_positive, check_problem, check_set_only, check_solver_object, check_start
 from .diagnostics import certificate
 from .errors import BilevelError, EmptySet, Incompatible, InvalidInput, InvalidType, NotConverged, NotFinite
@@ -106,7 +106,7 @@ def minimize(
     callbacks: Iterable[Callback] = (),
     progress: bool = False,
     checkpoint: str | Path | Checkpoint | None = None,
-    resume: Solution | State | str | Path | None = None,
+    resume: Solution | State | str | Path | Checkpoint | None = None,
 ) -> Solution:
     """min_x f(x, y*(x)) with y*(x) = argmin over y in Y of g(x, y).
 
@@ -150,9 +150,9 @@ def minimize(
         A file for the state of the run, or `Checkpoint(path, every=...)`: written at every evaluation and at the end,
         complete or not at all; the one before it is kept. An existing file is refused unless it is resumed.
     resume
-        A `Solution`, its state, or the path of a checkpoint to continue from, instead of x0 and y0. `evaluate_every`,
-        `tol` and `output` are then those of the earlier run unless given. A damaged checkpoint is noticed, and the one
-        before it is used with a warning.
+        A `Solution`, its state, or a checkpoint (its path or `Checkpoint`) to continue from, instead of x0 and y0.
+        `evaluate_every`, `tol` and `output` are then those of the earlier run unless given. A damaged checkpoint is
+        noticed, and the one before it is used with a warning.
 
     Returns
     -------
@@ -176,7 +176,7 @@ def minimize(
     >>> solution.status, [round(v, 2) for v in solution.y.tolist()]
     (<Status.STEPS: 'all steps were taken'>, [0.5, -0.2])
     """
-    earlier = load_checkpoint(resume) if isinstance(resume, str | Path) else resume
+    earlier = Checkpoint.of(resume).load() if isinstance(resume, str | Path | Checkpoint) else resume
     plan = earlier.plan if isinstance(earlier, Solution) else {}
     evaluate_every = plan.get("evaluate_every", EVALUATE_EVERY) if evaluate_every is None else evaluate_every
     tol = plan.get("tol") if tol is None else tol

@@ -87,9 +87,16 @@ def save_solution(
         Keep the file that is replaced under this name.
     """
     tensors = TensorStore()
-    document = {
-        "format": FORMAT,
-        "version": VERSION,
+    document = {"format": FORMAT, "version": VERSION, **encode_solution(solution, tensors)}
+    too_long = f"the history of {len(solution.history)} records is too long for one file: raise evaluate_every"
+    return save_document(
+        Path(path), document, tensors.stored, too_long=too_long, overwrite=overwrite, previous=previous
+    )
+
+
+def encode_solution(solution: Solution, tensors: TensorStore) -> dict[str, Any]:
+    """What a file holds of a solution, in the version `VERSION`, as JSON; its tensors go to the store."""
+    return {
         "x": encode("x", solution.x, tensors),
         "y": encode("y", solution.y, tensors),
         "status": solution.status.name,
@@ -101,10 +108,6 @@ def save_solution(
         "stats": encode("stats", dict(solution.stats), tensors),
         "state": encode_state(solution.state, tensors),
     }
-    too_long = f"the history of {len(solution.history)} records is too long for one file: raise evaluate_every"
-    return save_document(
-        Path(path), document, tensors.stored, too_long=too_long, overwrite=overwrite, previous=previous
-    )
 
 
 def load_solution(path: str | Path, *, device: str | torch.device = "cpu") -> Solution:
@@ -119,7 +122,7 @@ def load_solution(path: str | Path, *, device: str | torch.device = "cpu") -> So
     device
         Where its tensors go.
     """
-    return load_document(Path(path), _decode_document, format=FORMAT, version=VERSION, what="a solution", device=device)
+    return load_document(Path(path), decode_solution, format=FORMAT, version=VERSION, what="a solution", device=device)
 
 
 def save_values(
@@ -266,7 +269,8 @@ def decode_state(entry: Any, stored: dict[str, Tensor]) -> State | None:
     return state
 
 
-def _decode_document(document: dict[str, Any], stored: dict[str, Tensor]) -> Solution:
+def decode_solution(document: dict[str, Any], stored: dict[str, Tensor]) -> Solution:
+    """The solution that `encode_solution` described."""
     if document["status"] not in Status.__members__:
         raise InvalidInput(f"the status {document['status']!r} is unknown")
     if document["output"] not in OUTPUTS:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from ..errors import InvalidInput
 from .common import check_there, examples, given, one_thread
 
 if TYPE_CHECKING:
@@ -29,6 +31,9 @@ def add_to(app: App) -> None:
             "",
             "# the table itself says which rows were checked; leave the name of each row out",
             "bilevel clean train.parquet --label species --trusted-column checked --ignore name",
+            "",
+            "# more rows than one process can hold: a folder of Parquet files, divided among eight",
+            "torchrun --nproc-per-node 8 -m bilevel clean folder --label species --trusted checked.csv --out w.parquet",
             "",
             "# for programs",
             "bilevel clean train.csv --label species --trusted checked.csv --json | jq .label_issues",
@@ -67,6 +72,7 @@ def clean(
     checkpoint: Path | None = None,
     resume: Path | None = None,
     force: bool = False,
+    timeout: float | None = None,
 ) -> int:
     """Find the wrong labels of a table, and train a model that is not fooled by them.
 
@@ -75,6 +81,10 @@ def clean(
     the rows does well on the checked ones. You see which labels are suspicious, and how accurate logistic regression is
     on all rows and on those that are kept, next to the cleaned model. Tables are CSV files (UTF-8, with a header) or
     Parquet files; texts are taken as categories.
+
+    Tables too large for one process: `torchrun --nproc-per-node 8 -m bilevel clean folder ...` divides the rows among
+    processes. The table is then a Parquet file, a folder of Parquet or CSV files, or one of rows-*.npy and
+    labels-*.npy, and a checkpoint is a folder.
 
     Ctrl-C ends training early and keeps the best found so far. With --checkpoint FILE a run that is stopped or killed
     loses nothing: the same command with --resume FILE instead goes on, and ends with the same bits as if it had never
@@ -131,19 +141,28 @@ def clean(
         The checkpoint of this command with these tables and settings, to go on from. New checkpoints replace it.
     force
         Replace files that exist.
+    timeout
+        With torchrun: the seconds that a process waits for the others, 300 by default.
     """
-    check_there(table, trusted, test)
+    several = bool(os.environ.get("WORLD_SIZE"))  # torchrun, or who else starts processes that find each other
+    if timeout is not None and not several:
+        raise InvalidInput(f"--timeout {timeout:g} goes with torchrun: there are no other processes to wait for")
+    if not several:
+        check_there(table, trusted, test)
     from ..applications.hyper_cleaning import command
 
     one_thread()
-    return command.clean(
-        command.Request(
+    request = command.Request(
             table=table, label=label, trusted=trusted, trusted_column=trusted_column, test=test, out=out, model=model,
             report=report, noise=noise, radius=radius, solver=solver, steps=steps, seed=seed, holdout=holdout,
             ignore=ignore or (), categorical=categorical or (), image_shape=image_shape, json=json,
             checkpoint=checkpoint, resume=resume, force=force, arguments=tuple(given),
-        )
-    )  # fmt: skip
+        )  # fmt: skip
+    if several:
+        from ..distributed import command as on_ranks
+
+        return on_ranks.clean(request, timeout=timeout)
+    return command.clean(request)
 
 
 def predict(

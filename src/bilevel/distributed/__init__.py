@@ -1,5 +1,7 @@
 """One run over several processes: rows, tasks or the lower variable are divided among ranks of torch.distributed."""
 
+from .checkpoints import ShardedCheckpoint
+from .cleaning import clean_rows
 from .few_shot import TaskParallel
 from .loop import minimize
 from .lower import ShardedLowerProblem
@@ -13,3 +15,4 @@ __all__ = ["Ranks", "RanksFailed", "Unreachable", "connect", "started_by_torchru
 __all__ += ["ShardedCleaningProblem", "ShardedSpace", "minimize"]
 __all__ += ["TaskParallel"]
 __all__ += ["ShardedLowerProblem", "sharded", "sum_over_ranks"]
+__all__ += ["ShardedCheckpoint", "clean_rows"]

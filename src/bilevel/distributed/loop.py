@@ -7,13 +7,16 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from .. import loop
+from ..checkpoints import Checkpoint
 from ..checks import check_vector
 from ..errors import Incompatible, InvalidInput
 from ..solution import Record, Solution
 from ..spaces import leaves
+from .checkpoints import ShardedCheckpoint
 from .ranks import Ranks
 
 PATIENCE = 5.0
@@ -105,8 +108,8 @@ def minimize(
     progress
         Show a progress bar, on rank 0.
     **options
-        The other arguments of `bilevel.minimize`, the same on every rank; without `checkpoint` and `delta`, which are
-        for one process.
+        The other arguments of `bilevel.minimize`, the same on every rank: `checkpoint` and `resume` are a
+        `ShardedCheckpoint`, and `delta` is for one process.
 
     Returns
     -------
@@ -134,7 +137,7 @@ def minimize(
     ranks = pulse.ranks
     with ranks.together("looking at the arguments of minimize"):
         _check(ranks, options, x0, problem)
-    told = {name: repr(value) for name, value in options.items() if name not in ("resume",)}
+    told = {name: repr(value) for name, value in options.items() if name not in ("checkpoint", "resume")}
     ranks.agree({"the arguments of minimize": dict(sorted(told.items()))}, "call it alike on every rank")
     together = _Together(pulse, loop._checked_callbacks(callbacks))
     with pulse.beating(clock):
@@ -171,9 +174,12 @@ class _Together:
 
 
 def _check(ranks: Ranks, options: dict[str, Any], x0: Any, problem: Any) -> None:
-    for name in ("checkpoint", "delta"):
-        if ranks.size > 1 and options.get(name) is not None:
-            raise InvalidInput(f"{name}={options[name]!r} is for one process, and there are {ranks.size} ranks")
+    if ranks.size > 1 and options.get("delta") is not None:
+        raise InvalidInput(f"delta={options['delta']!r} is for one process, and there are {ranks.size} ranks")
+    for name in ("checkpoint", "resume"):
+        value = options.get(name)
+        if ranks.size > 1 and isinstance(value, str | Path | Checkpoint) and not isinstance(value, ShardedCheckpoint):
+            raise InvalidInput(f"{name}={value!r} is for one process: give ShardedCheckpoint(path, rows=..., ranks=...)")
     if options.get("resume") is None:
         x = check_vector("x0", problem.x0 if x0 is None else x0)
         wanted = problem.start() if hasattr(problem, "start") else x

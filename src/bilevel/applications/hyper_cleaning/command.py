@@ -106,9 +106,13 @@ def checkpoint_of(request: Request) -> Checkpoint | None:
     path = request.checkpoint or request.resume
     if path is None:
         return None
+    return Checkpoint(path, about={"command_line": command_line(request)})
+
+
+def command_line(request: Request) -> str:
+    """What the user typed, without the names of checkpoints."""
     words = iter(request.arguments)
-    kept = [word for word in words if not _names_checkpoint(word, words)]
-    return Checkpoint(path, about={"command_line": shlex.join(["bilevel", *kept])})
+    return shlex.join(["bilevel", *(word for word in words if not _names_checkpoint(word, words))])
 
 
 def _names_checkpoint(word: str, rest: Iterator[str]) -> bool:

@@ -69,7 +69,7 @@ class Encoder:
         numbers = [name for name in first.columns if name not in texts]
         means, scales = np.zeros(len(numbers)), np.ones(len(numbers))
         if numbers:
-            values: Any = pd.concat([_number_frame(table, numbers) for table in tables])
+            values: Any = pd.concat([number_frame(table, numbers) for table in tables])
             scaler = (
                 transformer_class([("numbers", scaler_class(), numbers)]).fit(values).named_transformers_["numbers"]
             )
@@ -105,7 +105,7 @@ class Encoder:
             Let a value that was never seen count as none of the known ones; refused otherwise.
         """
         check_columns(table, self.columns, of)
-        frame = _number_frame(table, self.numbers).copy()
+        frame = number_frame(table, self.numbers).copy()
         for name, values in self.categories.items():
             frame[name] = category_column(table, name)
             if not allow_unknown:
@@ -191,7 +191,8 @@ def category_names(table: Table, categorical: Collection[str] = (), pixels: Coll
     ]
 
 
-def _number_frame(table: Table, names: Sequence[str]) -> pd.DataFrame:
+def number_frame(table: Table, names: Sequence[str]) -> pd.DataFrame:
+    """Columns of numbers as floating point; the first cell that is none is named."""
     frame = table.frame[list(names)]
     if all(kind.kind in "iuf" for kind in frame.dtypes) and np.isfinite(frame.to_numpy()).all():
         return frame.astype(float)  # the usual case, at once; otherwise the column and the cell are named

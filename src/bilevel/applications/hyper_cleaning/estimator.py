@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from copy import copy
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal
@@ -461,6 +462,23 @@ class HyperCleaner(ClassifierMixin, BaseEstimator):
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
         return tags
+
+
+def trained_elsewhere(cleaner: HyperCleaner, cleaned: Cleaned, classes: np.ndarray, X: Any, y: Any) -> HyperCleaner:
+    """The cleaner as `fit` would leave it, given what training gave: X and y are rows that are not trusted."""
+    cleaner.classes_, cleaner.n_features_in_, cleaner.separate_trusted_ = classes, X.shape[1], True
+    cleaner._keep(cleaned, np.zeros(len(y), bool))
+    cleaner._fitted_on = (X, y, None, None, None)
+    cleaner._describe(X, y)
+    return cleaner
+
+
+def without_rows(cleaner: HyperCleaner) -> HyperCleaner:
+    """A copy that predicts, and says nothing of the rows it was trained on."""
+    light: Any = copy(cleaner)
+    light.sample_weight_, light.trusted_ = cleaner.sample_weight_[:0], cleaner.trusted_[:0]
+    light._issues = {name: column[:0] for name, column in cleaner._issues.items()}
+    return light
 
 
 def solver_of(solver: str | Solver) -> Solver | None:

@@ -245,7 +245,7 @@ def _expanded(path: Path, content: parquet.ParquetFile) -> pyarrow.Table:
     """The table, whose size in memory is known before it is made: a few bytes may stand for billions of cells."""
     groups = [content.metadata.row_group(i) for i in range(content.metadata.num_row_groups)]
     chunks = [group.column(i) for group in groups for i in range(group.num_columns)]
-    _check_size(path, sum(max(8 * chunk.num_values, chunk.total_uncompressed_size) for chunk in chunks))
+    check_size(path, sum(max(8 * chunk.num_values, chunk.total_uncompressed_size) for chunk in chunks))
     texts = [field.name for field in content.schema_arrow if _is_text(field.type)]
     table = parquet.ParquetFile(path, read_dictionary=texts).read()  # each different text once
     lengths_of: Any = getattr(compute, "binary_length")  # noqa: B009  (made at run time)
@@ -254,7 +254,7 @@ def _expanded(path: Path, content: parquet.ParquetFile) -> pyarrow.Table:
         for name in texts
         for chunk in table.column(name).chunks
     ]
-    _check_size(path, sum(lengths))
+    check_size(path, sum(lengths))
     return table.cast(content.schema_arrow)
 
 
@@ -265,7 +265,8 @@ def _is_text(kind: Any) -> bool:
     return types.is_string(kind) or types.is_large_string(kind) or types.is_binary(kind) or types.is_large_binary(kind)
 
 
-def _check_size(path: Path, size: int) -> None:
+def check_size(path: Path, size: int) -> None:
+    """Refuse a table that would fill more memory than the machine can spare."""
     if size > LARGEST_TABLE:
         raise InvalidInput(
             f"{path} would fill {size / 1e9:,.1f} GB of memory, and this machine can spare "
@@ -288,7 +289,7 @@ def labels_of(table: Table, column: str) -> np.ndarray:
 
     Numbers with a fractional part are texts: scikit-learn takes them for measurements.
     """
-    values = _filled(table, column)
+    values = filled(table, column)
     if pd.api.types.is_float_dtype(values) and (values % 1 != 0).any():
         values = values.astype(str)
     kinds = {value: value for value in values.unique()}
@@ -325,7 +326,7 @@ def _typed(texts: list[str], keys: Iterable[str]) -> dict[str, Label]:
 def matched_labels(table: Table, column: str, classes: np.ndarray, of: str) -> np.ndarray:
     """The labels of another table as members of `classes`, the labels of the table named `of`."""
     known = {str(value): value for value in classes.tolist()}
-    values = _filled(table, column)
+    values = filled(table, column)
     matches: dict[Any, Label] = {}
     for value in values.unique():
         text = str(value).strip()
@@ -361,7 +362,7 @@ def marks_of(table: Table, column: str) -> np.ndarray:
     return words.isin(TRUE_WORDS).to_numpy()
 
 
-def _filled(table: Table, column: str) -> Any:
+def filled(table: Table, column: str) -> Any:
     """The column, a pandas Series, refused when cells are empty; dates and categories as texts."""
     values = table.column(column)
     empty = values.isna().to_numpy()
@@ -386,7 +387,7 @@ def _filled(table: Table, column: str) -> Any:
 
 def number_column(table: Table, column: str) -> np.ndarray:
     """A column of numbers as floating point, shape (n,); the first cell that is none is named."""
-    values = _filled(table, column)
+    values = filled(table, column)
     if pd.api.types.is_bool_dtype(values) or pd.api.types.is_numeric_dtype(values):
         return values.to_numpy(float)
     numbers = _as_numbers(values.astype(str).str.strip())
@@ -435,7 +436,7 @@ def _as_numbers(texts: Any) -> np.ndarray:
 
 def category_column(table: Table, column: str) -> np.ndarray:
     """A column of categories as texts, shape (n,)."""
-    return _filled(table, column).astype(str).str.strip().to_numpy(dtype=object)
+    return filled(table, column).astype(str).str.strip().to_numpy(dtype=object)
 
 
 def check_columns(table: Table, expected: Sequence[str], of: str) -> list[str]:

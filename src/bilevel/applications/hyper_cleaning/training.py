@@ -114,6 +114,14 @@ class Settings:
                **options},
         )  # fmt: skip
 
+    def count(self, noisy: Rows) -> int:
+        """How many noisy rows there are in all, of which these may be a part."""
+        return len(noisy)
+
+    def means(self, noisy: Rows) -> Tensor:
+        """The mean of each column over all noisy rows."""
+        return column_means(noisy.design)
+
 
 @dataclass(frozen=True)
 class Moment:
@@ -189,7 +197,7 @@ def train(
 ) -> Cleaned:
     """All three acts; Ctrl-C ends the second early."""
     if settings.intercept:
-        means = column_means(noisy.design)
+        means = settings.means(noisy)
         noisy, trusted = (Rows(CentredDesign(rows.design, means), rows.labels) for rows in (noisy, trusted))
     run = _Training(noisy, trusted, settings, show or (lambda moment: None), journal or Journal())
     winner, selection = run.learn()
@@ -448,7 +456,7 @@ class _Training:
         """The problem whose lower level trains on noisy and trusted rows, each row counting the same, and its x."""
         problem = self.settings.problem(
             noisy, trusted, noise=result.problem.noise, radius=self._radius(result),
-            trusted_in_lower=len(trusted) / len(noisy), batch_size=None,
+            trusted_in_lower=len(trusted) / self.settings.count(noisy), batch_size=None,
         )  # fmt: skip
         return problem, result.problem.noise_part(result.x)
 
