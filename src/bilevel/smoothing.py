@@ -10,7 +10,6 @@ import warnings
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from .errors import InvalidInput
 from .randomness import Noise
@@ -197,7 +196,7 @@ class TwoPointJacobian(Face):
         for u in self._blocks():
             ahead = self._constraint.project(space.add(self._z, u, radius))
             behind = self._constraint.project(space.add(self._z, u, -radius))
-            slope = _inner(space.add(ahead, behind, -1.0), v) / (2.0 * radius)
+            slope = space.dots(space.add(ahead, behind, -1.0), v) / (2.0 * radius)
             total = space.add(total, tree_map(lambda w: torch.tensordot(slope.to(w), w, 1), u))  # noqa: B023
         return space.scaled(total, space.size(self._z) / self._count)
 
@@ -222,13 +221,6 @@ def _orthonormal(space: Space, z: Vector, generator: torch.Generator, count: int
     gaussian = torch.randn((space.size(z), count), generator=generator, dtype=first.dtype, device=first.device)
     # Column signs of the QR factor are fixed by LAPACK; u and -u give the same term, so that does not matter.
     return space.unravel(torch.linalg.qr(gaussian).Q.T.contiguous(), z)
-
-
-def _inner(differences: Vector, v: Vector) -> Tensor:
-    """<difference_i, v> for each of the stacked differences."""
-    return sum(  # type: ignore[return-value]
-        (d.flatten(1) @ w.reshape(-1)) for d, w in zip(leaves(differences), leaves(v), strict=True)
-    )
 
 
 def _check_radius(radius: float) -> None:

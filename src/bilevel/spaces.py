@@ -54,6 +54,12 @@ class Space:
         """<a, b>, a 0-dimensional tensor."""
         return sum((u * v).sum() for u, v in zip(leaves(a), leaves(b), strict=True))  # type: ignore[return-value]
 
+    def dots(self, stack: Vector, v: Vector) -> Tensor:
+        """<stack_i, v> for each of the vectors stacked along a first dimension."""
+        return sum(  # type: ignore[return-value]
+            u.flatten(1) @ w.reshape(-1) for u, w in zip(leaves(stack), leaves(v), strict=True)
+        )
+
     def norm(self, a: Vector) -> Tensor:
         """|a|, a 0-dimensional tensor."""
         return self.dot(a, a).sqrt()

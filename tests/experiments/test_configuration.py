@@ -19,7 +19,7 @@ def test_table_2_has_the_grids_and_limits_of_the_paper():
     assert pairs.pop("dmlcbo") == pairs.pop("dmlcbo-default") == 36
     assert set(pairs.values()) == {49}
     assert (table.run.iterations, table.run.evaluate_every, table.run.seeds) == (10_000, 100, 10)
-    assert table.grid.limit_seconds == 60
+    assert table.grid.limit_seconds == 20
     assert table.grid.seed not in range(table.run.seeds)
     sizes = {name: (data.rows, data.trusted, data.c, data.flipped) for name, data in table.datasets.items()}
     assert sizes == {

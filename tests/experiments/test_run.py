@@ -12,12 +12,15 @@ import torch
 
 import bilevel
 from bilevel.errors import InvalidInput
+from bilevel.experiments import load_configuration
 from bilevel.experiments import run as cleaning
 from bilevel.experiments.cleaning_data import cleaning_problem, cleaning_task, data_hash, files_of
 from bilevel.experiments.plan import planned
 from bilevel.experiments.run import _ended, run
 from bilevel.experiments.solved_level import SolvedLevel
 from bilevel.solution import Status
+
+from .conftest import FEW_SHOT
 
 HASHES: dict[str, str] = {}
 
@@ -143,3 +146,14 @@ def test_a_series_that_diverges_is_the_reason_of_a_run_that_came_to_its_end(tiny
     for steps, status in ((20, "iterations"), (19, "time limit")):
         solution = SimpleNamespace(status=Status.SERIES_DIVERGES, stats={"steps": steps}, message="")
         assert _ended(solution, 20) == (status, str(Status.SERIES_DIVERGES))  # type: ignore[arg-type]
+
+
+def test_a_few_shot_run_counts_its_steps_and_what_they_asked_for(tmp_path):
+    path = tmp_path / "few-shot.toml"
+    path.write_text(FEW_SHOT)
+    (spec,) = planned(load_configuration(path), {"generated": ""}, {})
+    (outcome,) = run([spec], tmp_path)
+    counts = outcome.record.counts
+    assert counts["steps"] == 4
+    # A hypergradient of DMLCBO takes one gradient of f and one product with G_xy; there is one more at the start.
+    assert counts["upper_gradients"] == counts["cross_products"] == 5

@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import pytest
 
-from bilevel.experiments import store as store_module
+from bilevel.experiments import run_folders
 from bilevel.experiments.lock import StoreLocked, only_driver
 from bilevel.experiments.record import RunRecord
 from bilevel.experiments.run import Outcome
@@ -36,7 +36,7 @@ def test_records_come_back_with_the_same_bits(tmp_path):
         assert store.records() == [each.record for each in outcomes]
         assert store.records(experiment="table-2", role="final") == store.records()
         assert store.records(experiment="table-3") == store.records(role="grid") == []
-        np.testing.assert_array_equal(store.state(outcomes[0].record.identity)["x"], np.arange(3.0))
+        np.testing.assert_array_equal(store.folders.state(outcomes[0].record.identity)["x"], np.arange(3.0))
     rows = sqlite3.connect(tmp_path / "results.sqlite")
     assert rows.execute("PRAGMA journal_mode").fetchone()[0] == "wal"
     rows.close()
@@ -74,7 +74,7 @@ def test_only_what_was_written_aside_long_ago_is_removed(tmp_path):
         old.mkdir()
         new.mkdir()
         os.utime(old, (0, 0))
-        store.remove_leftovers()
+        store.folders.remove_leftovers()
     assert (old.exists(), new.exists()) == (False, True)
 
 
@@ -82,7 +82,7 @@ def test_a_reader_writes_nothing_and_disturbs_no_writer(tmp_path):
     """It sees rows and folders without a row, also while a writer is in the middle of a transaction."""
     with ResultsStore(tmp_path) as store:
         store.add([outcome(1)])
-        store._write_folder(outcome(2))  # and its row is to come
+        store.folders.write(outcome(2))  # and its row is to come
         (tmp_path / "runs" / ".half.tmp").mkdir()
         os.utime(tmp_path / "runs" / ".half.tmp", (0, 0))
         before = sorted(tmp_path.rglob("*"))
@@ -114,10 +114,10 @@ def test_a_run_that_another_program_stored_in_the_same_moment_is_fine(tmp_path, 
 
         def meanwhile(path):
             place.mkdir(exist_ok=True)
-            (place / "record.json").write_text(json.dumps(store_module._row(outcome(1).record)))
+            (place / "record.json").write_text(json.dumps(run_folders.row_of(outcome(1).record)))
 
         with monkeypatch.context() as patch:
-            patch.setattr(store_module, "_flush", meanwhile)
+            patch.setattr(run_folders, "_flush", meanwhile)
             assert store.add([outcome(1)]) == 1
         assert [folder.name for folder in store.runs.iterdir()] == [place.name]
         other = store.runs / outcome(2).record.identity
@@ -187,7 +187,7 @@ def test_a_full_disk_is_named_and_keeps_what_was_there(tmp_path, monkeypatch):
     with ResultsStore(tmp_path) as store:
         store.add([outcome(1)])
         with monkeypatch.context() as patch:
-            patch.setattr(store_module, "curve_text", full)
+            patch.setattr(run_folders, "curve_text", full)
             with pytest.raises(NotWritten, match="No space left on device.*: make room"):
                 store.add([outcome(2)])
         assert [folder.name for folder in store.runs.iterdir()] == [outcome(1).record.identity]

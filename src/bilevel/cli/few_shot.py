@@ -34,6 +34,9 @@ def add_to(app: App) -> None:
             "bilevel fewshot train --dataset omniglot --ways 10 --out ten.safetensors --picture ten.png --minutes 60",
             "bilevel fewshot train --dataset omniglot --ways 10 --out ten.safetensors --minutes 90 --resume    # go on",
             "",
+            "# four processes share the tasks of a step",
+            "torchrun --nproc-per-node 4 -m bilevel fewshot train --tasks-per-step 4 --out four.safetensors",
+            "",
             "# another method",
             "bilevel fewshot train --dataset fc100 --solver vpbgd --out fc100.safetensors",
         ),
@@ -78,6 +81,9 @@ def train(
     vector machine is trained on the features of the first, and the network moves such that it does better on the
     others. The network that is kept is the one that was best on classes set aside for that. In the end it is judged on
     classes that have played no part, on 600 tasks.
+
+    Started by torchrun, its processes share the tasks of a step (at least as many as processes) and make the same
+    steps as one process would; the first writes the files, from which any number of processes goes on.
 
     Ctrl-C ends training; what was learned is in the file, and --resume goes on from it with the same bits. Exit codes:
     0 done, 2 a mistake that the message names, or training that failed, 130 stopped by Ctrl-C.
@@ -128,16 +134,18 @@ def train(
     """
     from ..applications.few_shot import command
     from ..applications.few_shot.experiment import Experiment
+    from ..distributed import TaskParallel, connect
 
     one_thread()
     experiment = Experiment(
         dataset=dataset, ways=ways, shots=shots, queries=queries, train_ways=train_ways, solver=solver,
         step=step, network=network, width=width, normalise=not plain, tasks_per_step=tasks_per_step, seed=seed,
     )  # fmt: skip
-    return command.train(
-        experiment, out, minutes=minutes, steps=steps, evaluate_every=evaluate_every, picture=picture, folder=folder,
-        resume=resume, force=force,
-    )  # fmt: skip
+    with connect() as ranks:
+        return command.train(
+            experiment, out, minutes=minutes, steps=steps, evaluate_every=evaluate_every, picture=picture,
+            folder=folder, resume=resume, force=force, team=TaskParallel(ranks) if ranks.size > 1 else None,
+        )  # fmt: skip
 
 
 def evaluate(model: Path, /, *, episodes: int = 600, seed: int = 0, folder: Path | None = None) -> int:

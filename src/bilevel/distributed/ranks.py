@@ -91,6 +91,15 @@ class Ranks:
         self.bytes += tensor.numel() * tensor.itemsize
         return tensor
 
+    def all_max(self, tensor: Tensor) -> Tensor:
+        """The largest over the ranks, entry by entry, written to `tensor` (contiguous, no NaN) and returned."""
+        if self.size > 1:
+            with self._waiting():
+                dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self.group)
+        self.rounds += 1
+        self.bytes += tensor.numel() * tensor.itemsize
+        return tensor
+
     def total(self, *numbers: float) -> list[float]:
         """Sums of a few numbers, in one round and in float64."""
         return self.all_sum(torch.tensor(numbers, dtype=torch.float64, device=self.device)).tolist()

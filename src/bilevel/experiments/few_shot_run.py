@@ -82,7 +82,7 @@ def run_few_shot(specs: Sequence[RunSpec], folder: Path) -> list[Outcome]:
             RunRecord(
                 **about(one), status=status, reason=reason, wall_seconds=wall,
                 training_seconds=0.0 if training is None else training.seconds,
-                counts={} if training is None else {"steps": training.step},
+                counts={} if training is None else {"steps": training.step, **learner.costs.as_dict()},
                 environment=environment(one, "float32"), curve=judge.curve,
             ),
             state,

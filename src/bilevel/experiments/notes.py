@@ -18,9 +18,9 @@ def notes_of(tables: Sequence[Configuration], *, quick: bool = False) -> list[st
     >>> (note,) = notes_of([load_configuration(name) for name in ("table-2", "table-4")])
     >>> limits, search = note.split(" Step ")
     >>> limits
-    'Table 2, Table 4: final runs end after 10,000 iterations or 60 s of training, whichever comes first; 10 seeds.'
+    'Table 2, Table 4: final runs end after 10,000 iterations or 20 s of training, whichever comes first; 10 seeds.'
     >>> search.partition(", ")[2]
-    'in two stages: all pairs for 2 s, then the best of each upper step for 60 s.'
+    'in two stages: all pairs for 2 s, then the best of each upper step for 20 s.'
     """
     found: dict[str, list[str]] = {}
     for table in tables:

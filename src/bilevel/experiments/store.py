@@ -1,44 +1,36 @@
 """The results: SQLite in WAL mode with a row per run, and a folder per run with its curve and its final state.
 
     FOLDER/results.sqlite
-    FOLDER/runs/IDENTITY/{record.json, curve.csv, state.safetensors}
+    FOLDER/runs/IDENTITY/{record.json, curve.csv, state.safetensors}        see `RunFolders`
 
-A run's folder is written aside and renamed, then its row is inserted: a program that is killed leaves a run complete or
-not at all. Folders without a row are taken in when the store is opened, so that the rows can be made again from them.
+A run's folder is written, then its row is inserted: a program that is killed leaves a run complete or not at all.
+Folders without a row are taken in when the store is opened, so that the rows can be made again from them.
 Who only reads gets a copy of the rows in memory, and writes nothing: a sweep that is at work is not disturbed.
 """
 
 from __future__ import annotations
 
-import csv
-import errno
-import io
 import json
-import os
-import secrets
-import shutil
 import sqlite3
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import fields
-from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
 from ..errors import InvalidInput
-from ..files import Damaged, FileMissing, NotWritten, write_atomically
+from ..files import Damaged, FileMissing, NotWritten
 from .lock import StoreLocked
-from .record import Curve, RunRecord
+from .record import RunRecord
 from .run import Outcome
+from .run_folders import RunFolders, row_of
 
 VERSION = 1
 COLUMNS = tuple(each.name for each in fields(RunRecord) if each.name != "curve")
 REAL, INTEGER = ("wall_seconds", "training_seconds"), ("seed",)
 PATIENCE = 30.0
 """Seconds to wait for another program that writes."""
-OLD = 3600.0
-"""Seconds after which what was written aside belongs to no program that is still writing it."""
 
 
 class ResultsStore:
@@ -68,11 +60,11 @@ class ResultsStore:
     def __init__(self, folder: str | Path, *, reading: bool = False, patience: float = PATIENCE) -> None:
         self.folder = Path(folder)
         self.file, self.runs = self.folder / "results.sqlite", self.folder / "runs"
+        self.folders = RunFolders(self.runs)
         if reading and not self.file.exists() and not self.runs.is_dir():
             raise FileMissing(f"{self.folder} holds no results: name another folder, or make some by bilevel reproduce")
         if not reading:
-            with self._writing():
-                self.runs.mkdir(parents=True, exist_ok=True)
+            self.folders.make()
         with self._speaking():
             place = ":memory:" if reading else self.file
             self._rows = sqlite3.connect(place, timeout=patience, isolation_level=None)
@@ -104,17 +96,14 @@ class ResultsStore:
         known = self.identities()
         new = [outcome for outcome in outcomes if outcome.record.identity not in known]
         for outcome in new:
-            with self._writing():
-                self._write_folder(outcome)
+            self.folders.write(outcome)
         return self._insert([outcome.record for outcome in new])
 
     def describe(self, configurations: Mapping[str, dict[str, Any]]) -> None:
         """Give stored runs, by identity, the configuration that versions before this one did not keep."""
         for identity, configuration in configurations.items():
-            text, path = json.dumps(configuration, sort_keys=True), self.runs / identity / "record.json"
-            with _reading(path):
-                row = json.loads(path.read_text(encoding="utf-8")) | {"configuration": text}
-            write_atomically(path, partial(_write_json, row), overwrite=True)
+            text = json.dumps(configuration, sort_keys=True)
+            self.folders.describe(identity, text)
             with self._speaking():
                 self._rows.execute("UPDATE runs SET configuration = ? WHERE identity = ?", (text, identity))
 
@@ -167,7 +156,7 @@ class ResultsStore:
         return json.loads(row[0]) if row else {}
 
     def _with_curve(self, row: dict[str, Any], curves: bool) -> RunRecord:
-        return RunRecord.from_row(row | {"curve": json.dumps(self._curve(row["identity"]) if curves else {})})
+        return RunRecord.from_row(row | {"curve": json.dumps(self.folders.curve(row["identity"]) if curves else {})})
 
     def _prepare(self) -> None:
         types = dict.fromkeys(REAL, "REAL") | dict.fromkeys(INTEGER, "INTEGER")
@@ -189,13 +178,6 @@ class ResultsStore:
             self._rows.execute("PRAGMA synchronous = FULL")
             self._rows.execute("SELECT count(*) FROM runs").fetchone()
 
-    def remove_leftovers(self) -> None:
-        """Remove what programs that were killed long ago wrote aside."""
-        for left in self.runs.glob(".*.tmp"):
-            with suppress(OSError):  # gone meanwhile
-                if time.time() - left.stat().st_mtime > OLD:
-                    shutil.rmtree(left, ignore_errors=True)
-
     def _copy_rows(self, patience: float) -> None:
         """The rows as they are now, in memory.
 
@@ -210,14 +192,7 @@ class ResultsStore:
 
     def _take_in(self) -> None:
         """Insert rows for complete folders without one."""
-        known = self.identities()
-        records = []
-        for folder in sorted(self.runs.iterdir()) if self.runs.is_dir() else ():
-            if folder.name not in known and (folder / "record.json").is_file():
-                with _reading(folder / "record.json"):
-                    row = json.loads((folder / "record.json").read_text(encoding="utf-8"))
-                    records.append(RunRecord.from_row({**row, "curve": "{}"}))
-        self._insert(records)
+        self._insert(list(self.folders.records(but=self.identities())))
 
     def _insert(self, records: Sequence[RunRecord]) -> int:
         """In one transaction: all rows or none. An identity that is there already is left alone."""
@@ -230,7 +205,7 @@ class ResultsStore:
                 before = self._rows.total_changes
                 self._rows.executemany(
                     f"INSERT OR IGNORE INTO runs ({', '.join(COLUMNS)}) VALUES ({places})",
-                    [_row(record) for record in records],
+                    [row_of(record) for record in records],
                 )
                 added = self._rows.total_changes - before
                 self._rows.execute("COMMIT")
@@ -239,51 +214,6 @@ class ResultsStore:
                     self._rows.execute("ROLLBACK")
                 raise
         return added
-
-    def _write_folder(self, outcome: Outcome) -> None:
-        identity = outcome.record.identity
-        place, aside = self.runs / identity, self.runs / f".{identity}.{secrets.token_hex(4)}.tmp"
-        if (place / "record.json").is_file():
-            return  # another program was faster
-        try:
-            aside.mkdir()
-            (aside / "curve.csv").write_text(curve_text(outcome.record.curve), encoding="utf-8", newline="")
-            if outcome.state:
-                _write_state(aside / "state.safetensors", outcome.state)
-            _write_json(_row(outcome.record), aside / "record.json")
-            for file in aside.iterdir():
-                _flush(file)
-            self._rename(aside, place)
-        finally:
-            shutil.rmtree(aside, ignore_errors=True)
-        with suppress(OSError):  # not every system flushes folders
-            _flush(self.runs)
-
-    @staticmethod
-    def _rename(aside: Path, place: Path) -> None:
-        try:
-            os.rename(aside, place)
-        except OSError as error:
-            faster = error.errno in (errno.ENOTEMPTY, errno.EEXIST) and (place / "record.json").is_file()
-            if not faster:  # than another program, whose run has the same numbers
-                raise
-
-    def state(self, identity: str) -> dict[str, Any]:
-        """The final state of a run, arrays by name; empty if it has none."""
-        path = self.runs / identity / "state.safetensors"
-        if not path.exists():
-            return {}
-        from safetensors.numpy import load_file
-
-        with _reading(path):
-            return load_file(path)
-
-    def _curve(self, identity: str) -> Curve:
-        path = self.runs / identity / "curve.csv"
-        with _reading(path):
-            head, *rows = list(csv.reader(io.StringIO(path.read_text(encoding="utf-8")))) or [[]]
-            columns = zip(*rows, strict=True) if rows else ([] for _ in head)
-            return {name: [_number(cell) for cell in cells] for name, cells in zip(head, columns, strict=True)}
 
     @contextmanager
     def _speaking(self) -> Iterator[None]:
@@ -311,68 +241,3 @@ class ResultsStore:
             f"{self.file} is damaged or not a file of results ({error}): move it aside together with its -wal and -shm "
             f"files; the next command makes it again from the runs in {self.runs}, and nothing is lost"
         )
-
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise NotWritten(
-                f"{self.runs} cannot be written ({error.strerror or error}): make room or choose another folder, then "
-                "run the command again; what was stored is still there"
-            ) from error
-
-
-def curve_text(curve: Curve) -> str:
-    """A curve as CSV; numbers come back with the same bits."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(curve)
-    writer.writerows([repr(value) for value in row] for row in zip(*curve.values(), strict=True))
-    return text.getvalue()
-
-
-def _row(record: RunRecord) -> dict[str, Any]:
-    row = record.to_row()
-    return {name: row[name] for name in COLUMNS}
-
-
-def _number(text: str) -> float:
-    try:
-        return int(text)
-    except ValueError:
-        return float(text)
-
-
-@contextmanager
-def _reading(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise Damaged(
-            f"{path} is damaged or missing ({error}): delete the folder {path.parent} and results.sqlite beside runs; "
-            "the next command makes the rows again, and that one run"
-        ) from error
-
-
-def _write_json(row: dict[str, Any], path: Path) -> None:
-    path.write_text(json.dumps(row, indent=1), encoding="utf-8")
-
-
-def _write_state(path: Path, state: dict[str, Any]) -> None:
-    from safetensors import SafetensorError
-    from safetensors.numpy import save_file
-
-    try:
-        save_file(state, path)
-    except SafetensorError as error:  # its word for what the system calls an OSError
-        raise OSError(str(error)) from None
-
-
-def _flush(path: Path) -> None:
-    """To the disk; a disk that is full may say so only now."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -65,7 +65,7 @@ def sweep(
     show
         Told of the progress at the start and after every run.
     """
-    store.remove_leftovers()
+    store.folders.remove_leftovers()
     made = _Sweep(configurations, store, hash_data(configurations, folder), pool)
     made.begin(configurations)
     made.tell(show)
@@ -129,7 +129,7 @@ class _Sweep:
         twin = self.by_work.get((spec.work, spec.dataset))
         if spec.identity not in self.finished and twin is not None:
             record = copied(self.store.record(twin), spec)
-            self.store.add([Outcome(record, self.store.state(twin))])
+            self.store.add([Outcome(record, self.store.folders.state(twin))])
             self._know(record)
         return spec.identity in self.finished
 

@@ -160,15 +160,7 @@ class ConvexSet(ABC):
             amount, scale, what = self.excess(tree_map(widened, y))
         if tol is None:
             tol = max(tolerances.feasibility(u.dtype) for u in leaves(y))
-        outside = ~(amount <= tol * torch.as_tensor(scale, device=amount.device))
-        if not bool(outside.any()):
-            return Membership(True, float(amount.max()), "inside")
-        amount = torch.where(outside, amount, -1)
-        worst, where = float(amount.max()), ""
-        if amount.ndim:
-            index = tuple(int(k) for k in torch.unravel_index(amount.argmax(), amount.shape))
-            where = f" at point {index[0] if amount.ndim == 1 else index} of the batch"
-        return Membership(False, worst, f"{what} (by {worst:.3g}{where})")
+        return judged(amount, scale, what, tol)
 
     def distance(self, y: Any) -> Tensor:
         """|y - P_Y(y)| for each batch element."""
@@ -241,6 +233,19 @@ class ConvexSet(ABC):
         for value in self.tensor_parameters().values():
             fine = fine & ~value.detach().isnan().any()
         return fine
+
+
+def judged(amount: Tensor, scale: Tensor | float, what: str, tol: float) -> Membership:
+    """Whether the amounts by which points of a batch break a constraint are within tol times the scale."""
+    outside = ~(amount <= tol * torch.as_tensor(scale, device=amount.device))
+    if not bool(outside.any()):
+        return Membership(True, float(amount.max()), "inside")
+    amount = torch.where(outside, amount, -1)
+    worst, where = float(amount.max()), ""
+    if amount.ndim:
+        index = tuple(int(k) for k in torch.unravel_index(amount.argmax(), amount.shape))
+        where = f" at point {index[0] if amount.ndim == 1 else index} of the batch"
+    return Membership(False, worst, f"{what} (by {worst:.3g}{where})")
 
 
 def nan_without_answer(method: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:

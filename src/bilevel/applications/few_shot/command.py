@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from ...errors import InvalidInput
 from ...files import check_writable
 from ...solution import Status
-from .evaluation import Accuracy
+from .evaluation import EpisodeSource
 from .experiment import Experiment
 from .learner import MetaLearner, Training
 from .picture import check_picture, plot_curve
 from .schedule import load_training
+from .team import Team
 
 SUCCESS, FAILURE, INTERRUPTED = 0, 2, 130
 EVALUATIONS = 20
@@ -30,13 +32,17 @@ def train(
     folder: Path | None,
     resume: bool,
     force: bool,
+    team: Team | None = None,
 ) -> int:
-    """Train, say how it went, draw the learning curve."""
-    if picture is not None:
-        check_picture(picture)
-        check_writable(picture, overwrite=force or resume)
-    splits, learner = experiment.splits(folder), experiment.learner()
-    say(
+    """Train, say how it went, draw the learning curve; of a team the one that writes the files does so."""
+    team = Team() if team is None else team
+    with team.together("reading the data"):
+        if picture is not None:
+            check_picture(picture)
+            check_writable(picture, overwrite=force or resume)
+        splits, learner = experiment.splits(folder), experiment.learner(team)
+    tell = say if team.writes else _nothing
+    tell(
         f"{experiment.ways}-way {experiment.shots}-shot tasks of {experiment.dataset}, {experiment.solver}: "
         f"{splits.train.classes} classes to train on, {splits.validation.classes} others to choose by, "
         f"{splits.test.classes} others to test on"
@@ -53,7 +59,7 @@ def train(
         overwrite=force,
         progress=True,
     )
-    return _report(training, learner, splits.test, model, picture)
+    return _report(training, learner, splits.test, model, picture, tell)
 
 
 def evaluate(model: Path, *, episodes: int, seed: int, folder: Path | None) -> int:
@@ -71,20 +77,34 @@ def evaluate(model: Path, *, episodes: int, seed: int, folder: Path | None) -> i
     return SUCCESS
 
 
-def _report(training: Training, learner: MetaLearner, test: object, model: Path, picture: Path | None) -> int:
+def _report(
+    training: Training,
+    learner: MetaLearner,
+    test: EpisodeSource,
+    model: Path,
+    picture: Path | None,
+    tell: Callable[[str], None],
+) -> int:
     if training.history and picture is not None:
-        plot_curve({"training": training.history}, picture)
-        say(f"learning curve: {picture}")
+        with learner.team.together("drawing the learning curve"):
+            if learner.team.writes:
+                plot_curve({"training": training.history}, picture)
+        tell(f"learning curve: {picture}")
     interrupted = training.status is Status.INTERRUPTED
     how = "stopped by Ctrl-C" if interrupted else training.status.value
-    say(f"{training.step} steps in {training.seconds / 60:.1f} minutes: {how}. {training.message}")
-    say(f"network: {model}; go on with the same command and --resume, or judge it: bilevel fewshot evaluate {model}")
+    tell(f"{training.step} steps in {training.seconds / 60:.1f} minutes: {how}. {training.message}")
+    tell(f"network: {model}; go on with the same command and --resume, or judge it: bilevel fewshot evaluate {model}")
     if interrupted:
         return INTERRUPTED
     if training.step:
-        found: Accuracy = learner.evaluate(test)  # type: ignore[arg-type]
-        answer(f"accuracy on novel classes: {found}")
+        found = learner.evaluate(test)
+        if learner.team.writes:
+            answer(f"accuracy on novel classes: {found}")
     return SUCCESS if training.status.ok else FAILURE
+
+
+def _nothing(text: str) -> None:
+    """Said by another process."""
 
 
 def say(text: str) -> None:

@@ -116,12 +116,19 @@ def evaluate(
     """
     check_count("count", count)
     check_episodes("episodes", episodes, head.ways)
-    values: list[Tensor] = []
     with in_mode(network, training=False):
-        for start in range(0, count, AT_ONCE):
-            generator = Noise(Seeds.of(seed), start).generator("data", stream)
-            values.append(_accuracies(network, head, episodes.sample(min(AT_ONCE, count - start), generator)))
+        starts = range(0, count, AT_ONCE)
+        values = [accuracies_from(start, network, head, episodes, count, seed, stream) for start in starts]
     return Accuracy.of(torch.cat(values))
+
+
+@torch.no_grad()
+def accuracies_from(
+    start: int, network: nn.Module, head: SVMHead, episodes: EpisodeSource, count: int, seed: int, stream: int
+) -> Tensor:
+    """The accuracies of the tasks `start`, ..., at most `AT_ONCE` of them, of `count` in all."""
+    generator = Noise(Seeds.of(seed), start).generator("data", stream)
+    return _accuracies(network, head, episodes.sample(min(AT_ONCE, count - start), generator))
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from .episodes import Episodes, generated_images
 from .head import SVMHead
 from .learner import MetaLearner
 from .networks import ConvNet, ResNet12
+from .team import Team
 
 TEST_QUERIES = 15
 """Query images per class of a test task, as is usual."""
@@ -130,9 +131,10 @@ class Experiment:
                 return ResNet12(channels, size)
             return ConvNet(channels, size, width=self.width, normalise=self.normalise)
 
-    def learner(self) -> MetaLearner:
+    def learner(self, team: Team | None = None) -> MetaLearner:
         """A learner that has not learned anything yet, and says in its files what it is."""
         settings: dict[str, Any] = {"tasks_per_step": self.tasks_per_step, "seed": self.seed, "about": self.about()}
+        settings["team"] = team
         if self.solver == "adam":
             rate = 1e-3 if self.step is None else self.step
             settings["optimizer"] = lambda parameters: torch.optim.Adam(parameters, lr=rate)

@@ -14,13 +14,15 @@ from torch import nn
 from ...checkpoints import Checkpoint, CheckpointFiles
 from ...checks import check_count, check_positive
 from ...errors import Incompatible, InvalidInput, InvalidType, NotConverged, NotFinite
+from ...problem import Costs
 from ...randomness import Noise, Seeds
 from ...solution import Status
 from ...solvers import DMLCBO, Solver
-from .evaluation import TRAINING, VALIDATION, Accuracy, EpisodeSource, check_episodes, evaluate, in_mode
+from .evaluation import EVALUATION, TRAINING, VALIDATION, Accuracy, EpisodeSource, check_episodes, in_mode
 from .head import SVMHead
 from .problem import FewShotProblem
 from .schedule import Plan, interrupts_after_the_step, load_training, progress_bar, show, write
+from .team import Team
 from .training_state import TrainingRecord, TrainingState, save_state
 from .updates import OptimizerUpdates, SolverUpdates, Updates, copied, place, place_buffers
 
@@ -98,6 +100,14 @@ class MetaLearner:
         Tasks drawn for each step.
     seed
         Of the tasks and of everything else that is drawn.
+    team
+        Who trains: this process alone, or `bilevel.distributed.TaskParallel(ranks)`, which divides the tasks of a step
+        among several.
+
+    Attributes
+    ----------
+    costs
+        What the steps of this object have asked for: gradients and products over all tasks of a step at once.
 
     References
     ----------
@@ -125,6 +135,7 @@ class MetaLearner:
         tasks_per_step: int = 8,
         seed: int = 0,
         about: dict[str, Any] | None = None,
+        team: Team | None = None,
     ) -> None:
         if not isinstance(network, nn.Module):
             raise InvalidType(f"network must be a torch.nn.Module, got {type(network).__name__}")
@@ -135,7 +146,8 @@ class MetaLearner:
         check_count("tasks_per_step", tasks_per_step)
         self.network, self.head, self.tasks_per_step, self.seed = network, head, tasks_per_step, seed
         self.solver, self.about = DMLCBO() if solver is None else solver, about
-        seeds = Seeds.of(seed)
+        self.team, seeds = Team() if team is None else team, Seeds.of(seed)
+        self.team.join(network, solver=optimizer is None)
         self._updates: Updates
         if optimizer is None:
             self._updates = SolverUpdates(network, self.solver, seeds)
@@ -143,6 +155,7 @@ class MetaLearner:
             estimator = getattr(self.solver, "hypergradient", None)
             self._updates = OptimizerUpdates(network, optimizer, scheduler, estimator, seeds)
         self.state = TrainingState(settings=self._settings())
+        self.costs = Costs()
         self._take_parameters()
 
     @property
@@ -194,6 +207,29 @@ class MetaLearner:
             Measures the seconds. `time.process_time` counts those of the processor alone, so that a busy machine does
             not shorten a training of so many minutes.
         """
+        files, write_every = None, None
+        with self.team.together("looking at the arguments of fit"):
+            self._check_arguments(episodes, steps, minutes, validate, validate_count, evaluate_every)
+            if checkpoint is not None:
+                settings = Checkpoint.of(checkpoint)
+                write_every = settings.every or evaluate_every
+                files = self._opened(settings, resume=resume, overwrite=overwrite)
+        sources = {"episodes": episodes} if validate is None else {"episodes": episodes, "validate": validate}
+        lengths = {"steps": steps, "minutes": minutes, "evaluate_every": evaluate_every, "write_every": write_every}
+        self.team.begin(self, sources, {**lengths, "validate_count": validate_count, "resume": resume})
+        plan = Plan(steps, minutes, evaluate_every, validate, validate_count, files, write_every, clock)
+        with progress_bar(progress and self.team.writes) as bar:
+            return self._train(episodes, plan, list(callbacks), bar)
+
+    def _check_arguments(
+        self,
+        episodes: EpisodeSource,
+        steps: int | None,
+        minutes: float | None,
+        validate: EpisodeSource | None,
+        validate_count: int,
+        evaluate_every: int,
+    ) -> None:
         if steps is None and minutes is None:
             raise InvalidInput("say how long to train: fit(episodes, steps=...) or fit(episodes, minutes=...)")
         if steps is not None:
@@ -205,20 +241,21 @@ class MetaLearner:
         check_episodes("episodes", episodes, self.head.ways)
         if validate is not None:
             check_episodes("validate", validate, self._head_for(validate).ways)
-        files = None
-        if checkpoint is not None:
-            settings = Checkpoint.of(checkpoint)
-            if resume and any(path.exists() for path in settings.files):
-                self.load(settings.path)
-            files = CheckpointFiles(settings, Path(settings.path) if resume else None, replace=overwrite)
-            files.remedy = "fit(..., resume=True)"
-        plan = Plan(steps, minutes, evaluate_every, validate, validate_count, files, clock)
-        with progress_bar(progress) as bar:
-            return self._train(episodes, plan, list(callbacks), bar)
+
+    def _opened(self, settings: Checkpoint, *, resume: bool, overwrite: bool) -> CheckpointFiles | None:
+        """The files of this training, once they are read; None for those of a team who do not write."""
+        if resume and any(path.exists() for path in settings.files):
+            self._read(settings.path)
+        if not self.team.writes:
+            return None
+        files = CheckpointFiles(settings, Path(settings.path) if resume else None, replace=overwrite)
+        files.remedy = "fit(..., resume=True)"
+        return files
 
     def evaluate(self, episodes: EpisodeSource, *, count: int = 600, seed: int = 0) -> Accuracy:
         """The accuracy on `count` fresh tasks, with its 95 % interval; see `evaluate`."""
-        return evaluate(self.network, self._head_for(episodes), episodes, count=count, seed=seed)
+        head = self._head_for(episodes)
+        return self.team.evaluate(self.network, head, episodes, count=count, seed=seed, stream=EVALUATION)
 
     def _head_for(self, episodes: EpisodeSource) -> SVMHead:
         ways = getattr(episodes, "ways", self.head.ways)
@@ -226,18 +263,25 @@ class MetaLearner:
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
         """Write network and training to one safetensors file, complete or not at all."""
-        return save_state(self._snapshot(), path, overwrite=overwrite)
+        state = self.snapshot()
+        with self.team.together(f"writing {path}"):
+            return save_state(state, path, overwrite=overwrite) if self.team.writes else Path(path)
 
     def load(self, path: str | Path) -> MetaLearner:
         """Go on from a file of a learner with the same settings, and give its network to this one."""
+        with self.team.together(f"reading {path}"):
+            self._read(path)
+        return self
+
+    def _read(self, path: str | Path) -> None:
         state = load_training(path)
         self._check_settings(state, path)
+        state = self.team.parts(state, self.network)
         place(self.network, state.parameters)
         place_buffers(self.network, state.buffers)
         self._updates.restore(state)
         self.state = state
         self._show_best()
-        return self
 
     def _train(self, episodes: EpisodeSource, plan: Plan, callbacks: list[Callback], bar: Any) -> Training:
         status, message = Status.STEPS, ""
@@ -246,48 +290,63 @@ class MetaLearner:
         try:
             with in_mode(self.network, training=True), interrupts_after_the_step() as interrupted:
                 while not plan.is_done(self.state) and status is Status.STEPS:
-                    self._advance(episodes, plan.clock)
+                    stop = self._advance(episodes, plan.clock, interrupted)
                     show(bar, self.state, plan)
                     if plan.is_due(self.state) and self._told(self._record(plan), callbacks):
                         status = Status.STOPPED
-                    elif interrupted():
+                    elif stop:
                         status = Status.INTERRUPTED
-                    plan.write(self._snapshot)
+                    if plan.is_written(self.state):
+                        self._write(plan)
         except (NotFinite, NotConverged) as error:
             status = Status.DIVERGED if isinstance(error, NotFinite) else Status.FAILED
             message = f"step {self.state.step + 1} failed ({error}); the network is that of step {self.state.step}"
-        if plan.files is not None:
-            write(plan.files, self._snapshot())
+        if plan.write_every is not None:
+            self._write(plan)
         self._show_best()
         best = None if self.state.best is None else Accuracy(**self.state.best["accuracy"])
         return Training(status, self.history, self.state.step, self.state.seconds, best, message)
 
     def _told(self, record: TrainingRecord, callbacks: list[Callback]) -> bool:
         """Whether a callback asks to stop."""
-        answers = [callback(record, self) for callback in callbacks]  # all of them are told
-        return any(map(bool, answers))
 
-    def _advance(self, episodes: EpisodeSource, clock: Callable[[], float]) -> None:
-        """One step, on fresh tasks."""
+        def wish() -> bool:
+            answers = [callback(record, self) for callback in callbacks]  # all of them are told
+            return any(map(bool, answers))
+
+        return self.team.decide(wish)
+
+    def _write(self, plan: Plan) -> None:
+        state = self.snapshot()
+        with self.team.together("writing the checkpoint"):
+            if plan.files is not None:
+                write(plan.files, state)
+
+    def _advance(self, episodes: EpisodeSource, clock: Callable[[], float], interrupted: Callable[[], bool]) -> bool:
+        """One step, on fresh tasks; whether training is to end after it."""
         began, k = clock(), self.state.step + 1
         judged = self._updates.step(lambda step: self._draw(episodes, step), k)
         loss, accuracy, count = self.state.recent
         self.state.recent = (loss + judged.loss, accuracy + judged.accuracy, count + 1)
         self.state.step = k
-        self.state.seconds += clock() - began
+        seconds, stop = self.team.after_step(clock() - began, interrupted())
+        self.state.seconds += seconds
         self._take_parameters()
+        return stop
 
     def _draw(self, episodes: EpisodeSource, step: int) -> FewShotProblem:
         """The problem of a step: a function of seed and step."""
         generator = Noise(Seeds.of(self.seed), step).generator("data", TRAINING)
-        tasks = episodes.sample(self.tasks_per_step, generator)
-        return FewShotProblem(self.network, self.head, tasks, seed=generator.initial_seed() % (1 << 63))
+        tasks = self.team.draw(lambda: episodes.sample(self.tasks_per_step, generator), step)
+        problem = self.team.problem(self.network, self.head, tasks, generator.initial_seed() % (1 << 63))
+        problem.costs = self.costs
+        return problem
 
     def _record(self, plan: Plan) -> TrainingRecord:
         loss, accuracy, count = self.state.recent
         found = None
         if plan.validate is not None:
-            found = evaluate(
+            found = self.team.evaluate(
                 self.network, self._head_for(plan.validate), plan.validate, count=plan.validate_count, seed=self.seed,
                 stream=VALIDATION,
             )  # fmt: skip
@@ -298,6 +357,7 @@ class MetaLearner:
         )  # fmt: skip
         self.state.history.append(record)
         self.state.recent = (0.0, 0.0, 0)
+        self.team.check(self.state)
         return record
 
     def _keep_if_best(self, found: Accuracy) -> None:
@@ -319,8 +379,9 @@ class MetaLearner:
         self.state.parameters = copied(self.network.named_parameters())
         self.state.buffers = copied(self.network.named_buffers())
 
-    def _snapshot(self) -> TrainingState:
-        return TrainingState(**{**vars(self.state), **self._updates.saved()})
+    def snapshot(self) -> TrainingState:
+        """All that a file holds."""
+        return self.team.whole(TrainingState(**{**vars(self.state), **self._updates.saved()}))
 
     def _settings(self) -> dict[str, Any]:
         """What a file must agree with."""
@@ -359,13 +420,14 @@ def meta_train(
     scheduler: Callable[[Any], Any] | None = None,
     tasks_per_step: int = 8,
     seed: int = 0,
+    team: Team | None = None,
     **how_long: Any,
 ) -> tuple[MetaLearner, Training]:
     """Make a `MetaLearner` and fit it; `how_long` and the rest are arguments of `MetaLearner.fit`.
 
     Parameters
     ----------
-    network, head, solver, optimizer, scheduler, tasks_per_step, seed
+    network, head, solver, optimizer, scheduler, tasks_per_step, seed, team
         As in `MetaLearner`; default head `SVMHead` with the ways of the tasks.
     episodes
         Where the training tasks come from.
@@ -391,6 +453,7 @@ def meta_train(
             raise InvalidInput("head is missing: pass head=SVMHead(ways=...), as the episodes do not tell their ways")
         head = SVMHead(ways)
     learner = MetaLearner(
-        network, head, solver=solver, optimizer=optimizer, scheduler=scheduler, tasks_per_step=tasks_per_step, seed=seed
-    )
+        network, head, solver=solver, optimizer=optimizer, scheduler=scheduler, tasks_per_step=tasks_per_step,
+        seed=seed, team=team,
+    )  # fmt: skip
     return learner, learner.fit(episodes, **how_long)

@@ -161,16 +161,24 @@ class FewShotProblem(Problem):
 
     def _forward(self, x: Any) -> Features:
         """One pass of all images that are there, and the buffers after it."""
+        return Features(leaves(x), *self.passed(x, self.tasks, self.mask, self.seed))
+
+    def passed(self, x: Any, tasks: TaskBatch, mask: Tensor | None, seed: int) -> tuple[Tensor, Tensor]:
+        """The features of these tasks at x."""
         buffers = {name: value.clone() for name, value in self.network.named_buffers()}
 
         def network(images: Tensor) -> Tensor:
             with torch.random.fork_rng(devices=[]):
-                _seed(images.device, self.seed)
-                return functional_call(self.network, {**x, **buffers}, (images,))
+                _seed(images.device, seed)
+                return self.call_network({**x, **buffers}, images)
 
-        support, query = features_of(network, self.tasks, self.mask)
+        features = features_of(network, tasks, mask)
         self.buffers = buffers
-        return Features(leaves(x), support, query)
+        return features
+
+    def call_network(self, values: Parameters, images: Tensor) -> Tensor:
+        """The network with these parameters and buffers, which it may overwrite."""
+        return functional_call(self.network, values, (images,))
 
     def _scores(self, y: Any, support: Tensor, query: Tensor) -> Tensor:
         return self.head.scores(self.coded, self.coded.columns(y), support, query)

@@ -27,6 +27,7 @@ class Plan:
     validate: EpisodeSource | None
     validate_count: int
     files: CheckpointFiles | None
+    write_every: int | None
     clock: Callable[[], float]
 
     def share(self, state_step: int, seconds: float) -> float:
@@ -40,12 +41,9 @@ class Plan:
     def is_due(self, state: TrainingState) -> bool:
         return state.step % self.evaluate_every == 0 or self.is_done(state)
 
-    def write(self, snapshot: Callable[[], TrainingState]) -> None:
-        """Write a checkpoint if one is due."""
-        if self.files is not None:
-            state = snapshot()
-            if state.step % (self.files.settings.every or self.evaluate_every) == 0:
-                write(self.files, state)
+    def is_written(self, state: TrainingState) -> bool:
+        """Whether a checkpoint is due."""
+        return self.write_every is not None and state.step % self.write_every == 0
 
 
 def write(files: CheckpointFiles, state: TrainingState) -> None:

@@ -11,7 +11,7 @@ from .cells import Cell, cells_of, f_rose, is_few_shot, series_diverged
 from .curves import is_reached
 from .verdicts import COMPARED, Spread, Verdict, explanation, explanations, remarks
 
-BUDGETS = {"hyper-cleaning": (1, 5, 10, 30, 60), "few-shot": (30, 60, 120, 300, 600)}
+BUDGETS = {"hyper-cleaning": (1, 5, 10, 20, 30, 60), "few-shot": (30, 60, 120, 300, 600)}
 """Seconds of training after which runs are looked at."""
 ROUGH = 5
 """Below so many seeds two standard errors are a rough guide."""

@@ -1,0 +1,80 @@
+"""`torchrun ... -m bilevel fewshot train`: several processes, one file, one voice."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from tests.distributed.ranks import free_port
+
+from bilevel.applications.few_shot.training_state import load_state
+
+SMALL = ["--dataset", "generated", "--ways", "3", "--shots", "1", "--queries", "2", "--width", "4"]
+SMALL += ["--tasks-per-step", "2", "--train-ways", "4"]
+
+
+def start(size, *arguments):
+    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", str(size), "--master-addr", "127.0.0.1"]
+    torchrun += ["--master-port", str(free_port())]
+    command = [sys.executable, *(torchrun if size > 1 else []), "-m", "bilevel", "fewshot", "train", *SMALL]
+    return subprocess.Popen(
+        [*command, *map(str, arguments)], env=os.environ | {"OMP_NUM_THREADS": "1"}, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+
+
+def train(size, *arguments):
+    process = start(size, *arguments)
+    out, err = process.communicate(timeout=600)
+    return process.returncode, out, err
+
+
+def check_close(one, two):
+    for name, value in load_state(one).parameters.items():
+        torch.testing.assert_close(load_state(two).parameters[name], value, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_two_processes_train_the_network_of_one_and_go_on_from_its_file(tmp_path):
+    one, two = tmp_path / "one.safetensors", tmp_path / "two.safetensors"
+    assert train(1, "--out", one, "--steps", 4, "--evaluate-every", 2)[0] == 0
+    code, out, err = train(2, "--out", two, "--steps", 2, "--evaluate-every", 2, "--picture", tmp_path / "c.svg")
+    assert code == 0, err
+    assert out.count("accuracy on novel classes: ") == 1
+    assert err.count("3-way 1-shot tasks of generated") == 1
+    assert (tmp_path / "c.svg").exists()
+    assert train(1, "--out", two, "--steps", 3, "--evaluate-every", 2, "--resume")[0] == 0
+    assert train(2, "--out", two, "--steps", 4, "--evaluate-every", 2, "--resume")[0] == 0
+    check_close(one, two)
+    code, out, err = train(2, "--out", two, "--steps", 4)
+    assert code != 0
+    assert "rank 0, looking at the arguments of fit: " in err
+    assert "exists and was left as it is" in err
+
+
+@pytest.mark.slow
+def test_fewer_tasks_than_processes_are_refused_with_the_remedy(tmp_path):
+    code, _, err = train(2, "--out", tmp_path / "net.safetensors", "--steps", 2, "--tasks-per-step", 1)
+    assert code != 0
+    assert "draw at least 2 tasks per step, or start 1 processes" in err
+
+
+@pytest.mark.reliability
+def test_ctrl_c_ends_all_processes_with_a_file_to_go_on_from(tmp_path):
+    path = tmp_path / "net.safetensors"
+    process = start(2, "--out", path, "--steps", 100_000, "--evaluate-every", 2)
+    deadline = time.monotonic() + 300
+    while not path.exists() and time.monotonic() < deadline:
+        time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=120)
+    assert err.count("stopped by Ctrl-C") == 1
+    step = load_state(path).step
+    assert step > 0
+    assert train(1, "--out", path, "--steps", step + 1, "--evaluate-every", 2, "--resume")[0] == 0
+    assert load_state(path).step == step + 1
