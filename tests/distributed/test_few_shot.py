@@ -219,7 +219,7 @@ SAID = {
     "images": "RanksFailed: episodes is .* on rank 1: give every rank the same images",
     "validation": "RanksFailed: validate is .* on rank 1: give every rank the same images",
     "seed": "RanksFailed: seed is 0 on rank 0 and 1 on rank 1",
-    "solver": r"RanksFailed: updates is 'Approx\(.*VPBGD\(",
+    "solver": r"RanksFailed: updates is .Approx\(.*VPBGD\(",
     "steps": "RanksFailed: steps is 2 on rank 0 and 3 on rank 1: make the same calls on every rank",
     "argument": "RanksFailed: rank 1, looking at the arguments of fit: steps must be",
     "file": "RanksFailed: step is 2 on rank 0 and 0 on rank 1: start from the same network, or the same file",
