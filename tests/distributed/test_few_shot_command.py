@@ -15,21 +15,22 @@ from tests.distributed.ranks import free_port
 from bilevel.applications.few_shot.training_state import load_state
 
 SMALL = ["--dataset", "generated", "--ways", "3", "--shots", "1", "--queries", "2", "--width", "4"]
-SMALL += ["--tasks-per-step", "2", "--train-ways", "4"]
+SMALL += ["--train-ways", "4"]
 
 
-def start(size, *arguments):
+def start(size, *arguments, tasks=2):
     torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", str(size), "--master-addr", "127.0.0.1"]
     torchrun += ["--master-port", str(free_port())]
     command = [sys.executable, *(torchrun if size > 1 else []), "-m", "bilevel", "fewshot", "train", *SMALL]
+    command += ["--tasks-per-step", str(tasks)]
     return subprocess.Popen(
         [*command, *map(str, arguments)], env=os.environ | {"OMP_NUM_THREADS": "1"}, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
 
 
-def train(size, *arguments):
-    process = start(size, *arguments)
+def train(size, *arguments, tasks=2):
+    process = start(size, *arguments, tasks=tasks)
     out, err = process.communicate(timeout=600)
     return process.returncode, out, err
 
@@ -59,9 +60,9 @@ def test_two_processes_train_the_network_of_one_and_go_on_from_its_file(tmp_path
 
 @pytest.mark.slow
 def test_fewer_tasks_than_processes_are_refused_with_the_remedy(tmp_path):
-    code, _, err = train(2, "--out", tmp_path / "net.safetensors", "--steps", 2, "--tasks-per-step", 1)
+    code, _, err = train(2, "--out", tmp_path / "net.safetensors", "--steps", 2, tasks=1)
     assert code != 0
-    assert "draw at least 2 tasks per step, or start 1 processes" in err
+    assert "draw at least 2 tasks per step, or start at most 1" in err
 
 
 @pytest.mark.reliability

@@ -33,7 +33,7 @@ def statistics_of_all(network: nn.Module, ranks: Ranks) -> Iterator[None]:
     """Within it the network normalises by the images of all ranks, and its graph does so backwards."""
     parts = batch_normalisations(network) if ranks.size > 1 else []
     for part in parts:
-        part.forward = partial(_forward, part, ranks)
+        part.forward = partial(_forward, part, ranks)  # type: ignore[method-assign]
     try:
         yield
     finally:
@@ -45,7 +45,8 @@ def _has_none(part: _BatchNorm) -> bool:
     return part.running_mean is None
 
 
-def _forward(part: _BatchNorm, ranks: Ranks, images: Tensor) -> Tensor:
+def _forward(part: _BatchNorm, ranks: Ranks, input: Tensor) -> Tensor:
+    images = input  # called so by torch
     part._check_input_dim(images)
     normal, mean, variance, count = _Normalised.apply(images, part.eps, ranks)  # type: ignore[misc]
     if part.training and part.track_running_stats and part.running_mean is not None:

@@ -98,7 +98,7 @@ class TaskParallel(Team):
         if tasks < size:
             raise InvalidInput(
                 f"tasks_per_step is {tasks}, and there are {size} ranks: draw at least {size} tasks per step, or start "
-                f"{tasks} processes"
+                f"at most {tasks} of them"
             )
         with self.ranks.together("drawing tasks"):
             data = {name: _data(source, learner.seed) for name, source in sources.items()}
@@ -114,6 +114,7 @@ class TaskParallel(Team):
 
     def draw(self, sample: Callable[[], TaskBatch], step: int) -> TaskBatch:
         """All tasks on every rank; those of another rank are told by their labels and first images."""
+        tasks: Any
         tasks, failure = tried(sample)
         code = 0 if tasks is None else _code(tasks)
         told = torch.tensor([failure is not None, code, code * code], device=self.ranks.device)

@@ -28,7 +28,7 @@ def _add(found: Any, value: Any) -> None:
     if isinstance(value, Tensor):
         plain = value.detach().cpu().contiguous().reshape(-1)
         found.update(f"{value.dtype}{tuple(value.shape)}".encode())
-        found.update(memoryview(plain.view(torch.uint8).numpy()))
+        found.update(plain.view(torch.uint8).numpy().data)
     elif isinstance(value, np.ndarray) and value.dtype != object:
         _add(found, torch.as_tensor(np.ascontiguousarray(value)))
     elif isinstance(value, Mapping):
