@@ -95,28 +95,51 @@ def test_two_processes_take_the_steps_of_one():
 
 
 def test_three_uneven_parts_take_the_steps_of_one():
-    for apart in on_threads(run, 3, [("simplex", "rows", "DMLCBO"), ("l1", "columns", "ProjectedSOBA")]):
+    for apart in on_ranks(run, 3, [("simplex", "rows", "DMLCBO"), ("l1", "columns", "ProjectedSOBA")]):
         assert {name: away for name, away in apart.items() if not away <= 1e-10} == {}
 
 
-def test_a_known_answer():
-    """On the simplex, with A = I, any target of the set is reached, and F = 0."""
+def solved(ranks):
+    """How far y is from a target of the simplex, which x can bring it to, where x is divided like y."""
+    here = PARTS[2][ranks.rank]
+    target = torch.linspace(0, 1, N, dtype=torch.float64)
+    target = (target / target.sum())[here]
+    problem = ShardedLowerProblem(
+        lambda x, y: (y - target).square().sum(),
+        lambda x, y: (y - x).square().sum(),
+        sets.Simplex(),
+        y0=torch.full_like(target, 1 / N),
+        x_divided=True,
+        ranks=ranks,
+    )
+    return float((minimize(problem, torch.zeros_like(target), steps=600).y - target).abs().max())
 
-    def solved(ranks):
-        here = PARTS[2][ranks.rank]
-        target = torch.linspace(0, 1, N, dtype=torch.float64) / torch.linspace(0, 1, N).sum()
-        problem = ShardedLowerProblem(
-            lambda x, y: (y - target[here]).square().sum(),
-            lambda x, y: (y - x).square().sum(),
-            sets.Simplex(),
-            y0=torch.full((N,), 1 / N, dtype=torch.float64)[here],
-            x_divided=True,
-            ranks=ranks,
-        )
-        solution = minimize(problem, torch.zeros(N, dtype=torch.float64)[here], steps=600)
-        return float((solution.y - target[here]).abs().max())
 
-    assert max(on_threads(solved, 2)) < 1e-3
+def refused(ranks):
+    """What methods that look at single entries say."""
+    problem, told = divided_problem(ranks, "box", "rows"), []
+    x = torch.full((D,), 0.1, dtype=torch.float64)
+    for ask in (
+        lambda: bilevel.minimize(problem, x, solver=bilevel.RMDPCD(), steps=1),
+        lambda: bilevel.certificate(problem, x, 1e-3),
+        lambda: bilevel.check_hypergradient(problem, x),
+    ):
+        try:
+            ask()
+        except Incompatible as error:
+            told.append(str(error))
+    return told
+
+
+def known_and_refused(ranks):
+    return solved(ranks), refused(ranks)
+
+
+def test_a_known_answer_and_who_refuses_a_divided_variable():
+    for away, told in on_ranks(known_and_refused, 2):
+        assert away < 1e-3
+        assert len(told) == 3
+        assert all("they are divided among 2 ranks: use DMLCBO" in text for text in told)
 
 
 def test_draws_of_all_ranks_are_those_of_one_process():
@@ -144,9 +167,6 @@ def test_what_a_problem_refuses():
         ShardedLowerProblem(f, g, sets.Simplex(), y0=y0[:0])
     with pytest.raises(InvalidInput, match="a set that moves with x needs all of x"):
         ShardedLowerProblem(f, g, lambda x: sets.L1Ball(x.sum()), y0=y0, x_divided=True)
-    problem = ShardedLowerProblem(f, g, sets.Box(0.0, 1.0), y0=y0)
-    with pytest.raises(Incompatible, match="looks at y as one flat vector"):
-        bilevel.minimize(problem, torch.ones(3), solver=bilevel.RMDPCD(), steps=1)
 
 
 def test_ranks_with_different_problems_are_told():

@@ -1,4 +1,8 @@
-"""Ranks that are threads of one process: many small cases without starting processes."""
+"""Ranks that are threads of one process: many small cases of sets without starting processes.
+
+Not for problems: `functools.cached_property` holds a lock of the class before Python 3.12, and threads that meet within
+one wait for each other.
+"""
 
 from __future__ import annotations
 

@@ -27,6 +27,8 @@ class Probe:
 
     def __init__(self, problem: Problem, x: Vector, y: Vector) -> None:
         self.problem = uncounted(problem)
+        for space, point in ((problem.x_space, x), (problem.y_space(problem.constraint_at(x)), y)):
+            space.ravel(point)  # refused where it is divided among processes
         wide_x, wide_y = (tree_map(Tensor.double, v) for v in (x, y))
         self.widened = _takes(self.problem, wide_x, wide_y)
         self._x, self._y = (wide_x, wide_y) if self.widened else (x, y)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..errors import Incompatible
 from ..spaces import Space, Vector, leaves, like
 from .ranks import Ranks
 
@@ -66,6 +67,15 @@ class ShardedSpace(Space):
         lead = 0 if count is None else 1
         squares = self._totals(a, [u.square().flatten(lead).sum(-1) for u in leaves(draws)]).sum(0)
         return like(a, [u / squares.sqrt().reshape(squares.shape + (1,) * (u.ndim - lead)) for u in leaves(draws)])
+
+    def ravel(self, a: Vector) -> Tensor:
+        """All entries as one flat tensor, where one rank has them all."""
+        if self.ranks.size > 1:
+            raise Incompatible(
+                f"this method looks at all entries as one flat vector, and they are divided among {self.ranks.size} ranks: "
+                "use DMLCBO, ProjectedSOBA or Approx with LinearSolve or Neumann, or one process"
+            )
+        return super().ravel(a)
 
     def _divided(self, a: Vector) -> Iterator[bool]:
         return (name not in self.whole for name in (a if isinstance(a, dict) else [""]))

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import Incompatible
 from ..spaces import Vector, leaves, like
 from .sets import whole_length
 from .spaces import ShardedSpace
@@ -68,12 +67,3 @@ class DividedSpace(ShardedSpace):
             kept.append(block[max(first - drawn, 0) : max(last - drawn, 0)].clone())
             drawn += size
         return torch.cat(kept)
-
-    def ravel(self, a: Vector) -> Tensor:
-        raise Incompatible(
-            "this method looks at y as one flat vector, and y is divided among ranks: use DMLCBO, ProjectedSOBA or "
-            "Approx, with LinearSolve or Neumann"
-        )
-
-    def unravel(self, flat: Tensor, template: Vector) -> Vector:
-        return self.ravel(template)  # type: ignore[return-value]
