@@ -26,7 +26,9 @@ import numpy as np
 
 from .harness import Row, report
 
-COLUMNS, TRUSTED, CHUNK, FIRST = 784, 1000, 10_000, 30
+COLUMNS, TRUSTED, CHUNK, SUMMED = 784, 1000, 10_000, 784
+EARLY, LATE = 20, 250
+"""The first steps that are measured: while y still has many entries, and when the face has settled."""
 OUT = Path("results/sharded-rows.json")
 
 
@@ -76,20 +78,29 @@ def serve(rows: int, steps: int) -> None:
         columns, labels = generated(ranks.rank * rows // ranks.size, (ranks.rank + 1) * rows // ranks.size)
         trusted, checked = generated(rows, rows + TRUSTED)
         problem = ShardedCleaningProblem(columns.T, labels, trusted.T, checked, ranks=ranks, intercept=False, classes=2)
-        states = bilevel.iterate(problem, problem.start())
-        state: Any = next(states)
-        for _ in range(FIRST):
-            state = next(states)
+        run = bilevel.iterate(problem, problem.start())
+        state: Any = next(run)
+
+        def step() -> None:
+            nonlocal state
+            state = next(run)
+
+        def go_to(number: int) -> None:
+            while state.step < number:
+                step()
+
         pulled, out = np.random.default_rng(3).random(len(labels), np.float32), np.empty(COLUMNS, np.float32)
-        summed = torch.zeros(COLUMNS + 400, dtype=torch.float64)
+        summed = torch.zeros(SUMMED, dtype=torch.float64)
         work: dict[str, Callable[[], Any]] = {
-            "step": lambda: next(states),
+            "step": step,
+            "early": lambda: go_to(EARLY),
+            "late": lambda: go_to(LATE),
             "pass": lambda: np.dot(columns, pulled, out=out),
             "sum": lambda: ranks.all_sum(summed),
         }
-        tell({"face": int((state.adjoint["weight"] != 0).sum())})
         for line in sys.stdin:
-            tell(took(work[line.strip()], steps, ranks))
+            spent = took(work[line.strip()], steps, ranks)
+            tell({**spent, "face": int((state.adjoint["weight"] != 0).sum())})
 
 
 def took(do: Callable[[], Any], count: int, ranks: Any) -> dict[str, float]:
@@ -125,7 +136,6 @@ class Group:
             )
             for rank in range(size)
         ]  # fmt: skip
-        self.about = self.answers()[0]
 
     def do(self, what: str) -> dict[str, float]:
         """The mean over ranks of what they did; of the seconds, those of the last to end."""
@@ -162,43 +172,45 @@ def rows(count: int, steps: int, pairs: int) -> Iterator[Row]:
     try:
         groups += [Group(size, count, steps) for size in (1, 2)]
         one, two = groups
-        pairs_of = {what: [(one.do(what), two.do(what)) for _ in range(pairs)] for what in ("pass", "step")}
-        sums = [two.do("sum") for _ in range(pairs)]
+
+        def measured(what: str) -> list[tuple[dict[str, float], dict[str, float]]]:
+            return [(one.do(what), two.do(what)) for _ in range(pairs)]
+
+        measured("early")
+        early, passing = measured("step"), measured("pass")
+        measured("late")
+        step, sums = measured("step"), measured("sum")
     finally:
         for group in groups:
             group.end()
-
-    def middle(what: str, ratio: Callable[[Any, Any], float]) -> float:
-        return median(ratio(a, b) for a, b in pairs_of[what])
-
     size, load = f"{count} x {COLUMNS} float32", f"load average {os.getloadavg()[0]:.2f} on {os.cpu_count()} cores"
-    face = f"a face of {one.about['face']} columns"
-    step, passing, latency = pairs_of["step"], pairs_of["pass"], median(s["wall"] for s in sums)
-    bandwidth = count * COLUMNS * 4 / 1e9 / median(a["wall"] for a, _ in passing)
-    yield Row(f"processor seconds per step and rank, {size}: 2 ranks / 1 rank",
-              middle("step", lambda a, b: b["cpu"] / a["cpu"]), "<= 0.6", face)  # fmt: skip
-    yield Row(
-        "wall time per step: 1 rank / 2 ranks", middle("step", lambda a, b: a["wall"] / b["wall"]), ">= 1.7", load
-    )
-    yield Row("the pass over the rows alone: processor seconds, 2 ranks / 1 rank",
-              middle("pass", lambda a, b: b["cpu"] / a["cpu"]))  # fmt: skip
-    yield Row(
-        "the pass alone: wall time, 1 rank / 2 ranks", middle("pass", lambda a, b: a["wall"] / b["wall"]), "", load
-    )
-    yield Row("rounds per step, 2 ranks", median(b["rounds"] for _, b in step), "<= 1.5")
-    yield Row(f"bytes per step and rank, in {COLUMNS} numbers of 8 bytes",
-              median(b["bytes"] for _, b in step) / (8 * COLUMNS), "<= 3")  # fmt: skip
-    yield Row("milliseconds of processor per step, 1 rank", 1e3 * median(a["cpu"] for a, _ in step))
-    yield Row("milliseconds of processor per step and rank, 2 ranks", 1e3 * median(b["cpu"] for _, b in step))
-    yield Row("milliseconds of a step beside the pass, 1 rank (wall)",
-              1e3 * median(a["wall"] for a, _ in step) - 1e3 * median(a["wall"] for a, _ in passing))  # fmt: skip
-    yield Row("GB/s that the pass reads, 1 rank", bandwidth)
-    yield Row(f"milliseconds of one sum of {COLUMNS + 400} numbers, 2 ranks", 1e3 * latency)
-    # t(2) = t(1)/2 + what memory takes more when two read + one sum
-    predicted = [(a["wall"] - p["wall"]) / 2 + q["wall"] + latency
-                 for (a, _), (p, q) in zip(step, passing, strict=True)]  # fmt: skip
-    yield Row("wall time per step, 2 ranks: measured / model",
-              median(b["wall"] / guess for (_, b), guess in zip(step, predicted, strict=True)))  # fmt: skip
+    for when, found, bounds in (("", step, ("<= 0.6", ">= 1.7")), (", early", early, ("", ""))):
+        face = f"a face of {found[0][0]['face']:.0f} columns; {load}"
+        cpu, wall = middle(found, lambda a, b: b["cpu"] / a["cpu"]), middle(found, lambda a, b: a["wall"] / b["wall"])
+        yield Row(f"processor seconds per step and rank, {size}{when}: 2 ranks / 1 rank", cpu, bounds[0], face)
+        yield Row(f"wall time per step{when}: 1 rank / 2 ranks", wall, bounds[1], face)
+        yield Row(f"rounds per step{when}, 2 ranks", middle(found, lambda _, b: b["rounds"]), "", face)
+        sent = middle(found, lambda _, b: b["bytes"]) / (8 * COLUMNS)
+        yield Row(f"bytes per step and rank{when}, in units of {8 * COLUMNS} ({COLUMNS} numbers)", sent, "<= 3", face)
+    cpu, wall = middle(passing, lambda a, b: b["cpu"] / a["cpu"]), middle(passing, lambda a, b: a["wall"] / b["wall"])
+    yield Row("the pass over the rows alone: processor seconds, 2 ranks / 1 rank", cpu)
+    yield Row("the pass alone: wall time, 1 rank / 2 ranks", wall)
+    yield Row("milliseconds of processor per step, 1 rank", 1e3 * middle(step, lambda a, _: a["cpu"]))
+    yield Row("milliseconds of processor per step and rank, 2 ranks", 1e3 * middle(step, lambda _, b: b["cpu"]))
+    yield Row("milliseconds of processor for the pass alone, 1 rank", 1e3 * middle(passing, lambda a, _: a["cpu"]))
+    read = middle(passing, lambda a, _: count * COLUMNS * 4 / 1e9 / a["wall"])
+    yield Row("GB/s that the pass reads, 1 rank", read)
+    latency, rounds = middle(sums, lambda _, b: b["wall"]), middle(step, lambda _, b: b["rounds"])
+    yield Row(f"milliseconds of one sum of {SUMMED} numbers, 2 ranks", 1e3 * latency)
+    # The model: t(2) is the pass of two at once, half of what one does beside its pass, and the sums.
+    beside = middle(step, lambda a, _: a["wall"]) - middle(passing, lambda a, _: a["wall"])
+    model = middle(passing, lambda _, b: b["wall"]) + beside / 2 + rounds * latency
+    yield Row("wall time per step, 2 ranks: measured / model", middle(step, lambda _, b: b["wall"]) / model)
+
+
+def middle(pairs: list[Any], number: Callable[[Any, Any], float]) -> float:
+    """The median over pairs of a number of both."""
+    return median(number(a, b) for a, b in pairs)
 
 
 if __name__ == "__main__":

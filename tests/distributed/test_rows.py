@@ -9,7 +9,7 @@ import bilevel
 from bilevel.applications.hyper_cleaning import CleaningProblem
 from bilevel.distributed import Ranks, RanksFailed, ShardedCleaningProblem, minimize
 from bilevel.distributed import fused as steps
-from bilevel.distributed.fused import MOST, ShardedStep
+from bilevel.distributed.fused import ShardedStep
 from bilevel.errors import InvalidInput
 from bilevel.spaces import Space
 
@@ -251,13 +251,33 @@ def test_one_rank_takes_the_step_of_one_process():
         assert difference(getattr(found, name), getattr(wanted, name)) < 1e-10, name
 
 
-def test_large_faces_are_left_to_the_general_step():
-    X, given, trusted, labels = data(d=300)
-    problem = ShardedCleaningProblem(X, given, trusted, labels, intercept=False, radius=60.0)
-    step, run = ShardedStep(problem, SOLVERS["fused"]), bilevel.iterate(problem, problem.start())
-    states = [next(run) for _ in range(40)]
-    assert int((states[-1].adjoint["weight"] != 0).sum()) > MOST
-    assert step(problem, states[-1]) is None
+def on_large_faces(ranks):
+    """Rounds, products and columns of the face per step, and x; where matrices are worth up to four columns."""
+    steps.MOST = 4
+    X, given, trusted, labels = data(d=120)
+    problem = ShardedCleaningProblem(*part(ranks, X, given), trusted, labels, ranks=ranks, **LARGE)
+    run, found = bilevel.iterate(problem, problem.start(), solver=SOLVERS["fused"]), []
+    for _ in range(60):
+        rounds, products = ranks.rounds, problem.costs.hessian_products
+        state = next(run)
+        columns = int((state.adjoint["weight"] != 0).sum())
+        found.append((ranks.rounds - rounds, problem.costs.hessian_products - products, columns))
+    return {"steps": found, "x": told(state.x)}
+
+
+LARGE = {"intercept": False, "radius": 12.0}
+
+
+def test_on_large_faces_each_product_is_a_sum():
+    X, given, trusted, labels = data(d=120)
+    problem = CleaningProblem(X, given, trusted, labels, **LARGE)
+    run = bilevel.iterate(problem, problem.start(), solver=SOLVERS["fused"])
+    wanted = [next(run) for _ in range(60)][-1]
+    found = on_ranks(on_large_faces, 2)
+    assert difference(joined([each["x"] for each in found], problem), wanted.x) < 1e-10
+    late = found[0]["steps"][30:]
+    assert all(columns > 4 for _, _, columns in late)
+    assert all(rounds == products + 2 for rounds, products, _ in late)  # the pass, and the mean square of h
 
 
 # --- what is refused -------------------------------------------------------------------------------------------------

@@ -8,7 +8,9 @@ step, it also makes
 One sum over ranks of A^T r, C and M gives every rank grad_y g and with it the face S; the linear system, a part of C;
 and, once that is solved for w, the mean square |h|^2 / n = w' M w / n of the hypergradient h, whose entries stay where
 the rows are. P is where y - eta v projects to, v the momentum of the gradient, and a few columns more: should the face
-have others, C and M are made for it in a second round.
+have others, C and M are made for it in a second round. Where the face has so many columns, or a rank so many rows, that
+C and M take longer than a few sums, the linear system is solved by its products, each a sum over ranks of |S| numbers,
+and |h|^2 is one more.
 """
 
 from __future__ import annotations
@@ -18,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from ..applications.hyper_cleaning import fused
+from ..applications.hyper_cleaning import fused, on_arrays
 from ..applications.hyper_cleaning.fused import FusedStep
-from ..applications.hyper_cleaning.on_arrays import DONE, GENERAL, SOLVED, Array, Estimated, Parts
+from ..applications.hyper_cleaning.on_arrays import DONE, SOLVED, Array, Estimated, Parts
 from ..solvers.dmlcbo import DMLCBO, DMLCBOState
 from ..spaces import leaves
 
@@ -28,7 +30,10 @@ if TYPE_CHECKING:
     from .rows import ShardedCleaningProblem
 
 MOST = 64
-"""Faces of more columns are left to the general step, which sums products instead of matrices."""
+"""C and M are made for up to so many columns,"""
+WORTH = 3e7
+"""and up to so many products of numbers, n k (k + 1) on the rank with most rows: a millisecond or so, in which a step
+by products has its three sums more."""
 SPARE = 2
 """How many columns beside the face of the last momentum are taken for likely."""
 
@@ -45,6 +50,7 @@ class ShardedStep(FusedStep):
             'install the extra "fast" (numba) on every rank, or on none',
         )
         self._share = self._rows / self._count
+        self._most = sum(k * (k + 1) * max(problem.counts) <= WORTH for k in range(1, MOST + 1))
         self._likely = np.empty(0, np.int64)
         self._summed = np.empty(0)
         self.made: DMLCBOState | None = None
@@ -85,7 +91,7 @@ class ShardedStep(FusedStep):
         face, _ = self._do.project(z, radius, near)
         count = min(len(face) + SPARE, len(z))
         likely = np.union1d(np.argpartition(-size, count - 1)[:count], near.nonzero()[0])
-        return likely if len(likely) <= MOST else face[:MOST]
+        return likely if len(likely) <= self._most else likely[:0]
 
     def _grams(self, columns: Array, after: Parts, packed: Array) -> None:
         n = self._rows
@@ -97,19 +103,33 @@ class ShardedStep(FusedStep):
     ) -> Estimated:  # fmt: skip
         (_, _, w, _, _, _, near), (_, _, crossed, _, y, _, adjoint) = before, after
         outcome, gradient, face, value = self._do.look(self._pulled, y, near, noise, reach, eta, radius, ridge)
-        if outcome != DONE or len(face) > MOST:
-            return Estimated(outcome if outcome != DONE else GENERAL, 0.0, 0.0, 0.0, 0, 0, False)
-        curved, squared = self._on_face(face, after)
-        curved[np.diag_indices_from(curved)] += ridge
-        numbers = self._do.answer(
-            curved, self._trusted, self._chances[2 * self._rows :], face, value, gradient, before, after, eta,
-            self._tol, self._limit, terms, weight, whole, v_average,
+        if outcome != DONE:
+            return Estimated(outcome, 0.0, 0.0, 0.0, 0, 0, False)
+        rest = (
+            self._trusted, self._chances[2 * self._rows :], face, value, gradient, before, after, eta, self._tol,
+            self._limit, terms, weight, whole, v_average,
         )  # fmt: skip
+        squared = None
+        if len(face) <= self._most:
+            curved, squared = self._on_face(face, after)
+            curved[np.diag_indices_from(curved)] += ridge
+            numbers = self._do.answer(curved, *rest)
+        else:
+            numbers = on_arrays.answer_by(lambda v: self._product(face, v) + ridge * v, *rest)
         found = adjoint[face]
-        wide = found.astype(np.float64)
-        self._do.turn(self._noisy, face, found * found.dtype.type(self._share), crossed, w, w_average)
-        square_g, square_h = float(gradient @ gradient) / len(gradient), float(wide @ squared @ wide) / self._count
-        return Estimated(DONE, square_g, square_h, *numbers)
+        mean = self._do.turn(self._noisy, face, found * found.dtype.type(self._share), crossed, w, w_average)
+        if squared is None:
+            (square,) = self._ranks.total(mean * self._rows)
+        else:
+            wide = found.astype(np.float64)
+            square = float(wide @ squared @ wide)
+        return Estimated(DONE, float(gradient @ gradient) / len(gradient), square / self._count, *numbers)
+
+    def _product(self, face: Array, v: Array) -> Array:
+        """A_S^T diag(curvatures) A_S v of all rows: one sum."""
+        n = self._rows
+        turned = self._share * self._do.product(self._noisy, face, self._chances[n : 2 * n], v)
+        return self._ranks.all_sum(torch.from_numpy(turned)).numpy()
 
     def _on_face(self, face: Array, after: Parts) -> tuple[Array, Array]:
         """C and M on the columns of a face: parts of what was summed, or in a round of their own."""
@@ -144,3 +164,4 @@ def _rehearse(module: Any, number: Any) -> None:
     )
     module.turn(columns, face, one, one.copy(), one, 0.1)
     module.project(one, 0.1, one)
+    module.product(columns, face, one, np.ones(2))

@@ -109,10 +109,9 @@ def estimate(
     if outcome != DONE:
         return Estimated(outcome, 0.0, 0.0, 0.0, 0, 0, False)
     by_matrix = terms == SOLVED and len(face) <= SMALL
-    product = _product(columns, face, chances[n : 2 * n], ridge, by_matrix=by_matrix)
-    numbers = _answer(
-        product, trusted, chances[2 * n :], face, value, gradient, before, after, eta, tol, limit, terms, weight, whole,
-        v_average,
+    numbers = answer_by(
+        _product(columns, face, chances[n : 2 * n], ridge, by_matrix=by_matrix), trusted, chances[2 * n :], face, value,
+        gradient, before, after, eta, tol, limit, terms, weight, whole, v_average,
     )  # fmt: skip
     square_h = turn(columns, face, adjoint[face], crossed, w, w_average)
     return Estimated(DONE, float(gradient @ gradient) / d, square_h, *numbers)
@@ -138,17 +137,18 @@ def answer(
 
     `upper` is p' t' / m. The residual, the iterations, the products, and whether the matrix is indefinite.
     """
-    return _answer(
+    return answer_by(
         matrix.__matmul__, trusted, upper, face, value, gradient, before, after, eta, tol, limit, terms, weight, whole,
         v_average,
     )  # fmt: skip
 
 
-def _answer(
+def answer_by(
     product: Callable[[Array], Array], trusted: Array, upper: Array, face: Array, value: Array, gradient: Array,
     before: Parts, after: Parts, eta: float, tol: float, limit: int, terms: int, weight: float, whole: bool,
     v_average: float,
 ) -> tuple[float, int, int, bool]:  # fmt: skip
+    """The same where products with the matrix are known."""
     _, _, _, _, _, v, near = before
     _, _, _, _, _, new_v, adjoint = after
     towards, start = np.copysign(1.0, value.astype(np.float64)), near[face].astype(np.float64)
@@ -210,8 +210,8 @@ def solve(
 
     w, |residual| / |Pi b|, the iterations, the products, and whether the matrix was seen not to be positive definite.
     """
-    product = _product(columns, support, curvatures, ridge, by_matrix=len(support) <= SMALL)
-    return _solve(product, towards, b, start, tol, limit)
+    by = _product(columns, support, curvatures, ridge, by_matrix=len(support) <= SMALL)
+    return _solve(by, towards, b, start, tol, limit)
 
 
 def _solve(
@@ -275,12 +275,14 @@ def _product(
             matrix[a, a] += ridge
         return matrix.__matmul__
 
-    def product(v: Array) -> Array:
-        bent = _combined(columns, support, v)
-        bent *= curvatures
-        return np.array([columns[j] @ bent for j in support], np.float64) + ridge * v
+    return lambda v: product(columns, support, curvatures, v) + ridge * v
 
-    return product
+
+def product(columns: Array, support: Array, curvatures: Array, v: Array) -> Array:
+    """A_S^T (curvatures A_S v)."""
+    bent = _combined(columns, support, v)
+    bent *= curvatures
+    return np.array([columns[j] @ bent for j in support], np.float64)
 
 
 def _conjugate_gradients(

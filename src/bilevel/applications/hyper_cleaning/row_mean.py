@@ -167,8 +167,8 @@ class RowMean:
             total = {name: total[name].add_(entry) for name, entry in pulled.items()} if total else pulled
         names, entries = list(total), list(total.values())
         sums = self._share.total(torch.cat([entry.reshape(-1) for entry in entries])).div_(self._share.count)
-        parts = sums.split([entry.numel() for entry in entries])
-        return {n: part.view(entry.shape) for n, part, entry in zip(names, parts, entries, strict=True)}
+        pieces = sums.split([entry.numel() for entry in entries])
+        return {n: piece.view(entry.shape) for n, piece, entry in zip(names, pieces, entries, strict=True)}
 
     def _collected(self, parts: Iterator[Tensor]) -> Tensor:
         """Derivatives in x from blocks of rows: put side by side, or added up."""
