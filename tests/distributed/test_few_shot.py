@@ -224,7 +224,7 @@ SAID = {
     "argument": "RanksFailed: rank 1, looking at the arguments of fit: steps must be",
     "file": "RanksFailed: step is 2 on rank 0 and 0 on rank 1: start from the same network, or the same file",
     "exists": "RanksFailed: rank 0, looking at the arguments of fit: .*file-0.safetensors exists and was left as it is",
-    "few tasks": "InvalidInput: tasks_per_step is 1, and there are 2 ranks: draw at least 2 tasks per step, or start at most 1",
+    "few tasks": "InvalidInput: tasks_per_step is 1, and there are 2 ranks: draw at least 2 .*, or start at most 1 of",
     "solver under ddp": "Incompatible: network='ddp' goes with an optimiser of torch",
     "kind": "InvalidInput: network must be one of 'replicated', 'ddp', 'fsdp', got 'tensor'",
     "callback": "RanksFailed: rank 1, in a callback: division by zero",

@@ -1,12 +1,15 @@
 """Batch normalisation over the images of all ranks.
 
-    mean = (sum of a over images and places of all ranks) / n,      var = (sum of (a - mean)^2) / n
+    mean = (sum of a over images and places of all ranks) / n,      var = (sum of a^2) / n - mean^2
 
 so that a step is that of one process with all images. `torch.nn.SyncBatchNorm` does it on GPUs alone. One round
-forwards, with n, the sum and the sum of squares (float64), and one backwards, with the sums of the incoming gradient v
-and of v z that the derivative of z = (a - mean) / sqrt(var + eps) needs:
+forwards, with n and both sums in float64, and one backwards: with z = (a - mean) s, s = 1 / sqrt(var + eps), and v the
+derivative in the output w z + b,
 
-    da = (v - (sum v) / n - z (sum v z) / n) / sqrt(var + eps)
+    da = w s (v - (sum v) / n - z (sum v z) / n)
+
+has the sums of all ranks. Each rank's own sums are the derivatives in b and w, and come with torch's own kernels for a
+normalisation by given statistics.
 """
 
 from __future__ import annotations
@@ -46,15 +49,14 @@ def _has_none(part: _BatchNorm) -> bool:
 
 
 def _forward(part: _BatchNorm, ranks: Ranks, input: Tensor) -> Tensor:
-    images = input  # called so by torch
-    part._check_input_dim(images)
-    normal, mean, variance, count = _Normalised.apply(images, part.eps, ranks)  # type: ignore[misc]
+    part._check_input_dim(input)
+    weight, bias = part.weight, part.bias
+    if weight is None:
+        weight, bias = input.new_ones(input.shape[1]), input.new_zeros(input.shape[1])
+    output, mean, variance, count = _Normalised.apply(input, weight, bias, part.eps, ranks)  # type: ignore[misc]
     if part.training and part.track_running_stats and part.running_mean is not None:
         _follow(part, mean, variance * (count / (count - 1).clamp_min(1)))
-    if part.weight is None:
-        return normal
-    shape = (1, -1, *(1,) * (images.ndim - 2))
-    return normal * part.weight.reshape(shape) + part.bias.reshape(shape)
+    return output
 
 
 @torch.no_grad()
@@ -67,32 +69,40 @@ def _follow(part: Any, mean: Tensor, variance: Tensor) -> None:
 
 
 class _Normalised(torch.autograd.Function):
-    """z = (a - mean) / sqrt(var + eps), one mean and variance per channel, of all ranks."""
+    """w z + b with one mean and variance per channel, of all ranks; and mean, variance and n."""
 
     @staticmethod
-    def forward(ctx: Any, images: Tensor, eps: float, ranks: Ranks) -> tuple[Tensor, ...]:
-        over = [axis for axis in range(images.ndim) if axis != 1]
-        shape = (1, -1, *(1,) * (images.ndim - 2))
-        own = images.new_tensor([images.numel() // images.shape[1]], dtype=torch.float64)
-        sums = ranks.all_sum(torch.cat([own, _sum(images, over), _sum(images.square(), over)]))
+    def forward(ctx: Any, a: Tensor, weight: Tensor, bias: Tensor, eps: float, ranks: Ranks) -> tuple[Tensor, ...]:
+        own = a.new_tensor([a.numel() // a.shape[1]], dtype=torch.float64)
+        mean, variance = (part.double() for part in torch.batch_norm_update_stats(a, None, None, 0.0))
+        sums = ranks.all_sum(torch.cat([own, own * mean, own * (variance + mean.square())]))
         count, total, squares = sums[0], *sums[1:].chunk(2)
         mean = total / count
         variance = (squares / count - mean.square()).clamp_min(0.0)
-        scale = (variance + eps).rsqrt().to(images.dtype).reshape(shape)
-        normal = (images - mean.to(images.dtype).reshape(shape)) * scale
-        ctx.save_for_backward(normal, scale, count)
-        ctx.over, ctx.shape, ctx.ranks = over, shape, ranks
+        ctx.save_for_backward(a, weight, mean, variance, count)
+        ctx.eps, ctx.ranks = eps, ranks
         ctx.mark_non_differentiable(mean, variance, count)
-        return normal, mean, variance, count
+        output = nn.functional.batch_norm(a, mean.to(a.dtype), variance.to(a.dtype), weight, bias, False, 0.0, eps)
+        return output, mean, variance, count
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, v: Tensor, *_: Tensor) -> tuple[Any, ...]:
-        normal, scale, count = ctx.saved_tensors
-        sums = ctx.ranks.all_sum(torch.cat([_sum(v, ctx.over), _sum(v * normal, ctx.over)])) / count
-        first, second = (part.to(v.dtype).reshape(ctx.shape) for part in sums.chunk(2))
-        return (v - first - normal * second) * scale, None, None
+        a, weight, mean, variance, count = ctx.saved_tensors
+        given = mean.to(a.dtype), variance.to(a.dtype)
+        da, dw, db = torch.ops.aten.native_batch_norm_backward(  # w s v, sum v z and sum v of this rank
+            v.contiguous(memory_format=_format(a)), a, weight, *given, None, None, False, ctx.eps, [True, True, True]
+        )
+        sum_v, sum_vz = ctx.ranks.all_sum(torch.cat([db.double(), dw.double()])).div_(count).chunk(2)
+        s = (variance + ctx.eps).rsqrt()
+        slope = weight.double() * s * s * sum_vz  # z is linear in a: so is what the statistics take away
+        offset = weight.double() * s * sum_v - slope * mean
+        shape = (1, -1, *(1,) * (a.ndim - 2))
+        da = da.addcmul_(a, -slope.to(a.dtype).reshape(shape)).sub_(offset.to(a.dtype).reshape(shape))
+        return da, dw, db, None, None
 
 
-def _sum(a: Tensor, over: list[int]) -> Tensor:
-    return a.sum(over, dtype=torch.float64)
+def _format(a: Tensor) -> torch.memory_format:
+    """Channels innermost or not, as the images have it."""
+    last = a.ndim == 4 and a.is_contiguous(memory_format=torch.channels_last) and not a.is_contiguous()
+    return torch.channels_last if last else torch.contiguous_format
