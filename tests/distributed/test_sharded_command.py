@@ -33,7 +33,7 @@ def alone(monkeypatch, *words):
 
 @pytest.mark.parametrize("radius", ["2", "auto"])
 def test_two_ranks_find_what_one_process_finds(tmp_path, monkeypatch, capsys, radius):
-    """With texts that only one rank has, a column constant on one rank, one constant everywhere, and columns by name."""
+    """With texts that only one rank has, a column constant on one rank, one constant everywhere, columns by name."""
     write_tables(tmp_path)
     monkeypatch.chdir(tmp_path)
     settings = ["--radius", radius, "--noise", "rows", "--steps", "10", "--json"]

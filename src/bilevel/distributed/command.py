@@ -150,7 +150,7 @@ def _check_checkpoint(request: Request) -> None:
         raise FileMissing(f"--resume {path}: no complete checkpoint is there; --checkpoint {path} starts a new run")
     if request.checkpoint is not None and there:
         raise FileExists(
-            f"--checkpoint {path}: the folder holds a run and was left as it is; --resume {path} goes on from it, and a "
+            f"--checkpoint {path}: the folder holds a run and was left as it is; --resume {path} goes on, and a "
             "new run needs another name"
         )
 
@@ -220,7 +220,7 @@ def _collect(
     suspects = sorted((row for part in told for row in part), key=lambda row: (row["label_quality"], row["row"]))
     if cleaned.poor:
         notes.append(f"the cleaned model is poor: {cleaned.poor}")
-    count = int(ranks.total(float(rows["is_label_issue"].sum()))[0])
+    count = int(ranks.total(float(rows["is_label_issue"].to_numpy().sum()))[0])
     return Result(rows, cleaner, cleaned, count, suspects[:SHOWN], _accuracy(data, cleaner), seconds, notes)
 
 

@@ -125,7 +125,7 @@ class TaskParallel(Team):
                 f"the tasks of step {step} differ between ranks: sample(count, generator) must be a function of the "
                 "generator alone, with the same images on every rank"
             )
-        return tasks
+        return tasks  # type: ignore[return-value]
 
     def problem(self, network: nn.Module, head: SVMHead, tasks: TaskBatch, seed: int) -> FewShotProblem:
         if self._module is None:

@@ -123,7 +123,7 @@ class ShardedStep(FusedStep):
         else:
             wide = found.astype(np.float64)
             square = float(wide @ squared @ wide)
-        return Estimated(DONE, float(gradient @ gradient) / len(gradient), square / self._count, *numbers)
+        return Estimated(DONE, float(gradient @ gradient) / len(gradient), square / self._count, *numbers)  # type: ignore[arg-type]
 
     def _product(self, face: Array, v: Array) -> Array:
         """A_S^T diag(curvatures) A_S v of all rows: one sum."""

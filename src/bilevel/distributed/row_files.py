@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
 from safetensors import safe_open
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
@@ -31,6 +31,8 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 from torch.distributed.checkpoint.planner import LoadPlan, SavePlan, TensorWriteData, WriteItem, WriteItemType
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
@@ -92,7 +94,7 @@ def _with(sizes: Sequence[int], dim: int, value: int) -> list[int]:
 def save_rows(path: Path, tensors: Mapping[str, Tensor], document: Mapping[str, Any]) -> None:
     """Write the parts, and tensors that are whole, of one rank to one file, with a document that JSON can hold."""
     with _alone():
-        dcp.save(dict(tensors), storage_writer=_Writer(path, document), planner=_ByItself(), no_dist=True)
+        save(dict(tensors), storage_writer=_Writer(path, document), planner=_ByItself(), no_dist=True)
 
 
 class _ByItself(DefaultSavePlanner):
@@ -171,7 +173,7 @@ def load_rows(
         empty = torch.empty(list(sizes), dtype=stored.properties.dtype)
         wanted[name] = RowPart.of(empty, layout, divided[name]) if name in divided else empty
     with _alone():
-        dcp.load(wanted, storage_reader=reader, planner=DefaultLoadPlanner(), no_dist=True)
+        load(wanted, storage_reader=reader, planner=DefaultLoadPlanner(), no_dist=True)
     return {name: tensor.as_subclass(Tensor) for name, tensor in wanted.items()}
 
 
@@ -228,5 +230,5 @@ def _alone() -> Any:
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         try:
             yield
-        except dcp.CheckpointException as error:
+        except CheckpointException as error:
             raise next(iter(error.failures.values()))[0] from None

@@ -129,7 +129,7 @@ def read_part(source: Path, label: str, ranks: Ranks, *, texts: Collection[str] 
             rows = shard.rows or 0
             here = range(max(first - before, 0), min(stop - before, rows))
             if len(here):
-                frames.append(_read_rows(shard, here, label)[list(shards[0].columns)])
+                frames.append(_read_rows(shard, here, label).loc[:, list(shards[0].columns)])
                 files[shard.path.name] = len(here)
             before += rows
     frame = frames[0] if len(frames) == 1 else pd.concat(frames, ignore_index=True)
@@ -321,7 +321,7 @@ def _read_texts(source: Path, shards: Sequence[Shard], texts: set[str], ranks: R
             [name, name in texts or name in category_names(table)] for table in tables[:1] for name in table.columns
         ]
         for table in tables[1:]:
-            _check_same_texts(table, tables[0], dict(kinds), texts)
+            _check_same_texts(table, tables[0], {str(name): bool(text) for name, text in kinds}, texts)
     first_columns = ranks.gather(kinds)[0]
     ranks.agree({"the columns": sorted(name for name, _ in kinds)}, "files of one table have the same columns")
     texts_found = {f"whether column {name!r} holds texts": text for name, text in sorted(kinds)}

@@ -471,7 +471,7 @@ def seed_of(random_state: Any) -> int:
 
 def trained_elsewhere(cleaner: HyperCleaner, cleaned: Cleaned, classes: np.ndarray, X: Any, y: Any) -> HyperCleaner:
     """The cleaner as `fit` would leave it, given what training gave: X and y are rows that are not trusted."""
-    cleaner.classes_, cleaner.n_features_in_, cleaner.separate_trusted_ = classes, X.shape[1], True
+    cleaner.classes_, cleaner.n_features_in_, cleaner.separate_trusted_ = classes, X.shape[1], True  # type: ignore[attr-defined]
     cleaner._keep(cleaned, np.zeros(len(y), bool))
     cleaner._fitted_on = (X, y, None, None, None)
     cleaner._describe(X, y)
