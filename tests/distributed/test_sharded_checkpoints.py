@@ -224,8 +224,8 @@ def cleaned(ranks, folder, *, stop=0, resume=False):
     rows, labels, *trusted = part(ranks)
     try:
         found = clean_rows(
-            rows, labels, *trusted, ranks=ranks, seed=3, steps=6, checkpoint=f"{folder}/clean", resume=resume, show=show,
-            identity={"data": "these"},
+            rows, labels, *trusted, ranks=ranks, seed=3, steps=6, checkpoint=f"{folder}/clean", resume=resume,
+            show=show, identity={"data": "these"},
         )  # fmt: skip
     except RanksFailed as error:
         return [str(error), *error.__notes__], len(seen)
