@@ -1,4 +1,4 @@
-"""What goes wrong among ranks is an error on each of them, in time; a rank that is killed begins again and goes on."""
+"""What goes wrong among ranks is an error on each of them, in time; a rank that is killed is started anew."""
 
 import os
 import shutil
@@ -13,7 +13,7 @@ from tests.distributed.tables import arguments, finished, rank_of, start, torchr
 
 pytestmark = pytest.mark.reliability
 
-LONGEST = 120.0
+LONGEST = 250.0
 """Seconds within which all must have ended: a few for the time-out, the rest to start Python on a busy machine."""
 
 
@@ -129,8 +129,8 @@ def test_a_rank_that_is_killed_is_started_again_and_ends_at_the_same_result(tmp_
 
 def test_ctrl_c_keeps_the_best_so_far_on_all_ranks(tmp_path):
     write_tables(tmp_path, rows=1000)
-    options = ("--radius", "2", "--steps", "100000", "--out", "w.csv", "--checkpoint", "run")
-    process = torchrun(tmp_path, 2, *arguments("train", *options))
+    settings = ["--radius", "2", "--steps", "100000"]
+    process = torchrun(tmp_path, 2, *arguments("train", *settings, "--out", "w.csv", "--checkpoint", "run"))
     wait_for_checkpoint(tmp_path / "run", 5, process)
     process.send_signal(signal.SIGINT)
     _, _, errors = finished(process, LONGEST)

@@ -31,9 +31,9 @@ def alone(monkeypatch, *words):
             monkeypatch.delenv(name)
 
 
-@pytest.mark.parametrize("radius", ["2", "auto"])
+@pytest.mark.parametrize("radius", ["2", pytest.param("auto", marks=pytest.mark.slow)])
 def test_two_ranks_find_what_one_process_finds(tmp_path, monkeypatch, capsys, radius):
-    """With texts that only one rank has, a column constant on one rank, one constant everywhere, columns by name."""
+    """With texts of one rank alone, a column constant on one rank, one constant everywhere, and columns by name."""
     write_tables(tmp_path)
     monkeypatch.chdir(tmp_path)
     settings = ["--radius", radius, "--noise", "rows", "--steps", "10", "--json"]

@@ -150,8 +150,8 @@ def _check_checkpoint(request: Request) -> None:
         raise FileMissing(f"--resume {path}: no complete checkpoint is there; --checkpoint {path} starts a new run")
     if request.checkpoint is not None and there:
         raise FileExists(
-            f"--checkpoint {path}: the folder holds a run and was left as it is; --resume {path} goes on, and a "
-            "new run needs another name"
+            f"--checkpoint {path}: the folder holds a run and was left as it is; --resume {path} goes on from it, and "
+            "a new run needs another name"
         )
 
 
