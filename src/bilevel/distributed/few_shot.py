@@ -114,7 +114,6 @@ class TaskParallel(Team):
 
     def draw(self, sample: Callable[[], TaskBatch], step: int) -> TaskBatch:
         """All tasks on every rank; those of another rank are told by their labels and first images."""
-        tasks: Any
         tasks, failure = tried(sample)
         code = 0 if tasks is None else _code(tasks)
         told = torch.tensor([failure is not None, code, code * code], device=self.ranks.device)
@@ -125,7 +124,8 @@ class TaskParallel(Team):
                 f"the tasks of step {step} differ between ranks: sample(count, generator) must be a function of the "
                 "generator alone, with the same images on every rank"
             )
-        return tasks  # type: ignore[return-value]
+        assert tasks is not None
+        return tasks
 
     def problem(self, network: nn.Module, head: SVMHead, tasks: TaskBatch, seed: int) -> FewShotProblem:
         if self._module is None:
