@@ -72,8 +72,8 @@ class ShardedSpace(Space):
         """All entries as one flat tensor, where one rank has them all."""
         if self.ranks.size > 1:
             raise Incompatible(
-                f"this method looks at all entries as one flat vector, and they are divided among {self.ranks.size} ranks: "
-                "use DMLCBO, ProjectedSOBA or Approx with LinearSolve or Neumann, or one process"
+                "this method looks at all entries as one flat vector, and they are divided among "
+                f"{self.ranks.size} ranks: use DMLCBO, ProjectedSOBA or Approx with LinearSolve or Neumann, or one process"
             )
         return super().ravel(a)
 
