@@ -15,6 +15,9 @@ from torch import Tensor
 
 from bilevel.distributed import Ranks
 
+SECONDS = 120.0
+"""How long a thread waits for the others."""
+
 
 class ThreadRanks(Ranks):
     """A rank that meets the other threads in memory; sums are taken in the order of ranks."""
@@ -32,11 +35,11 @@ class ThreadRanks(Ranks):
     def _reduced(self, tensor: Tensor, reduce: Callable[[list[Tensor]], Any]) -> Tensor:
         self.rounds, self.bytes = self.rounds + 1, self.bytes + tensor.numel() * tensor.itemsize
         self._desk[self.rank] = tensor.clone()
-        self._meeting.wait(30)
+        self._meeting.wait(SECONDS)
         parts = [self._desk[rank] for rank in range(self.size)]
         assert len({(part.shape, part.dtype) for part in parts}) == 1, "ranks sum different things"
         result = reduce(parts)
-        self._meeting.wait(30)
+        self._meeting.wait(SECONDS)
         return tensor.copy_(result)
 
 

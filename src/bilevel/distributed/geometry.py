@@ -100,8 +100,7 @@ class Thresholded:
         b, level, inside = self._found(z, peaks)
         mask = (b > level) & ~inside
         signs = mask * (z.sign() if self.ball else torch.ones_like(z))
-        count = added_up(mask.sum(-1, True), self.ranks)
-        full = added_up(inside * mask.shape[-1], self.ranks)
+        count, full = added_up(torch.stack([mask.sum(-1, True), inside * mask.shape[-1]]), self.ranks)
         return RankOneFace(
             mask | inside, signs, signs / count.clamp_min(1), self.ranks, {"radius": self.base.radius},
             is_projector=True, support=mask | inside, dimension=(full + (count - 1).clamp_min(0)).squeeze(-1),
@@ -209,6 +208,9 @@ class Separate:
         return torch.where(z <= lower, lower, torch.where(z >= upper, upper, z))
 
     def face(self, z: Tensor, peaks: list[Tensor]) -> Face:
+        if isinstance(self.base, FreeSpace):
+            length = added_up(torch.full(z.shape[:-1], z.shape[-1], device=z.device), self.ranks)
+            return DiagonalFace(None, {}, self.ranks, length)  # type: ignore[arg-type]
         lower, upper = self._bounds(z)
         below = z <= lower
         above = (z >= upper) & ~below
@@ -267,7 +269,7 @@ class RankOneFace(Face):
 
 
 class DiagonalFace(Face):
-    """H = diag(free): the face of a box."""
+    """H = diag(free): the face of a box; H = I without a mask."""
 
     is_projector = True
 
@@ -277,7 +279,7 @@ class DiagonalFace(Face):
         self.support, self.dimension, self._rates, self._ranks = free, dimension, rates, ranks
 
     def apply(self, v: Tensor) -> Tensor:
-        return v * self.support
+        return v if self.support is None else v * self.support
 
     def parameter_vjp(self, u: Tensor) -> dict[str, Tensor]:
         """A bound moves exactly the entries that sit on it."""
