@@ -28,6 +28,7 @@ HOMES = (
     "bilevel.applications.hyper_cleaning",
     "bilevel.applications.hyper_cleaning.losses",
     "bilevel.applications.few_shot",
+    "bilevel.distributed",
     "bilevel.datasets",
     "bilevel.experiments",
     "bilevel.experiments.report",
