@@ -55,7 +55,7 @@ WITHOUT_MATHEMATICS = """
     datasets.data_folder datasets.Dataset datasets.Rows datasets.ImageClasses datasets.Cifar100 datasets.Entry
     datasets.RemoteFile datasets.FileCheck datasets.omniglot_split experiments.RunRecord experiments.ResultsStore
     experiments.Configuration experiments.load_configuration experiments.report.write_report
-    experiments.report.render_markdown
+    experiments.report.render_markdown distributed.Ranks distributed.connect distributed.ShardedCheckpoint
 """
 # Networks, tasks and splits of data come from a publication, and have no formula.
 WITHOUT_FORMULA = {

@@ -5,13 +5,13 @@ from .cleaning import clean_rows
 from .few_shot import TaskParallel
 from .loop import minimize
 from .lower import ShardedLowerProblem
-from .ranks import Ranks, RanksFailed, Unreachable, connect, started_by_torchrun
+from .ranks import Ranks, RanksFailed, Unreachable, connect
 from .rows import ShardedCleaningProblem
 from .sharding import sharded
 from .spaces import ShardedSpace
 from .sums import sum_over_ranks
 
-__all__ = ["Ranks", "RanksFailed", "Unreachable", "connect", "started_by_torchrun"]
+__all__ = ["Ranks", "RanksFailed", "Unreachable", "connect"]
 __all__ += ["ShardedCleaningProblem", "ShardedSpace", "minimize"]
 __all__ += ["TaskParallel"]
 __all__ += ["ShardedLowerProblem", "sharded", "sum_over_ranks"]

@@ -63,7 +63,7 @@ def clean_rows(
     design, labels
         The noisy rows of this rank (n_r, d), with columns of about unit scale, and their labels 0, 1, ... (n_r,).
     trusted_design, trusted_labels
-        All trusted rows, on every rank.
+        All trusted rows, shapes (m, d) and (m,), on every rank.
     ranks
         Default: those of torch.distributed, or this process alone.
     classes

@@ -40,8 +40,10 @@ class ShardedCleaningProblem(CleaningProblem):
         The trusted rows, all of them on every rank: they are few.
     ranks
         Default: those of torch.distributed's default group, or this process alone.
+    classes
+        How many classes there are; default one more than the largest label of any rank.
     **options
-        Those of `CleaningProblem`. `classes` is by default one more than the largest label of any rank; `witnesses` are
+        Those of `CleaningProblem`; `witnesses` are
         this rank's part of them; batches are not there.
 
     References

@@ -23,10 +23,16 @@ class ShardedSpace(Space):
 
     Parameters
     ----------
+    event_ndim
+        As in `Space`.
     ranks
         Who holds the parts.
     whole
         The names of those entries of a dictionary that every rank holds as a whole, such as "log_radius".
+
+    References
+    ----------
+    Ours.
 
     Examples
     --------
