@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 import os
+import socket
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
@@ -22,6 +24,8 @@ from ..errors import BilevelError, InvalidInput
 
 TIMEOUT = 300.0
 """Seconds that a rank waits for the others."""
+PORT, PATIENCE, RETRY = "bilevel/port of this attempt", 5.0, 0.1
+"""Under which name rank 0 tells its port, and the seconds that others wait for an answer there and between attempts."""
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """What `torchrun` tells its processes."""
 
@@ -201,8 +205,9 @@ class connect:
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
         where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         try:
-            dist.init_process_group(self._backend, timeout=self._timeout)
-        except (RuntimeError, ValueError) as error:
+            self._store, rank, size = _meeting_place(self._timeout)
+            dist.init_process_group(self._backend, store=self._store, rank=rank, world_size=size, timeout=self._timeout)
+        except (RuntimeError, ValueError, OSError) as error:
             raise Unreachable(
                 f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']} did not meet the others at {where} within "
                 f"{self._timeout.total_seconds():g} s ({_first_line(error)}): start as many processes as WORLD_SIZE "
@@ -223,6 +228,32 @@ def started_by_torchrun() -> bool:
         missing = ", ".join(name for name in VARIABLES if name not in given)
         raise InvalidInput(f"{', '.join(given)} are set and {missing} are not: use torchrun, or unset them")
     return len(given) == len(VARIABLES)
+
+
+def _meeting_place(timeout: timedelta) -> tuple[dist.Store, int, int]:
+    """Where ranks tell each other their addresses, the rank of this process, and how many there are.
+
+    The store of torchrun (torch 2.13) outlives processes that it starts again, with the addresses of those that ended:
+    a rank that reads one of them waits in vain. Rank 0 opens a store for this attempt and tells torchrun's its port;
+    where nobody answers, the port is still that of an attempt before.
+    """
+    shared, rank, size = next(dist.rendezvous("env://", timeout=timeout))
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True):
+        return shared, rank, size
+    host, until = os.environ["MASTER_ADDR"], time.monotonic() + timeout.total_seconds()
+    if rank == 0:
+        own = dist.TCPStore(host, 0, size, is_master=True, timeout=timeout, wait_for_workers=False)
+        shared.set(PORT, str(own.port))
+        return own, rank, size
+    while True:
+        port = int(shared.get(PORT))
+        try:
+            socket.create_connection((host, port), timeout=PATIENCE).close()
+            return dist.TCPStore(host, port, size, is_master=False, timeout=timeout), rank, size
+        except OSError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(RETRY)
 
 
 def _backend() -> str:
