@@ -73,7 +73,8 @@ class ShardedSpace(Space):
         if self.ranks.size > 1:
             raise Incompatible(
                 "this method looks at all entries as one flat vector, and they are divided among "
-                f"{self.ranks.size} ranks: use DMLCBO, ProjectedSOBA or Approx with LinearSolve or Neumann, or one process"
+                f"{self.ranks.size} ranks: use DMLCBO, ProjectedSOBA or Approx with LinearSolve or Neumann, or one "
+                "process"
             )
         return super().ravel(a)
 
