@@ -62,7 +62,7 @@ def test_a_command_that_is_shown_exists(page, line):
 
 @pytest.mark.slow
 def test_the_commands_of_the_readme_do_what_it_says(tmp_path, monkeypatch, capsys):
-    """On a table of flowers; training is cut short. A sweep needs data that are downloaded, and minutes: it is parsed."""
+    """On a table of flowers, training cut short. A sweep needs minutes and data that are downloaded: it is parsed."""
     from sklearn.datasets import load_iris
 
     monkeypatch.chdir(tmp_path)
