@@ -68,7 +68,8 @@ def run(ranks, cases):
     """How far, relative to its size, each of the runs is from that of one process."""
     apart = {}
     for name, kind, solver in cases:
-        x0, steps = torch.full((D,), 0.1, dtype=torch.float64), 200
+        x0 = torch.full((D,), 0.1, dtype=torch.float64)
+        steps = 50 if "published" in solver else 200  # quotients of differences magnify rounding
         expected = bilevel.minimize(plain_problem(name, kind), x0, solver=SOLVERS[solver], steps=steps)
         found = minimize(divided_problem(ranks, name, kind), x0, solver=SOLVERS[solver], steps=steps)
         here = PARTS[ranks.size][ranks.rank]
@@ -101,19 +102,19 @@ def test_three_uneven_parts_take_the_steps_of_one():
 
 
 def solved(ranks):
-    """How far y is from a target of the simplex, which x can bring it to, where x is divided like y."""
+    """How far y is from a target of the simplex, which an x that is divided like y can bring it to."""
     here = PARTS[2][ranks.rank]
     target = torch.linspace(1, 2, N, dtype=torch.float64)
-    target = (target / target.sum())[here]
-    problem = ShardedLowerProblem(
-        lambda x, y: (y - target).square().sum(),
-        lambda x, y: (y - x).square().sum(),
-        sets.Simplex(),
-        y0=torch.full_like(target, 1 / N),
-        x_divided=True,
-        ranks=ranks,
-    )
-    return float((minimize(problem, torch.zeros_like(target), steps=600).y - target).abs().max())
+    Y, y0 = sets.Simplex(float(target.sum())), torch.full_like(target, 1.5)
+
+    def parts(target):
+        return lambda x, y: (y - target).square().sum(), lambda x, y: (y - x).square().sum()
+
+    plain = bilevel.minimize(bilevel.Problem(*parts(target), Y), torch.zeros_like(target), y0, steps=300)
+    problem = ShardedLowerProblem(*parts(target[here]), Y, y0=y0[here], x_divided=True, ranks=ranks)
+    found = minimize(problem, torch.zeros_like(target[here]), steps=300)
+    apart = float((found.x - plain.x[here]).abs().max()) + float((found.y - plain.y[here]).abs().max())
+    return float((found.y - target[here]).abs().max()), apart
 
 
 def refused(ranks):
@@ -137,8 +138,9 @@ def known_and_refused(ranks):
 
 
 def test_a_known_answer_and_who_refuses_a_divided_variable():
-    for away, told in on_ranks(known_and_refused, 2):
+    for (away, apart), told in on_ranks(known_and_refused, 2):
         assert away < 1e-3
+        assert apart < 1e-10
         assert len(told) == 3
         assert all("they are divided among 2 ranks: use DMLCBO" in text for text in told)
 

@@ -274,7 +274,7 @@ class DiagonalFace(Face):
     is_projector = True
 
     def __init__(
-        self, free: Tensor, rates: dict[str, tuple[float | Tensor, Tensor]], ranks: Ranks, dimension: Tensor
+        self, free: Tensor | None, rates: dict[str, tuple[float | Tensor, Tensor]], ranks: Ranks, dimension: Tensor
     ) -> None:  # fmt: skip
         self.support, self.dimension, self._rates, self._ranks = free, dimension, rates, ranks
 
