@@ -230,26 +230,26 @@ def started_by_torchrun() -> bool:
     return len(given) == len(VARIABLES)
 
 
-def _meeting_place(timeout: timedelta) -> tuple[dist.Store, int, int]:
+def _meeting_place(timeout: timedelta) -> tuple[dist.Store, int, int]:  # type: ignore[attr-defined]
     """Where ranks tell each other their addresses, the rank of this process, and how many there are.
 
     The store of torchrun (torch 2.13) outlives processes that it starts again, with the addresses of those that ended:
     a rank that reads one of them waits in vain. Rank 0 opens a store for this attempt and tells torchrun's its port;
     where nobody answers, the port is still that of an attempt before.
     """
-    shared, rank, size = next(dist.rendezvous("env://", timeout=timeout))
+    shared, rank, size = next(dist.rendezvous("env://", timeout=timeout))  # type: ignore[attr-defined]
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True):
         return shared, rank, size
     host, until = os.environ["MASTER_ADDR"], time.monotonic() + timeout.total_seconds()
     if rank == 0:
-        own = dist.TCPStore(host, 0, size, is_master=True, timeout=timeout, wait_for_workers=False)
+        own = dist.TCPStore(host, 0, size, is_master=True, timeout=timeout, wait_for_workers=False)  # type: ignore[attr-defined]
         shared.set(PORT, str(own.port))
         return own, rank, size
     while True:
         port = int(shared.get(PORT))
         try:
             socket.create_connection((host, port), timeout=PATIENCE).close()
-            return dist.TCPStore(host, port, size, is_master=False, timeout=timeout), rank, size
+            return dist.TCPStore(host, port, size, is_master=False, timeout=timeout), rank, size  # type: ignore[attr-defined]
         except OSError:
             if time.monotonic() > until:
                 raise
