@@ -7,6 +7,8 @@ from torch import nn
 
 from bilevel.distributed.batch_statistics import statistics_of_all
 
+pytestmark = pytest.mark.slow  # each starts several processes
+
 LAYERS = {
     "planes": (lambda: nn.BatchNorm2d(3), (7, 3, 4, 5)),
     "planes with channels innermost": (lambda: nn.BatchNorm2d(3), (7, 3, 4, 5)),

@@ -1,5 +1,6 @@
 """DTensors are taken as their placements say, or refused with the placement."""
 
+import pytest
 import torch
 from tests.distributed.ranks import on_ranks
 from torch.distributed.device_mesh import init_device_mesh
@@ -9,6 +10,8 @@ from bilevel import sets
 from bilevel.distributed import sharded
 from bilevel.distributed.mesh import ranks_of
 from bilevel.errors import BilevelError
+
+pytestmark = pytest.mark.slow  # each starts several processes
 
 SETS = (
     sets.L1Ball(1.0),

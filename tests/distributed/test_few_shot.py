@@ -20,6 +20,8 @@ from bilevel.applications.few_shot.training_state import load_state
 from bilevel.distributed import TaskParallel
 from bilevel.errors import BilevelError
 
+pytestmark = pytest.mark.slow  # each starts several processes
+
 METHODS = {
     **{name: make for name, make in SOLVERS.items() if name != "adam"},
     "coordinates": lambda: bilevel.RMDPCD(steps=2, step_rule="fixed", upper_step=0.01, inner="coordinate"),

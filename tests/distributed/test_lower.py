@@ -13,6 +13,8 @@ from bilevel.errors import Incompatible, InvalidInput
 from bilevel.smoothing import Perturbed, TwoPoint
 from bilevel.spaces import Space
 
+pytestmark = pytest.mark.slow  # each starts several processes
+
 N, D = 12, 4
 PARTS = {1: [slice(0, 12)], 2: [slice(0, 5), slice(5, 12)], 3: [slice(0, 1), slice(1, 8), slice(8, 12)]}
 SOLVERS = {

@@ -14,6 +14,8 @@ from bilevel.distributed.row_files import Layout, RowPart, load_rows, read_docum
 from bilevel.errors import BilevelError, Incompatible, InvalidInput
 from bilevel.files import Damaged, FileExists, FileMissing
 
+pytestmark = pytest.mark.slow  # each starts several processes
+
 ROWS, COLUMNS, CLASSES = 41, 5, 3
 
 

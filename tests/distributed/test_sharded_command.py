@@ -11,6 +11,8 @@ from tests.distributed.tables import arguments, finished, rank_of, start, write_
 from bilevel import cli
 from bilevel.applications.hyper_cleaning import load_cleaner
 
+pytestmark = pytest.mark.slow  # each starts several processes
+
 
 def on_two(folder, *words):
     """Exit codes, outputs and errors of two ranks."""

@@ -127,7 +127,7 @@ def write_differing(folder: Path) -> dict[Path, tuple[str, ...]]:
         folder / "columns-RANK": ("table.parquet", "on rank 0 and", "on rank 1: every rank must see the same files"),
         folder / "types-RANK": ("table.parquet", "on rank 0 and", "on rank 1: every rank must see the same files"),
         folder / "missing-RANK": ("rank 1, looking at the files", "missing-1: there is no such file or folder"),
-        folder / "arrays-RANK": ("rows-0.npy", "on rank 1: every rank must see the same files"),
+        folder / "arrays-RANK": ("rank 1, looking at the files", "rows-0.npy", "write both with the same type"),
         folder / "kinds": ("whether column 'a' holds texts is False on rank 0 and True on rank 1",),
         folder / "alone.csv": ("1 text files for 2 processes", "write it as Parquet"),
         folder / "tiny.parquet": ("has 1 rows for 2 processes: start fewer",),

@@ -282,7 +282,7 @@ def _arrays(path: Path) -> tuple[np.ndarray, np.ndarray]:
 
 def _mapped(path: Path) -> np.ndarray:
     try:
-        return np.load(path, mmap_mode="r", allow_pickle=False)
+        return np.lib.format.open_memmap(path, mode="r")  # which holds no objects of Python
     except FileNotFoundError:
         raise FileMissing(f"{path}: there is no such file") from None
     except (OSError, ValueError) as error:
