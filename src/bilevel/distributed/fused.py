@@ -15,6 +15,7 @@ and |h|^2 is one more.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,9 +32,9 @@ if TYPE_CHECKING:
 
 MOST = 64
 """C and M are made for up to so many columns,"""
-WORTH = 3e7
-"""and up to so many products of numbers, n k (k + 1) on the rank with most rows: a millisecond or so, in which a step
-by products has its three sums more."""
+WORTH = 6e7
+"""and up to so many products of numbers, n k (k + 1) on the rank with most rows: some two milliseconds, and about what
+the processor spends on the three sums more that a step by products has."""
 SPARE = 2
 """How many columns beside the face of the last momentum are taken for likely."""
 
@@ -87,10 +88,9 @@ class ShardedStep(FusedStep):
         """The columns P, in order: a function of the state alone, so that a resumed run has the same."""
         (*_, v, near), y = before, after[4]
         z = y - eta * v
-        size, radius = np.abs(z), self._radius
-        face, _ = self._do.project(z, radius, near)
-        count = min(len(face) + SPARE, len(z))
-        likely = np.union1d(np.argpartition(-size, count - 1)[:count], near.nonzero()[0])
+        face, _ = self._do.project(z, self._radius, near)
+        size, count = np.abs(z), min(len(face) + SPARE, len(z))
+        likely = ((size >= np.partition(size, -count)[-count]) | (near != 0)).nonzero()[0]
         return likely if len(likely) <= self._most else likely[:0]
 
     def _grams(self, columns: Array, after: Parts, packed: Array) -> None:
@@ -109,6 +109,7 @@ class ShardedStep(FusedStep):
             self._trusted, self._chances[2 * self._rows :], face, value, gradient, before, after, eta, self._tol,
             self._limit, terms, weight, whole, v_average,
         )  # fmt: skip
+        numbers: Any
         squared = None
         if len(face) <= self._most:
             curved, squared = self._on_face(face, after)
@@ -144,10 +145,13 @@ class ShardedStep(FusedStep):
         return np.ascontiguousarray(curved), squared
 
 
+_triangle = lru_cache(MOST)(np.tril_indices)
+
+
 def _symmetric(lower: Array, size: int) -> Array:
     """The matrix whose lower triangle is given, row by row."""
     matrix = np.zeros((size, size))
-    rows, columns = np.tril_indices(size)
+    rows, columns = _triangle(size)
     matrix[rows, columns] = matrix[columns, rows] = lower
     return matrix
 
