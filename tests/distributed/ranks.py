@@ -15,11 +15,13 @@ SECONDS = 120.0
 """How long ranks may take before they are ended."""
 
 
-def on_ranks(function: Any, size: int, *arguments: Any, seconds: float = SECONDS) -> list[Any]:
+def on_ranks(
+    function: Any, size: int, *arguments: Any, seconds: float = SECONDS, environment: dict[str, str] | None = None
+) -> list[Any]:
     """What `function(ranks, *arguments)`, a function of a module's top level, returns on each of `size` ranks."""
     with tempfile.TemporaryDirectory() as folder:
         processes = [
-            _start(function, rank, size, arguments, Path(folder) / f"{rank}.json", port)
+            _start(function, rank, size, arguments, Path(folder) / f"{rank}.json", port, environment or {})
             for port in [free_port()]
             for rank in range(size)
         ]
@@ -29,9 +31,11 @@ def on_ranks(function: Any, size: int, *arguments: Any, seconds: float = SECONDS
         return [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(size)]
 
 
-def _start(function: Any, rank: int, size: int, arguments: tuple[Any, ...], out: Path, port: int) -> Any:
+def _start(
+    function: Any, rank: int, size: int, arguments: tuple[Any, ...], out: Path, port: int, more: dict[str, str]
+) -> Any:
     told = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    environment = os.environ | {name: str(value) for name, value in told.items()} | {"OMP_NUM_THREADS": "1"}
+    environment = os.environ | {name: str(value) for name, value in told.items()} | {"OMP_NUM_THREADS": "1"} | more
     asked = [sys.modules[function.__module__].__file__, function.__name__, json.dumps(arguments), str(out)]
     return subprocess.Popen(
         [sys.executable, __file__, *map(str, asked)], env=environment, text=True, stdout=subprocess.PIPE,

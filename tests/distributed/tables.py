@@ -52,9 +52,9 @@ def rank_of(rank: int, size: int, port: int) -> dict[str, Any]:
     return {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
 
 
-def torchrun(folder: Path, size: int, *words: str) -> subprocess.Popen[str]:
+def torchrun(folder: Path, size: int, *words: str, restarts: int = 3) -> subprocess.Popen[str]:
     told = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1"]
-    settings = ["--nnodes", "1", "--nproc-per-node", str(size), "--max-restarts", "3", *told]
+    settings = ["--nnodes", "1", "--nproc-per-node", str(size), "--max-restarts", str(restarts), *told]
     return start(folder, ["torch.distributed.run", *settings, "-m", "bilevel", *words])
 
 

@@ -77,7 +77,7 @@ def test_ranks_that_see_other_files(tmp_path):
 def test_the_message_of_a_worker_reaches_the_user_of_torchrun(tmp_path):
     write_tables(tmp_path)
     (tmp_path / "train" / "part-1.parquet").write_bytes(b"PAR1, and no more")
-    process = torchrun(tmp_path, 2, *arguments("train"))
+    process = torchrun(tmp_path, 2, *arguments("train"), restarts=0)
     code, _, errors = finished(process, LONGEST)
     assert code != 0
     assert "bilevel: " in errors

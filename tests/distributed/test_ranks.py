@@ -1,10 +1,14 @@
 """Ranks meet, agree, and hear of each other's errors."""
 
+from datetime import timedelta
+
 import pytest
 import torch
-from tests.distributed.ranks import on_ranks
+import torch.distributed as dist
+from tests.distributed.ranks import free_port, on_ranks
 
 from bilevel.distributed import Ranks, RanksFailed
+from bilevel.distributed.ranks import PORT
 
 
 def summed(ranks):
@@ -51,3 +55,12 @@ def test_an_error_of_one_rank_is_raised_on_all():
 def test_alone_an_error_stays_what_it_is():
     with pytest.raises(FileNotFoundError), Ranks().together("reading"):
         raise FileNotFoundError("no")
+
+
+def test_the_port_of_processes_that_ended_is_not_taken_for_that_of_this_attempt():
+    """The store of torchrun still has the port of an attempt that was killed: ranks wait for the one of theirs."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
+    store.set(PORT, str(free_port()))
+    torchrun = {"TORCHELASTIC_USE_AGENT_STORE": "True", "MASTER_PORT": str(store.port)}
+    assert on_ranks(summed, 2, environment=torchrun)[0][0] == [2.0, 1.0]
+    assert int(store.get(PORT)) > 0
