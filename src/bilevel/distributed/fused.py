@@ -7,10 +7,10 @@ step, it also makes
 
 One sum over ranks of A^T r, C and M gives every rank grad_y g and with it the face S; the linear system, a part of C;
 and, once that is solved for w, the mean square |h|^2 / n = w' M w / n of the hypergradient h, whose entries stay where
-the rows are. P is where y - eta v projects to, v the momentum of the gradient, and a few columns more: should the face
-have others, C and M are made for it in a second round. Where the face has so many columns, or a rank so many rows, that
-C and M take longer than a few sums, the linear system is solved by its products, each a sum over ranks of |S| numbers,
-and |h|^2 is one more.
+the rows are. P is where y - eta v projects to, v the momentum of the gradient, and a few columns more.
+
+Where the face has other columns, or so many of them or a rank so many rows that C and M take longer than a few sums,
+the linear system is solved by its products, each a sum over ranks of |S| numbers, and |h|^2 is one more.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
 MOST = 64
 """C and M are made for up to so many columns,"""
-WORTH = 6e7
-"""and up to so many products of numbers, n k (k + 1) on the rank with most rows: some two milliseconds, and about what
-the processor spends on the three sums more that a step by products has."""
+WORTH = 1e7
+"""and up to so many products of numbers, n k (k + 1) on the rank with most rows: half a millisecond, less than the
+three sums take that a step by products has beside."""
 SPARE = 2
 """How many columns beside the face of the last momentum are taken for likely."""
 
@@ -110,13 +110,13 @@ class ShardedStep(FusedStep):
             self._limit, terms, weight, whole, v_average,
         )  # fmt: skip
         numbers: Any
-        squared = None
-        if len(face) <= self._most:
-            curved, squared = self._on_face(face, after)
+        squared, known = None, self._on_face(face)
+        if known is None:
+            numbers = on_arrays.answer_by(lambda v: self._product(face, v) + ridge * v, *rest)
+        else:
+            curved, squared = known
             curved[np.diag_indices_from(curved)] += ridge
             numbers = self._do.answer(curved, *rest)
-        else:
-            numbers = on_arrays.answer_by(lambda v: self._product(face, v) + ridge * v, *rest)
         found = adjoint[face]
         mean = self._do.turn(self._noisy, face, found * found.dtype.type(self._share), crossed, w, w_average)
         if squared is None:
@@ -132,15 +132,12 @@ class ShardedStep(FusedStep):
         turned = self._share * self._do.product(self._noisy, face, self._chances[n : 2 * n], v)
         return self._ranks.all_sum(torch.from_numpy(turned)).numpy()
 
-    def _on_face(self, face: Array, after: Parts) -> tuple[Array, Array]:
-        """C and M on the columns of a face: parts of what was summed, or in a round of their own."""
-        at = np.searchsorted(self._likely, face)
-        if not len(self._likely) or (self._likely[np.minimum(at, len(self._likely) - 1)] != face).any():
-            packed = np.empty(len(face) * (len(face) + 1))
-            self._grams(face, after, packed)
-            self._ranks.all_sum(torch.from_numpy(packed))
-            self._likely, self._summed, at = face, packed, np.arange(len(face))
-        size, here = len(self._likely), np.ix_(at, at)
+    def _on_face(self, face: Array) -> tuple[Array, Array] | None:
+        """C and M on the columns of a face: parts of what was summed, if they are among the likely ones."""
+        size, at = len(self._likely), np.searchsorted(self._likely, face)
+        if at[-1] >= size or (self._likely[at] != face).any():
+            return None
+        here = np.ix_(at, at)
         curved, squared = (_symmetric(self._summed[first::2], size)[here] for first in (0, 1))
         return np.ascontiguousarray(curved), squared
 
