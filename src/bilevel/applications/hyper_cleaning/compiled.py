@@ -98,17 +98,6 @@ def look(pulled, y, near, noise, reach, eta, radius, ridge):
 
 
 @compiled
-def answer(
-    matrix, trusted, upper, face, value, gradient, before, after, eta, tol, limit, terms, weight, whole, v_average
-):
-    """See `on_arrays.answer`."""
-    return _answer(
-        matrix, trusted, upper, 0.0, trusted, upper, face, value, gradient, before, after, eta, tol, limit, terms,
-        weight, whole, v_average,
-    )  # fmt: skip
-
-
-@compiled
 def _answer(
     matrix, columns, curvatures, ridge, trusted, upper, face, value, gradient, before, after, eta, tol, limit, terms,
     weight, whole, v_average,
@@ -292,6 +281,23 @@ def _matrix(columns, support, curvatures, ridge):
         for b in range(a):
             matrix[b, a] = matrix[a, b]
     return matrix
+
+
+@compiled
+def scored(columns, support, curvatures, slopes, v, turned):
+    """See `on_arrays.scored`."""
+    summed, value, total = np.zeros(len(v)), np.empty(len(v), columns.dtype), np.empty(BLOCK, columns.dtype)
+    for a in range(len(v)):
+        value[a] = v[a]
+    for first in range(0, columns.shape[1], BLOCK):
+        weights, slope, out = curvatures[first:][:BLOCK], slopes[first:][:BLOCK], turned[first:][:BLOCK]
+        _combine(columns, first, support, value, total)
+        for i in range(len(weights)):
+            out[i] = slope[i] * total[i]
+            total[i] *= weights[i]
+        for a, j in enumerate(support):
+            summed[a] += _dot(columns[j][first : first + BLOCK], total)
+    return summed
 
 
 @compiled

@@ -143,7 +143,7 @@ class FusedStep:
             return None
         if anew:
             self._renew_margins(after)
-        self._logits.sigmoid_()  # in torch, which does several at once
+        self._to_chances()
         self._do.pull(self._chances, self._signs, after[2])
         self._pull(state, before, after)
         vectors = _vectors(after, new_moments)
@@ -154,6 +154,10 @@ class FusedStep:
         new_moments[:] = self._moments(moments, found)
         self._last = vectors, _place(vectors), (after, new_moments)
         return self._made(problem, state, vectors, found, curvature)
+
+    def _to_chances(self) -> None:
+        """The sigmoid of all logits, in torch, which does several at once."""
+        self._logits.sigmoid_()
 
     def _pull(self, state: DMLCBOState, before: Parts, after: Parts) -> None:
         """A^T (sigmoid(x) p t) / n: the one pass over the data."""

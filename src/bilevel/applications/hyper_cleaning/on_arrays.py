@@ -109,7 +109,7 @@ def estimate(
     if outcome != DONE:
         return Estimated(outcome, 0.0, 0.0, 0.0, 0, 0, False)
     by_matrix = terms == SOLVED and len(face) <= SMALL
-    numbers = answer_by(
+    numbers = answer(
         _product(columns, face, chances[n : 2 * n], ridge, by_matrix=by_matrix), trusted, chances[2 * n :], face, value,
         gradient, before, after, eta, tol, limit, terms, weight, whole, v_average,
     )  # fmt: skip
@@ -130,28 +130,17 @@ def look(
 
 
 def answer(
-    matrix: Array, trusted: Array, upper: Array, face: Array, value: Array, gradient: Array, before: Parts,
-    after: Parts, eta: float, tol: float, limit: int, terms: int, weight: float, whole: bool, v_average: float,
-) -> tuple[float, int, int, bool]:  # fmt: skip
-    """v and the adjoint of `after`, where the matrix A_S^T diag(curvatures) A_S + ridge of the face is known.
-
-    `upper` is p' t' / m. The residual, the iterations, the products, and whether the matrix is indefinite.
-    """
-    return answer_by(
-        matrix.__matmul__, trusted, upper, face, value, gradient, before, after, eta, tol, limit, terms, weight, whole,
-        v_average,
-    )  # fmt: skip
-
-
-def answer_by(
     product: Callable[[Array], Array], trusted: Array, upper: Array, face: Array, value: Array, gradient: Array,
     before: Parts, after: Parts, eta: float, tol: float, limit: int, terms: int, weight: float, whole: bool,
     v_average: float,
 ) -> tuple[float, int, int, bool]:  # fmt: skip
-    """The same where products with the matrix are known."""
+    """v and the adjoint of `after`, by products with the matrix A_S^T diag(curvatures) A_S + ridge of the face.
+
+    `upper` is p' t' / m. The residual, the iterations, the products, and whether the matrix is indefinite.
+    """
     _, _, _, _, _, v, near = before
     _, _, _, _, _, new_v, adjoint = after
-    towards, start = np.copysign(1.0, value.astype(np.float64)), near[face].astype(np.float64)
+    towards, start = signs_on(value), start_on(near, face, value)
     b = np.array([trusted[j] @ upper for j in face], np.float64)
     found, *numbers = (
         _solve(product, towards, b, start, tol, limit)
@@ -162,6 +151,16 @@ def answer_by(
     adjoint[face] = found
     np.add(v, v_average * (gradient - v), out=new_v)
     return tuple(numbers)  # type: ignore[return-value]
+
+
+def signs_on(value: Array) -> Array:
+    """t: the signs of a projection on its face."""
+    return np.copysign(1.0, value.astype(np.float64))
+
+
+def start_on(near: Array, face: Array, value: Array) -> Array:
+    """Where the linear system of a face is solved from: the last adjoint, along the face."""
+    return _along(near[face].astype(np.float64), signs_on(value))
 
 
 def settled(z: Array, face: Array, value: Array, reach: float) -> bool:
@@ -211,15 +210,13 @@ def solve(
     w, |residual| / |Pi b|, the iterations, the products, and whether the matrix was seen not to be positive definite.
     """
     by = _product(columns, support, curvatures, ridge, by_matrix=len(support) <= SMALL)
-    return _solve(by, towards, b, start, tol, limit)
+    return _solve(by, towards, b, _along(start, towards), tol, limit)
 
 
 def _solve(
     product: Callable[[Array], Array], towards: Array, b: Array, start: Array, tol: float, limit: int
 ) -> tuple[Array, float, int, int, bool]:
-    return _conjugate_gradients(
-        lambda v: _along(product(v), towards), _along(b, towards), _along(start, towards), tol, limit
-    )
+    return _conjugate_gradients(lambda v: _along(product(v), towards), _along(b, towards), start, tol, limit)
 
 
 def _series(
@@ -283,6 +280,14 @@ def product(columns: Array, support: Array, curvatures: Array, v: Array) -> Arra
     bent = _combined(columns, support, v)
     bent *= curvatures
     return np.array([columns[j] @ bent for j in support], np.float64)
+
+
+def scored(columns: Array, support: Array, curvatures: Array, slopes: Array, v: Array, turned: Array) -> Array:
+    """A_S^T (curvatures A_S v), and turned <- slopes A_S v."""
+    scores = _combined(columns, support, v)
+    np.multiply(slopes, scores, out=turned)
+    scores *= curvatures
+    return np.array([columns[j] @ scores for j in support], np.float64)
 
 
 def _conjugate_gradients(
