@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,22 @@ def on_ranks(
             for port in [free_port()]
             for rank in range(size)
         ]
-        ended = [process.communicate(timeout=seconds)[0] for process in processes]
-        for process, text in zip(processes, ended, strict=True):
-            assert process.returncode == 0, text
+        told = _told(processes, seconds)
+        for rank, process in enumerate(processes):
+            assert process.returncode == 0, f"rank {rank} ended with {process.returncode}:\n{told}"
         return [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(size)]
+
+
+def _told(processes: list[Any], seconds: float) -> str:
+    """What all of them wrote; those that take longer are killed."""
+    until, texts = time.monotonic() + seconds, []
+    for process in processes:
+        try:
+            texts.append(process.communicate(timeout=max(until - time.monotonic(), 0.1))[0])
+        except subprocess.TimeoutExpired:
+            process.kill()
+            texts.append(f"{process.communicate()[0]}\n(killed after {seconds:g} s)")
+    return "\n".join(f"rank {rank}: {text}" for rank, text in enumerate(texts))
 
 
 def _start(

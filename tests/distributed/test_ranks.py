@@ -8,11 +8,15 @@ import torch.distributed as dist
 from tests.distributed.ranks import free_port, on_ranks
 
 from bilevel.distributed import Ranks, RanksFailed
-from bilevel.distributed.ranks import PORT
+from bilevel.distributed.ranks import PORT, SHORT
+
+LONG = 40_000
+"""Numbers that are not gathered on three ranks to be added, but summed by gloo."""
 
 
 def summed(ranks):
-    ranks.all_sum(torch.zeros(3))
+    long = ranks.all_sum(torch.arange(LONG, dtype=torch.float64) * (1 + ranks.rank))
+    assert long.tolist() == [ranks.size * (ranks.size + 1) / 2 * k for k in range(LONG)]
     return (
         ranks.total(1.0, float(ranks.rank)),
         ranks.gather({"rank": ranks.rank, "text": "ä" * ranks.rank}),
@@ -21,10 +25,11 @@ def summed(ranks):
 
 
 def test_sums_and_texts_reach_every_rank():
+    assert LONG * 8 * 3 > SHORT
     for total, gathered, sent in on_ranks(summed, 3):
         assert total == [3.0, 3.0]
         assert gathered == [{"rank": rank, "text": "ä" * rank} for rank in range(3)]
-        assert sent > 12
+        assert sent > 8 * LONG
 
 
 def disagree(ranks):
