@@ -69,6 +69,7 @@ def generated(first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
 def serve(rows: int, steps: int) -> None:
     """Do as the lines of the standard input say, and answer each with what it took."""
     import torch
+    import torch.distributed as dist
 
     import bilevel
     from bilevel.distributed import ShardedCleaningProblem, connect
@@ -97,6 +98,7 @@ def serve(rows: int, steps: int) -> None:
             "late": lambda: go_to(LATE),
             "pass": lambda: np.dot(columns, pulled, out=out),
             "sum": lambda: ranks.all_sum(summed),
+            "gloo": lambda: dist.all_reduce(summed) if ranks.size > 1 else None,
         }
         for line in sys.stdin:
             spent = took(work[line.strip()], steps, ranks)
@@ -179,11 +181,12 @@ def rows(count: int, steps: int, pairs: int) -> Iterator[Row]:
         measured("early")
         early, passing = measured("step"), measured("pass")
         measured("late")
-        step, sums = measured("step"), measured("sum")
+        step, sums, by_gloo = measured("step"), measured("sum"), measured("gloo")
     finally:
         for group in groups:
             group.end()
     size, load = f"{count} x {COLUMNS} float32", f"load average {os.getloadavg()[0]:.2f} on {os.cpu_count()} cores"
+    yield Row(f"load average of the last minute, on {os.cpu_count()} cores, our own included", os.getloadavg()[0])
     for when, found, bounds in (("", step, ("<= 0.6", ">= 1.7")), (", early", early, ("", ""))):
         face = f"a face of {found[0][0]['face']:.0f} columns; {load}"
         cpu, wall = middle(found, lambda a, b: b["cpu"] / a["cpu"]), middle(found, lambda a, b: a["wall"] / b["wall"])
@@ -202,6 +205,8 @@ def rows(count: int, steps: int, pairs: int) -> Iterator[Row]:
     yield Row("GB/s that the pass reads, 1 rank", read)
     latency, rounds = middle(sums, lambda _, b: b["wall"]), middle(step, lambda _, b: b["rounds"])
     yield Row(f"milliseconds of one sum of {SUMMED} numbers, 2 ranks", 1e3 * latency)
+    own = 1e3 * middle(by_gloo, lambda _, b: b["wall"])
+    yield Row(f"milliseconds of gloo's own sum of {SUMMED} numbers, 2 ranks", own)
     # The model: t(2) is the pass of two at once, half of what one does beside its pass, and the sums.
     beside = middle(step, lambda a, _: a["wall"]) - middle(passing, lambda a, _: a["wall"])
     model = middle(passing, lambda _, b: b["wall"]) + beside / 2 + rounds * latency
