@@ -214,6 +214,13 @@ def test_progress_of_a_resumed_run_counts_its_own_steps(capsys):
     assert capsys.readouterr().err.startswith("step 50/100")
 
 
+def test_what_was_done_before_does_not_make_the_rest_look_short(capsys):
+    with ProgressBar(100, fresh=False) as show:
+        show.show(40, "")  # all of them stored by an earlier run, known after a moment
+        show.show(50, "")
+        assert "estimating" in capsys.readouterr().err.splitlines()[0]
+
+
 def test_progress_without_rich(capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "rich.console", None)
     record = Record(step=5, seconds=1.0, upper=0.25, lower_residual=1e-3, stationarity=0.1)

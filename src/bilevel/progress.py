@@ -37,16 +37,19 @@ class ProgressBar(Silent):
         The step number it starts from (more than 0 when it resumes).
     counter
         How `done` of `steps` is written.
+    fresh
+        Nothing is done yet. If not, the first `show` tells what was done before, which took no time of this run.
     """
 
-    def __init__(self, steps: int, start: int = 0, counter: str = "step {done}/{steps}") -> None:
-        self._steps, self._start, self._counter = steps, start, counter
+    def __init__(self, steps: int, start: int = 0, counter: str = "step {done}/{steps}", *, fresh: bool = True) -> None:
+        self._steps, self._start, self._counter, self._fresh = steps, start, counter, fresh
         self._clock = TimeLeft(steps)
         self._display: _Plain | _Rich = _Plain(steps, counter)
 
     def __enter__(self) -> Self:
         self._display = _display(self._steps, self._clock, self._counter)
-        self._clock.update(0)
+        if self._fresh:
+            self._clock.update(0)
         self._display.open()
         return self
 

@@ -63,7 +63,7 @@ def reproduce(request: Request) -> int:
     pool = _pool(request, data)
     with only_driver(request.folder), ResultsStore(request.folder) as store:
         try:
-            with pool, ProgressBar(100, counter="{done:.0f} %") as bar:
+            with pool, ProgressBar(100, counter="{done:.0f} %", fresh=False) as bar:
                 progress = sweep(tables, store, data, pool, show=lambda now: _show(now, bar, store, request, "running"))
         except BaseException as error:
             with suppress(BilevelError):  # a full disk; the error itself is told
