@@ -140,6 +140,7 @@ def test_the_report_says_how_it_was_made(reproduce, tmp_path, capsys):
     text = (tmp_path / "results" / "report" / "index.html").read_text()
     assert "final runs end after 20 iterations or 50 s of training, whichever comes first; 1 seed." in text
     assert "Step sizes were searched on one other seed, all pairs for 50 s." in text
+    assert "Not the paper&#39;s setting: madelon" in text
 
 
 @pytest.mark.parametrize(
@@ -149,6 +150,7 @@ def test_the_report_says_how_it_was_made(reproduce, tmp_path, capsys):
         (("--methods", "dmlcb"), "there is no method 'dmlcb' in this table. Did you mean 'dmlcbo'?"),
         (("--seeds", "0"), "seeds = 0"),
         (("--budget", "-3"), "limit_seconds = -3"),
+        (("--seeds", "1001"), "the step sizes are searched on seed 1000, which is one of the 1001 seeds"),
         (("--workers", "-1"), "workers must be at least 0"),
     ],
 )
@@ -163,5 +165,7 @@ def test_missing_data_and_missing_results_are_named(reproduce, table, tmp_path, 
     options = ["--configuration", str(table), "--workers", "0", "--results", str(tmp_path / "r")]
     assert main(["reproduce", "table-2", *options, *empty]) == 2
     assert "bilevel data fetch madelon" in capsys.readouterr().err
+    assert main(["status", "--results", str(tmp_path / "r")]) == 0
+    assert "stopped, 0 of 8 runs done" in capsys.readouterr().out
     assert main(["status", "--results", str(tmp_path / "none")]) == 2
     assert "holds no results" in capsys.readouterr().err

@@ -80,7 +80,7 @@ def stored(tmp_path):
 def test_a_full_disk_in_the_middle_of_a_sweep(reproduce, tmp_path, monkeypatch):
     made, run = [], pools.run
     monkeypatch.setattr(pools, "run", lambda specs, folder: made.append(specs) or run(specs, folder))
-    with files_up_to(40_000):  # enough for some runs; then the log of SQLite is too large
+    with files_up_to(60_000):  # enough for some runs; then the log of SQLite is too large
         code, said = reproduce()
     assert code == 2
     assert "cannot be written" in said

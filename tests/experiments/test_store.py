@@ -78,6 +78,48 @@ def test_only_what_was_written_aside_long_ago_is_removed(tmp_path):
     assert (old.exists(), new.exists()) == (False, True)
 
 
+def test_a_kill_while_a_folder_is_written_leaves_no_run(tmp_path, monkeypatch):
+    def killed(*_):
+        raise SystemExit
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run_folders, "_rename", killed)
+        patch.setattr(run_folders.shutil, "rmtree", lambda *_, **__: None)  # a program that is killed tidies nothing
+        with ResultsStore(tmp_path) as store, pytest.raises(SystemExit):
+            store.add([outcome(1)])
+    (left,) = (tmp_path / "runs").iterdir()
+    assert (left / "record.json").is_file()
+    for reading in (True, False):
+        with ResultsStore(tmp_path, reading=reading) as store:
+            assert store.records() == []
+    with ResultsStore(tmp_path) as store:
+        assert store.add([outcome(1)]) == 1
+    (left / "record.json").write_text("{")
+    with ResultsStore(tmp_path, reading=True) as store:
+        assert len(store.records()) == 1
+
+
+def test_a_reader_is_not_kept_waiting_by_who_locks_readers_out(tmp_path):
+    ResultsStore(tmp_path).close()
+    other = sqlite3.connect(tmp_path / "results.sqlite", isolation_level=None)
+    other.execute("PRAGMA locking_mode = EXCLUSIVE")
+    other.execute("INSERT INTO notes VALUES ('a', 'b')")
+    with pytest.raises(StoreLocked, match="locked by another program"):
+        ResultsStore(tmp_path, reading=True, patience=0.05)
+    other.close()
+    ResultsStore(tmp_path, reading=True).close()
+
+
+def test_a_damaged_row_is_named(tmp_path):
+    with ResultsStore(tmp_path) as store:
+        store.add([outcome(1)])
+    with sqlite3.connect(tmp_path / "results.sqlite") as rows:
+        rows.execute("UPDATE runs SET settings = '{'")
+    rows.close()
+    with ResultsStore(tmp_path, reading=True) as store, pytest.raises(Damaged, match="the row of run"):
+        store.records(curves=False)
+
+
 def test_a_reader_writes_nothing_and_disturbs_no_writer(tmp_path):
     """It sees rows and folders without a row, also while a writer is in the middle of a transaction."""
     with ResultsStore(tmp_path) as store:

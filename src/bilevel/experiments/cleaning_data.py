@@ -12,6 +12,7 @@ import numpy as np
 
 from ..applications.hyper_cleaning import CleaningProblem
 from ..datasets import Dataset, Rows, load
+from ..datasets.catalogue import find
 from ..errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ class Task:
 
 def files_of(name: str, folder: Path) -> Dataset:
     """A dataset, read once per process, and again when its files are others."""
-    return _read(name, folder, _state(folder / name))
+    return _read(name, folder, tuple(_state(folder / place) for place in find(name).folders))
 
 
 @lru_cache(maxsize=2)

@@ -26,7 +26,7 @@ from .record import RunRecord
 from .rehearsal import rehearse
 from .report.provenance import core_hours
 from .store import ResultsStore
-from .sweep import Progress, hash_data, sweep
+from .sweep import Progress, hash_data, sweep, total
 
 SUCCESS, FAILURE = 0, 2
 RESULTS = Path("bilevel-results")
@@ -62,6 +62,7 @@ def reproduce(request: Request) -> int:
         say(QUICK)
     pool = _pool(request, data)
     with only_driver(request.folder), ResultsStore(request.folder) as store:
+        _show(Progress(*total(tables)), None, store, request, "starting")
         try:
             with pool, ProgressBar(100, counter="{done:.0f} %", fresh=False) as bar:
                 progress = sweep(tables, store, data, pool, show=lambda now: _show(now, bar, store, request, "running"))
@@ -73,7 +74,7 @@ def reproduce(request: Request) -> int:
                 told = f"{stored} runs are in {request.folder}; the same command goes on from there"
                 raise KeyboardInterrupt(told) from None
             raise
-        _show(progress, None, store, request, "finished")
+        _show(progress, None, store, request, "ended with runs lost" if progress.lost else "finished")
         for identity, reason in progress.lost.items():
             say(f"run {identity} {reason}: the same command tries it again")
         _report(request, tables, store, data)
@@ -129,7 +130,7 @@ def status(folder: Path | None) -> int:
 
 def _state(said: Mapping[str, Any]) -> str:
     """What a sweep said of itself, unless its process has gone without a word."""
-    here = said["state"] == "running" and said.get("node") == platform.node()
+    here = said["state"] in ("starting", "running") and said.get("node") == platform.node()
     return "was killed (the same command goes on)" if here and not _is_alive(said["pid"]) else said["state"]
 
 

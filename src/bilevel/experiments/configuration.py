@@ -172,6 +172,16 @@ class Configuration(Part):
     methods: dict[str, Method]
     vary: Vary | None = None
 
+    @model_validator(mode="after")
+    def _another_seed(self) -> Configuration:
+        """Seeds of final runs are 0 ... seeds - 1; one that chose the steps would be judged by its own choice."""
+        if 0 <= self.grid.seed < self.run.seeds and any(method.grid for method in self.methods.values()):
+            raise ValueError(
+                f"the step sizes are searched on seed {self.grid.seed}, which is one of the {self.run.seeds} seeds of "
+                "the final runs: choose another grid.seed, or fewer seeds"
+            )
+        return self
+
     @model_validator(mode="before")
     @classmethod
     def _datasets_of_the_application(cls, document: Any) -> Any:
@@ -201,9 +211,8 @@ class Configuration(Part):
             grid["limit_seconds"] = min(budget, grid["limit_seconds"] or budget)
             if grid["first_look_seconds"] is not None:
                 grid["first_look_seconds"] = min(budget, grid["first_look_seconds"])
-        return self.model_copy(
-            update={"run": _checked(Limits, run, "--seeds, --budget"), "grid": _checked(Grid, grid, "--budget")}
-        )
+        parts = {"run": _checked(Limits, run, "--seeds, --budget"), "grid": _checked(Grid, grid, "--budget")}
+        return _checked(Configuration, {**dict(self), **parts}, "--seeds, --budget")
 
     def quickly(self) -> Configuration:
         """A quick look: a few pairs of step sizes, short runs, few seeds."""

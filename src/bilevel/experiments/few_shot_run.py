@@ -75,7 +75,7 @@ def run_few_shot(specs: Sequence[RunSpec], folder: Path) -> list[Outcome]:
         status, reason = STATUS.get(ended, "failed"), training.message
     except (BilevelError, ArithmeticError, RuntimeError) as error:
         reason = reason_of(error)
-    state = {name: value.detach().numpy().copy() for name, value in learner.network.named_parameters()}
+    state = {name: value.detach().numpy().copy() for name, value in learner.network.state_dict().items()}
     wall = time.perf_counter() - began
     return [
         Outcome(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from .configuration import Configuration, Grid
+from .configuration import TABLES, Configuration, Grid, load_configuration
 from .printed import printed_table
 
 
@@ -24,7 +24,8 @@ def notes_of(tables: Sequence[Configuration], *, quick: bool = False) -> list[st
     """
     found: dict[str, list[str]] = {}
     for table in tables:
-        found.setdefault(f"{_limits(table)} {_search(table)}".strip(), []).append(printed_table(table.experiment).name)
+        told = f"{_limits(table)} {_search(table)}{_another_problem(table)}".strip()
+        found.setdefault(told, []).append(printed_table(table.experiment).name)
     notes = [f"{', '.join(names)}: {text}" for text, names in found.items()]
     return [QUICK, *notes] if quick else notes
 
@@ -47,6 +48,16 @@ def _search(table: Configuration) -> str:
     if pairs < 2:
         return "Step sizes were not searched."
     return f"Step sizes were searched on one other seed, {_stages(table.grid)}."
+
+
+def _another_problem(table: Configuration) -> str:
+    """A word of warning where a configuration of one's own has the name of a table but not its data."""
+    if table.experiment not in TABLES:
+        return ""
+    known = load_configuration(table.experiment).datasets
+    others = [name for name, data in table.datasets.items() if known.get(name) != data]
+    told = f" Not the paper's setting: {', '.join(others)} (sizes, classes or scaling of its data are others)."
+    return told if others else ""
 
 
 def _stages(grid: Grid) -> str:

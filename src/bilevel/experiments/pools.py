@@ -74,7 +74,7 @@ class InProcess:
         specs = self._waiting.popleft()
         try:
             return specs, run(specs, self._folder)
-        except MemoryError as error:  # of this machine, now; other runs may need less
+        except Exception as error:  # as a worker would; the sweep tells which run it was and goes on with the others
             return specs, error
 
     def __len__(self) -> int:

@@ -1,7 +1,8 @@
 """One run: from a RunSpec to its record, on one thread, through `minimize` or `MetaLearner.fit`.
 
-A pure function of the spec and the data: the same spec gives the same bits, its timing aside, in any process. The
-training clock counts processor seconds of steps alone; evaluations and compilation are not on it.
+A run that stops by iterations is a pure function of the spec and the data: the same bits, its timing aside, in any
+process of one machine. One that a time limit stops has as many steps as the processor made in that time. The training
+clock counts processor seconds of steps alone; evaluations and compilation are not on it.
 """
 
 from __future__ import annotations

@@ -62,9 +62,12 @@ class RunFolders:
                 _flush(self.place)
 
     def records(self, *, but: Container[str]) -> Iterator[RunRecord]:
-        """The runs of complete folders, without their curves and without those of some identities."""
+        """The runs of complete folders, without their curves and without those of some identities.
+
+        A folder that is still written aside, or was when its program was killed, is none of them.
+        """
         for folder in sorted(self.place.iterdir()) if self.place.is_dir() else ():
-            if folder.name not in but and (folder / "record.json").is_file():
+            if not folder.name.startswith(".") and folder.name not in but and (folder / "record.json").is_file():
                 with _reading(folder / "record.json"):
                     yield RunRecord.from_row({**_read_json(folder / "record.json"), "curve": "{}"})
 

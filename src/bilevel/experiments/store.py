@@ -156,7 +156,11 @@ class ResultsStore:
         return json.loads(row[0]) if row else {}
 
     def _with_curve(self, row: dict[str, Any], curves: bool) -> RunRecord:
-        return RunRecord.from_row(row | {"curve": json.dumps(self.folders.curve(row["identity"]) if curves else {})})
+        curve = json.dumps(self.folders.curve(row["identity"]) if curves else {})
+        try:
+            return RunRecord.from_row(row | {"curve": curve})
+        except (ValueError, KeyError, TypeError) as error:
+            raise self._damaged(f"the row of run {row['identity']}: {error}") from error
 
     def _prepare(self) -> None:
         types = dict.fromkeys(REAL, "REAL") | dict.fromkeys(INTEGER, "INTEGER")
@@ -186,6 +190,9 @@ class ResultsStore:
         with self._speaking():
             source = sqlite3.connect(f"{self.file.absolute().as_uri()}?mode=rw", uri=True, timeout=patience)
             try:
+                # A reader from here on: a backup alone would wait for ever for a program that locks readers out.
+                source.execute("BEGIN")
+                source.execute("SELECT count(*) FROM sqlite_master").fetchone()
                 source.backup(self._rows)
             finally:
                 source.close()
@@ -236,7 +243,7 @@ class ResultsStore:
         except sqlite3.DatabaseError as error:
             raise self._damaged(error) from error
 
-    def _damaged(self, error: Exception) -> Damaged:
+    def _damaged(self, error: Exception | str) -> Damaged:
         return Damaged(
             f"{self.file} is damaged or not a file of results ({error}): move it aside together with its -wal and -shm "
             f"files; the next command makes it again from the runs in {self.runs}, and nothing is lost"

@@ -84,7 +84,9 @@ def _over(values: Iterable[float], measure: str) -> Spread:
 def column_title(experiment: str, column: Column) -> str:
     """ "V-PBGD", "Q = 3"; methods that the paper does not have keep their own name."""
     varies = printed_table(experiment).varies
-    return METHODS.get(str(column), str(column)) if varies == "method" else f"{varies} = {column:g}"
+    if varies == "method":
+        return METHODS.get(str(column), str(column))
+    return f"{varies} = {column if isinstance(column, str) else format(column, 'g')}"
 
 
 def cells_of(records: Sequence[RunRecord], experiment: str) -> list[Cell]:
@@ -103,7 +105,7 @@ def cells_of(records: Sequence[RunRecord], experiment: str) -> list[Cell]:
     def place(key: tuple[str, Column]) -> tuple:
         dataset, column = key
         known = datasets.index(dataset) if dataset in datasets else len(datasets)
-        return known, dataset, columns.index(column) if column in columns else len(columns), column
+        return known, dataset, columns.index(column) if column in columns else len(columns), str(column)
 
     return [
         _cell(experiment, *key, dict(settings), group)
@@ -120,7 +122,8 @@ def _column(record: RunRecord, varies: str) -> Column:
             f"run {record.identity} of {record.experiment} has no {varies!r} in its settings {record.settings}: "
             f"{record.experiment} varies {varies}, and a run must say with which it was made"
         )
-    return float(record.settings[varies])
+    value = record.settings[varies]
+    return float(value) if isinstance(value, int | float) else str(value)
 
 
 def _cell(experiment: str, dataset: str, column: Column, settings: dict, group: list[RunRecord]) -> Cell:

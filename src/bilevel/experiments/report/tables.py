@@ -137,12 +137,14 @@ def number(found: Spread, digits: int, before: str = "") -> str:
 
 
 def number_of_runs(cell: Cell, asked: int) -> str:
-    """ "10", "7 of 10", "8 of 10, 2 diverged", "10, series diverged in 3, F rose in 2"."""
+    """ "10", "7 of 10", "8 of 10, 2 diverged", "10, 4 at the time limit", "10, F rose in 2"."""
     count = str(cell.ours.n) if cell.ours.n == asked else f"{cell.ours.n} of {asked}"
     statuses = [run.status if run.status in ("diverged", "failed") else "without a number" for run in cell.broken]
     broken = [f"{statuses.count(status)} {status}" for status in dict.fromkeys(statuses)]
     series = sum(map(series_diverged, cell.runs))
     rose = sum(map(f_rose, cell.runs))
+    limited = sum(run.status == "time limit" for run in cell.runs)
+    broken += [f"{limited} at the time limit"] * bool(limited)
     told = [f"series diverged in {series}"] * bool(series) + [f"F rose in {rose}"] * bool(rose)
     return ", ".join([count, *broken, *told])
 

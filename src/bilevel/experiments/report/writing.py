@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from ...errors import InvalidInput
-from ...files import write_together
+from ...files import NotWritten, write_together
 from ..printed import TABLES
 from ..record import RunRecord
 from .csv_file import runs_csv
@@ -83,7 +83,13 @@ def write_report(
 
 
 def _write(contents: dict[str, bytes], folder: Path) -> list[Path]:
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise NotWritten(
+            f"{folder} cannot be made ({error.strerror or error}): make room or choose another folder, then run the "
+            "command again; the runs are stored"
+        ) from error
     writers = {folder / name: _writer(content) for name, content in contents.items()}
     write_together(writers, overwrite=True)
     return list(writers)
