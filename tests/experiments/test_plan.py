@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from bilevel.experiments import code_version
 from bilevel.experiments.configuration import load_configuration
 from bilevel.experiments.plan import RunSpec, count, planned
 from bilevel.experiments.record import RunRecord
@@ -117,3 +118,22 @@ def test_the_count_is_that_of_the_plan(name):
         plan = list(planned(table, hashes, finished))
         finished |= {spec.identity: record(spec, 0.5) for spec in plan}
     assert count(table)[0] == len(list(planned(table, hashes, finished)))
+
+
+def test_another_code_makes_other_runs(tiny, monkeypatch):
+    (one, *_) = planned(tiny, HASHES, {})
+    monkeypatch.setattr(code_version, "statements", lambda file: "something else" if file.name == "loop.py" else "")
+    code_version.code_version.cache_clear()
+    try:
+        (other, *_) = planned(tiny, HASHES, {})
+    finally:
+        code_version.code_version.cache_clear()
+    assert other.settings == one.settings
+    assert other.identity != one.identity
+
+
+def test_solvers_and_runs_are_part_of_the_code_version_and_reports_are_not():
+    files = code_version._files()
+    assert {"solvers/dmlcbo.py", "experiments/run.py", "sets/simplex.py", "loop.py"} <= set(files)
+    assert set(code_version.OF_RUNS) <= set(files)
+    assert not [name for name in files if name.startswith(("cli/", "experiments/report/"))]

@@ -13,20 +13,17 @@ import itertools
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
-from .._version import __version__
 from .choose import best_of_each, chosen
+from .code_version import code_version
 from .configuration import Configuration, Grid, Method
 from .record import RunRecord
 
-RUNS = 1
-"""Raised by a change of the code after which runs give other numbers: then all of them are made again."""
 UNLIMITED = 60.0
 """The seconds that a run without a limit is taken to need."""
-CODE = f"{__version__}/{RUNS}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +44,7 @@ class RunSpec:
     iterations: int
     evaluate_every: int
     limit_seconds: float | None
-    code: str = CODE
+    code: str = field(default_factory=code_version)
 
     @cached_property
     def identity(self) -> str:

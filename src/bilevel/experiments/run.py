@@ -29,9 +29,10 @@ from ..loop import minimize
 from ..lower import uncounted
 from ..solution import Record, Solution, Status
 from .cleaning_data import Task, cleaning_problem, cleaning_task, data_hash, files_of
+from .code_version import code_version
 from .configuration import CleaningData
 from .methods import solver_of
-from .plan import CODE, RunSpec
+from .plan import RunSpec
 from .record import Curve, RunRecord
 from .solved_level import SolvedLevel
 
@@ -65,10 +66,10 @@ def run(specs: Sequence[RunSpec], folder: Path) -> list[Outcome]:
 def _check(spec: RunSpec, folder: Path) -> None:
     """Refuse to make a run by another code or from other data than its identity says: no run here would be right."""
     where = f"the worker on {platform.node()}"
-    if spec.code != CODE:
+    if spec.code != code_version():
         raise InvalidInput(
-            f"{where} has version {CODE} of the code, and the runs were planned by {spec.code}: install the same "
-            "bilevel there and start the worker again"
+            f"{where} has version {code_version()} of the code, and the runs were planned by {spec.code}: install the "
+            "same bilevel there and start the worker again"
         )
     found = "" if spec.files == "generated" else data_hash(files_of(spec.files, folder))
     if found != spec.data_hash:
