@@ -49,6 +49,15 @@ def differences(mesh, z, v, placements):
             slope.full_tensor(), Y.jacobian(z).apply(v), rtol=0, atol=1e-12
         ):
             wrong.append(f"{Y} {placements}, gradient: {slope} instead of {Y.jacobian(z).apply(v)}")
+    for kind in (sets.L1Ball, sets.Simplex, sets.L2Ball):
+        radius = torch.tensor(0.7, dtype=torch.float64, requires_grad=True)
+        Y = kind(radius)
+        (expected,) = torch.autograd.grad((Y.project(z) * v).sum(), radius)
+        (slope,) = torch.autograd.grad((sharded(Y).project(far) * along).sum().full_tensor(), radius)
+        found = sharded(kind(radius.detach())).jacobian(far).parameter_vjp(along)["radius"]
+        for key, value in {"autograd": slope, "parameter_vjp": found}.items():
+            if not torch.allclose(value, expected, rtol=0, atol=1e-12):
+                wrong.append(f"{Y} {placements}, {key} of the radius: {value} instead of {expected}")
     return wrong
 
 

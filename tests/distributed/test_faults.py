@@ -84,6 +84,16 @@ def test_the_message_of_a_worker_reaches_the_user_of_torchrun(tmp_path):
     assert "part-1.parquet is not a Parquet file, or it is damaged" in errors
 
 
+def test_a_restart_replaces_no_file_that_was_there_before(tmp_path):
+    write_tables(tmp_path)
+    (tmp_path / "weights.csv").write_text("mine")
+    process = torchrun(tmp_path, 2, *arguments("train"), "--out", "weights.csv", restarts=1)
+    code, _, errors = finished(process, LONGEST)
+    assert code != 0
+    assert "weights.csv" in errors
+    assert (tmp_path / "weights.csv").read_text() == "mine"
+
+
 # --- kill -9 ----------------------------------------------------------------------------------------------------------
 
 

@@ -55,8 +55,15 @@ def ended(ranks):
         if ranks.rank == 0 and state.step == 10:
             raise OSError("the disk is full")
 
+    def asserts(record, state):
+        assert ranks.rank == 0, "a test of mine"
+
     for name, options in {
         "failed": {"callbacks": [fails], "evaluate_every": 10},
+        "asserted": {"callbacks": [asserts], "evaluate_every": 10},
+        "another y0": {
+            "y0": {name: value + ranks.rank for name, value in sharded(ranks, {"intercept": False}).y0.items()}
+        },
         "differ": {"evaluate_every": 10 + ranks.rank},
         "checkpoint": {"checkpoint": "run.safetensors"},
     }.items():
@@ -81,6 +88,9 @@ def test_ranks_end_together():
     assert one["stopped"][:2] == ["STOPPED", 20]
     assert one["at an evaluation"][:2] == ["INTERRUPTED", 10]
     assert one["failed"] == "rank 0, in a callback: the disk is full"
+    assert one["asserted"].startswith("rank 1, in a callback: a test of mine")
+    assert "y0 is " in one["another y0"]
+    assert one["another y0"].endswith("start from the same point on every rank")
     assert "the arguments of minimize" in one["differ"]
     assert "checkpoint='run.safetensors' is for one process" in one["checkpoint"]
     assert one["handler"]

@@ -135,12 +135,27 @@ def refused(ranks):
     return told
 
 
+def refused_together(ranks):
+    """Starting points that differ, and files for what is divided."""
+    problem, told = divided_problem(ranks, "box", "rows"), []
+    x = torch.full((D,), 0.1, dtype=torch.float64)
+    for start, more in ((x + ranks.rank, {}), (x[: D - ranks.rank], {}), (x, {"checkpoint": "run"})):
+        try:
+            minimize(problem, start, steps=1, **more)
+        except RanksFailed as error:
+            told.append(str(error))
+    return told
+
+
 def known_and_refused(ranks):
-    return solved(ranks), refused(ranks)
+    return solved(ranks), refused(ranks), refused_together(ranks)
 
 
 def test_a_known_answer_and_who_refuses_a_divided_variable():
-    for (away, apart), told in on_ranks(known_and_refused, 2):
+    for (away, apart), told, together in on_ranks(known_and_refused, 2):
+        assert len(together) == 3
+        assert all(text.endswith("start from the same point on every rank") for text in together[:2])
+        assert "for one process" in together[2] or "cannot be stored" in together[2]
         assert away < 1e-3
         assert apart < 1e-10
         assert len(told) == 3

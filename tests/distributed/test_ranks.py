@@ -44,6 +44,17 @@ def test_ranks_that_differ_are_told_on_every_rank():
     assert told == ["columns is 5 on rank 0 and 6 on rank 1: give every rank the same table"] * 2
 
 
+def one_key_more(ranks):
+    try:
+        ranks.agree({"steps": 10} | ({"test": "a.csv"} if ranks.rank == 0 else {}), "start all alike")
+    except RanksFailed as error:
+        return str(error)
+
+
+def test_a_rank_that_has_something_more_is_told_on_every_rank():
+    assert on_ranks(one_key_more, 2) == ["test is 'a.csv' on rank 0 and None on rank 1: start all alike"] * 2
+
+
 def fail_on_one(ranks):
     try:
         with ranks.together("reading its rows"):

@@ -6,7 +6,7 @@ import torch
 from tests.distributed.ranks import on_ranks
 
 import bilevel
-from bilevel.applications.hyper_cleaning import CleaningProblem
+from bilevel.applications.hyper_cleaning import CleaningProblem, on_arrays
 from bilevel.distributed import Ranks, RanksFailed, ShardedCleaningProblem, minimize
 from bilevel.distributed import fused as steps
 from bilevel.distributed.fused import ShardedStep
@@ -342,6 +342,29 @@ def test_products_and_the_size_of_h_on_a_face(arithmetic, kind):
     np.testing.assert_allclose(out, momentum + 0.2 * (h - momentum), rtol=1e-10, atol=1e-14)
     assert rows.ranks.rounds == rounds
     assert known.on(np.array([0, 1])) is None or kind == "matrices"
+
+
+@pytest.mark.parametrize("kind", ["matrices", "products"])
+@pytest.mark.parametrize("number", [np.float32, np.float64])
+def test_the_size_of_h_where_columns_are_nearly_the_same(kind, number):
+    """|h|^2 from its parts would lose all digits there, and be negative at times."""
+    rng = np.random.default_rng(0)
+    column = rng.random(4000)
+    for near in (1e-2, 1e-4, 1e-6):
+        columns = np.stack([column, column * (1 + near * rng.normal(size=4000)), rng.random(4000)]).astype(number)
+        slopes, momentum, face = rng.normal(size=4000).astype(number), np.zeros(4000, number), np.arange(3)
+        w, start = np.array([1.0, -1.0, near], number), np.array([2.0, 1.0, 0.0])
+        rows = Rows(on_arrays, Ranks(), columns, 1.0, rng.random(4000).astype(number))
+        wanted = rows.turn(face, w, slopes.copy(), momentum, 0.5)  # as one process has it
+        if kind == "matrices":
+            known = Matrices(rows, face, slopes)
+            known.keep(*rows.sums(*known.mine))
+            known.on(face)
+        else:
+            known = Products(rows, face, slopes, start)
+            known.keep(*rows.sums(*known.mine))
+            known.product(w - start)
+        assert known.turn(w, momentum, 0.5) == pytest.approx(wanted, rel=1e-3 if number is np.float32 else 1e-10)
 
 
 # --- what is refused -------------------------------------------------------------------------------------------------

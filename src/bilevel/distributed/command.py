@@ -61,16 +61,22 @@ def clean(request: Request, *, timeout: float | None = None) -> int:
     with connect(timeout=TIMEOUT if timeout is None else timeout) as ranks:
         with ranks.together("looking at the arguments"):
             check_sharded(request)
-            request = after_restart(request)
+            request = after_restart(request, ranks)
             check_request(replace(request, checkpoint=None, resume=None))
             _check_checkpoint(request)
         settings = {name: value for name, value in vars(request).items() if name in AGREED}
-        ranks.agree({f"--{name}": _plain(value) for name, value in settings.items()}, "start all with one command line")
+        given = {f"--{name} is given": getattr(request, name) is not None for name in GIVEN}
+        settings = {f"--{name}": _plain(value) for name, value in settings.items()}
+        ranks.agree(settings | given, "start all with one command line")
+        ranks.remember(ACCEPTED)
         return _clean(request, ranks)
 
 
 AGREED = ("label", "noise", "radius", "solver", "steps", "seed", "holdout", "ignore", "categorical", "image_shape")
 """Arguments that must be the same on every rank."""
+GIVEN = ("out", "model", "test", "checkpoint", "resume")
+"""Arguments that every rank has or none: the ranks meet where they are used."""
+ACCEPTED = "these arguments were accepted"
 UNSUPPORTED = {
     "trusted_column": "write the trusted rows to a table of their own and name it with --trusted",
     "report": "make it in one process, from a sample of the rows",
@@ -124,9 +130,12 @@ def check_sharded(request: Request) -> None:
         )
 
 
-def after_restart(request: Request) -> Request:
-    """When `torchrun` has started the processes anew, they go on from the checkpoint of those that ended."""
-    if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) == 0:
+def after_restart(request: Request, ranks: Ranks) -> Request:
+    """When `torchrun` has started the processes anew, they go on from the checkpoint of those that ended.
+
+    Unless those ended because their arguments were refused, for example not to replace a file: so are these.
+    """
+    if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) == 0 or not ranks.remembers(ACCEPTED):
         return request
     path = request.checkpoint
     if path is not None and (path / POINTER).exists():

@@ -59,11 +59,11 @@ class ShardedStep(FusedStep):
         return self.made
 
     def is_finite(self) -> bool:
-        """Whether what it made is finite, on all ranks, as each of them knows: wrong entries of x make the gradient
-        wrong, and those of h its mean square.
+        """Whether what it made is finite, on all ranks, as each of them knows: entries of x are counted with the
+        gradient, and those of h make its mean square wrong.
         """
         y, v, m2 = self.made.y, self.made.lower_momentum, self.made.upper_moment  # type: ignore[union-attr]
-        return all(bool(torch.isfinite(u).all()) for u in (*leaves(y), *leaves(v), m2))
+        return self._wrong == 0 and all(bool(torch.isfinite(u).all()) for u in (*leaves(y), *leaves(v), m2))
 
     def _to_chances(self) -> None:
         """Trusted rows by themselves: the last bit of torch's sigmoid depends on where in a tensor a number is, and
@@ -76,12 +76,14 @@ class ShardedStep(FusedStep):
         """The pass, what can be begun on the face, and what the ranks tell each other: one sum."""
         super()._pull(state, before, after)
         self._begun, rows = self._begin(before, after, self._eta(state.curvature)), self._divided
-        pulled, told = rows.share * self._pulled, np.array(self._pulse.told())
+        wrong = float(np.count_nonzero(~np.isfinite(after[0])))
+        pulled, told = rows.share * self._pulled, np.array([wrong, *self._pulse.told()])
         gradient, *summed, told = rows.sums(pulled, *self._begun.mine, told)
         self._pulled[:] = gradient
         if summed:
             self._begun.keep(*summed)
-        self._pulse.heard(*told.tolist())
+        self._wrong, *heard = told.tolist()
+        self._pulse.heard(*heard)
 
     def _begin(self, before: Parts, after: Parts, eta: float) -> Matrices | Products:
         """On the face that is foreseen: by the state alone, so that a resumed run does the same."""

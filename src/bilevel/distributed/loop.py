@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from .. import loop
 from ..checkpoints import Checkpoint
 from ..checks import check_vector
@@ -17,7 +19,9 @@ from ..errors import Incompatible, InvalidInput
 from ..solution import Record, Solution
 from ..spaces import leaves
 from .checkpoints import ShardedCheckpoint
+from .fingerprint import fingerprint
 from .ranks import Ranks
+from .spaces import ShardedSpace
 
 PATIENCE = 5.0
 """A second Ctrl-C so many seconds after the first ends this rank at once; `torchrun` itself sends two together."""
@@ -53,6 +57,14 @@ class Pulse:
         if interrupted:
             self._interrupted = None
             raise KeyboardInterrupt
+
+    def all_finite(self, state: Any) -> bool:
+        """Whether a state is finite on all ranks: one round, in which they hear of the rest as well."""
+        names = [name for name in ("x", "y", "upper_momentum", "lower_momentum") if hasattr(state, name)]
+        vectors = [tensor for name in names for tensor in leaves(getattr(state, name))]
+        wrong, *told = self.ranks.total(sum(float((~torch.isfinite(u)).sum()) for u in vectors), *self.told())
+        self.heard(*told)
+        return wrong == 0
 
     def now(self) -> float:
         """The time as all ranks last heard it."""
@@ -139,7 +151,9 @@ def minimize(
         _check(ranks, options, x0, problem)
     told = {name: repr(value) for name, value in options.items() if name not in ("checkpoint", "resume")}
     ranks.agree({"the arguments of minimize": dict(sorted(told.items()))}, "call it alike on every rank")
-    together = _Together(pulse, loop._checked_callbacks(callbacks))
+    if options.get("resume") is None:
+        ranks.agree(_held_by_all(problem, x0, y0), "start from the same point on every rank")
+    together = _Together(pulse, loop._checked_callbacks(callbacks), divided_y=problem.y_divided)
     with pulse.beating(clock):
         return loop.minimize(
             problem, x0, y0, clock=pulse.now, callbacks=[together], progress=progress and ranks.rank == 0, **options
@@ -149,10 +163,15 @@ def minimize(
 class _Together:
     """All callbacks of a rank as one, which ends the run where one of any rank asks for it."""
 
-    def __init__(self, pulse: Pulse, callbacks: list[loop.Callback]) -> None:
-        self._pulse, self._callbacks = pulse, callbacks
+    def __init__(self, pulse: Pulse, callbacks: list[loop.Callback], *, divided_y: bool) -> None:
+        self._pulse, self._callbacks, self._divided_y = pulse, callbacks, divided_y
 
     def __call__(self, record: Record, state: Any) -> bool:
+        if not self._divided_y:
+            self._pulse.ranks.agree(
+                {f"the checksum of y after {record.step} steps": fingerprint(state.y)},
+                "the same arithmetic gave other bits there: use processors, libraries and threads of one kind",
+            )
         stop = False
         with self._pulse.ranks.together("in a callback"):
             answers = [callback(record, state) for callback in self._callbacks]
@@ -173,6 +192,23 @@ class _Together:
         return total
 
 
+def _held_by_all(problem: Any, x0: Any, y0: Any) -> dict[str, str]:
+    """What of the starting point every rank holds as a whole: shapes, and checksums."""
+    x, y = problem.x0 if x0 is None else x0, problem.y0 if y0 is None else y0
+    space, found = problem.x_space, {}
+    if not isinstance(space, ShardedSpace):
+        found["x0"] = x
+    elif isinstance(x, dict):
+        found |= {f"x0[{name!r}]": value for name, value in x.items() if name in space.whole}
+    if not problem.y_divided:
+        found["y0"] = y
+    return {name: f"{_shapes(value)}, checksum {fingerprint(value)}" for name, value in found.items()}
+
+
+def _shapes(vector: Any) -> str:
+    return "absent" if vector is None else " and ".join(str(tuple(u.shape)) for u in leaves(vector))
+
+
 def _check(ranks: Ranks, options: dict[str, Any], x0: Any, problem: Any) -> None:
     if ranks.size > 1 and options.get("delta") is not None:
         raise InvalidInput(f"delta={options['delta']!r} is for one process, and there are {ranks.size} ranks")
@@ -180,6 +216,11 @@ def _check(ranks: Ranks, options: dict[str, Any], x0: Any, problem: Any) -> None
         value = options.get(name)
         if ranks.size > 1 and isinstance(value, str | Path | Checkpoint) and not isinstance(value, ShardedCheckpoint):
             raise InvalidInput(f"{name}={value!r} is for one process: ShardedCheckpoint(path, rows=..., ranks=...)")
+        if value is not None and problem.y_divided:
+            raise InvalidInput(
+                f"{name}={value!r}: runs whose lower variable is divided among ranks cannot be stored; save solution.x "
+                "and solution.y of each rank, and start from them"
+            )
     if options.get("resume") is None:
         x = check_vector("x0", problem.x0 if x0 is None else x0)
         wanted = problem.start() if hasattr(problem, "start") else x

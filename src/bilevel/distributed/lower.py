@@ -75,6 +75,8 @@ class ShardedLowerProblem(Problem):
     [0.7, 0.3, 0.0, 0.0]
     """
 
+    y_divided = True
+
     def __init__(
         self,
         upper: Objective,
@@ -119,12 +121,8 @@ class ShardedLowerProblem(Problem):
         return DividedLinearization(self, x, y, batch)
 
     def is_finite(self, state: Any) -> bool:
-        """In one round, which also tells who was interrupted and what time it is."""
-        names = [name for name in ("x", "y", "upper_momentum", "lower_momentum") if hasattr(state, name)]
-        vectors = [tensor for name in names for tensor in leaves(getattr(state, name))]
-        wrong, *told = self.ranks.total(sum(float((~torch.isfinite(u)).sum()) for u in vectors), *self.pulse.told())
-        self.pulse.heard(*told)
-        return wrong == 0
+        """On all ranks, in one round."""
+        return self.pulse.all_finite(state)
 
     def of_all(self, part: Vector) -> Vector:
         """What a vector of the shape of x is in all, given the parts of ranks: their sum, or x's own parts."""

@@ -6,7 +6,8 @@ one that divides the batch, or replicates, needs none. A sum that is still to be
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
+from functools import reduce
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from ..errors import InvalidInput, InvalidType
 from ..sets.base import ConvexSet, Face, Membership
 from .ranks import Ranks
+from .sums import added_up, held_by_all
 
 
 class Placed:
@@ -82,15 +84,16 @@ def over_mesh(Y: Any, z: DTensor, ask: Callable[[ConvexSet, Tensor], Any]) -> An
     if isinstance(answer, Membership):
         return _of_all(answer, placed.others)
     if isinstance(answer, Face):
-        return MeshFace(answer, placed)
+        parameters = Y.base.tensor_parameters().items()
+        return MeshFace(answer, placed, {name for name, value in parameters if isinstance(value, DTensor)})
     return None if answer is None else placed.whole(answer)
 
 
 class MeshFace(Face):
     """H for DTensors that are placed like the point."""
 
-    def __init__(self, face: Face, placed: Placed) -> None:
-        self._face, self._placed, self.is_projector = face, placed, face.is_projector
+    def __init__(self, face: Face, placed: Placed, divided: Container[str] = ()) -> None:
+        self._face, self._placed, self._divided, self.is_projector = face, placed, divided, face.is_projector
         self.support = None if face.support is None else placed.whole(face.support)
         self.dimension = None if face.dimension is None else placed.whole(face.dimension)
 
@@ -98,7 +101,11 @@ class MeshFace(Face):
         return self._placed.whole(self._face.apply(self._placed.part("v", v)))
 
     def parameter_vjp(self, u: Any) -> dict[str, Tensor]:
-        return self._face.parameter_vjp(self._placed.part("u", u))
+        """Of a parameter that all ranks hold, over the whole batch; of one that is placed like the point, its part."""
+        found = self._face.parameter_vjp(self._placed.part("u", u))
+        for ranks in self._placed.others:
+            found = {name: value if name in self._divided else added_up(value, ranks) for name, value in found.items()}
+        return found
 
 
 def _with_parts(base: ConvexSet, placed: Placed) -> ConvexSet:
@@ -107,6 +114,8 @@ def _with_parts(base: ConvexSet, placed: Placed) -> ConvexSet:
     for name, value in base.tensor_parameters().items():
         if isinstance(value, DTensor):
             changed[name] = placed.part(name, value)
+        elif value.ndim == 0 and value.requires_grad:
+            changed[name] = reduce(held_by_all, placed.others, value)
         elif value.ndim and (placed.others or not name.endswith("radius")):
             raise InvalidType(
                 f"{name} is a tensor of shape {tuple(value.shape)}, and the point a DTensor with placements "

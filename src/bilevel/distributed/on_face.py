@@ -95,9 +95,9 @@ class Matrices:
 
     def turn(self, w: Array, momentum: Array, average: float) -> float:
         """slopes <- (1 - average) momentum + average h, and |h|^2 of all rows."""
-        self._rows.turn(self._face, w, self._slopes, momentum, average)
-        wide = w.astype(np.float64)
-        return float(wide @ self._squared @ wide)
+        here = self._rows.turn(self._face, w, self._slopes, momentum, average)
+        products = np.multiply.outer(w, w) * self._squared
+        return float(products.sum()) if _keeps_digits(products, w) else self._rows.ranks.total(here)[0]
 
 
 class Products:
@@ -128,7 +128,8 @@ class Products:
     def turn(self, w: Array, momentum: Array, average: float) -> float:
         """slopes <- (1 - average) momentum + average h, and |h|^2 of all rows."""
         a, slopes, number = self._step_to(w), self._slopes, w.dtype.type
-        if a is None:
+        parts = None if a is None else np.multiply(self._squares, (1.0, 2 * a, a * a)[: len(self._squares)])
+        if a is None or parts is None or not _keeps_digits(parts, w):
             return self._rows.ranks.total(self._rows.turn(self._face, w, slopes, momentum, average))[0]
         h0, h1 = self._rows.turned
         np.subtract(h0, momentum, out=slopes)
@@ -136,7 +137,7 @@ class Products:
             slopes += number(a) * h1
         slopes *= number(average)
         slopes += momentum
-        return float(np.dot(self._squares, (1.0, 2 * a, a * a)[: len(self._squares)]))
+        return float(parts.sum())
 
     def _multiply(self, v: Array) -> list[Array]:
         """C v, and products of its h with those before: of the rows at hand."""
@@ -158,6 +159,13 @@ class Products:
             a = float(p @ missing) / float(p @ p)
             missing = missing - a * p
         return a if np.abs(missing).max() <= 4 * np.finfo(w.dtype).eps * np.abs(w).max() else None
+
+
+def _keeps_digits(parts: Array, w: Array) -> bool:
+    """Whether parts of |h|^2, made in the numbers of w, can be added up: where columns are nearly the same, they
+    cancel. All ranks have the same parts, and decide alike.
+    """
+    return bool(parts.sum() > np.finfo(w.dtype).eps ** 0.25 * np.abs(parts).sum())
 
 
 _triangle = lru_cache(MOST)(np.tril_indices)

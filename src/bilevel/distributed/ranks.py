@@ -82,6 +82,16 @@ class Ranks:
         self.size = dist.get_world_size(group) if here else 1
         self._backend = dist.get_backend(group) if here else ""
         self.rounds, self.bytes = 0, 0
+        self._memory: Any = None
+
+    def remember(self, what: str) -> None:
+        """Tell the processes that `torchrun` may start after these: see `remembers`."""
+        if self._memory is not None and self.rank == 0:
+            self._memory.set(f"bilevel/{what}", "yes")
+
+    def remembers(self, what: str) -> bool:
+        """Whether processes that `torchrun` started before these, in the same run, called `remember`."""
+        return self._memory is not None and self._memory.check([f"bilevel/{what}"])
 
     @property
     def device(self) -> torch.device:
@@ -144,7 +154,7 @@ class Ranks:
             What to do when they differ.
         """
         found = self.gather(dict(what))
-        for name in what:
+        for name in dict.fromkeys(name for each in found for name in each):
             values = [each.get(name) for each in found]
             other = next((rank for rank, value in enumerate(values) if value != values[0]), None)
             if other is not None:
@@ -159,7 +169,7 @@ class Ranks:
         failure: Exception | None = None
         try:
             yield
-        except (BilevelError, ArithmeticError, LookupError, OSError, RuntimeError, TypeError, ValueError) as error:
+        except Exception as error:
             failure = error
         told = self.gather("" if failure is None else str(failure) or type(failure).__name__)
         if self.size == 1 and failure is not None:
@@ -216,7 +226,7 @@ class connect:
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
         where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         try:
-            self._store, rank, size = _meeting_place(self._timeout)
+            self._store, rank, size, memory = _meeting_place(self._timeout)
             dist.init_process_group(self._backend, store=self._store, rank=rank, world_size=size, timeout=self._timeout)
         except (RuntimeError, ValueError, OSError) as error:
             raise Unreachable(
@@ -225,7 +235,9 @@ class connect:
                 "says, each with a RANK of its own, with an address and port that all of them reach"
             ) from error
         self._mine = True
-        return Ranks()
+        ranks = Ranks()
+        ranks._memory = memory
+        return ranks
 
     def __exit__(self, *_: Any) -> None:
         if self._mine:
@@ -241,8 +253,9 @@ def started_by_torchrun() -> bool:
     return len(given) == len(VARIABLES)
 
 
-def _meeting_place(timeout: timedelta) -> tuple[dist.Store, int, int]:  # type: ignore[attr-defined]
-    """Where ranks tell each other their addresses, the rank of this process, and how many there are.
+def _meeting_place(timeout: timedelta) -> tuple[dist.Store, int, int, Any]:  # type: ignore[attr-defined]
+    """Where ranks tell each other their addresses, the rank of this process, how many there are, and the store of
+    torchrun, if there is one.
 
     The store of torchrun (torch 2.13) outlives processes that it starts again, with the addresses of those that ended:
     a rank that reads one of them waits in vain. Rank 0 opens a store for this attempt and tells torchrun's its port;
@@ -250,17 +263,17 @@ def _meeting_place(timeout: timedelta) -> tuple[dist.Store, int, int]:  # type: 
     """
     shared, rank, size = next(dist.rendezvous("env://", timeout=timeout))  # type: ignore[attr-defined]
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True):
-        return shared, rank, size
+        return shared, rank, size, None
     host, until = os.environ["MASTER_ADDR"], time.monotonic() + timeout.total_seconds()
     if rank == 0:
         own = dist.TCPStore(host, 0, size, is_master=True, timeout=timeout, wait_for_workers=False)  # type: ignore[attr-defined]
         shared.set(PORT, str(own.port))
-        return own, rank, size
+        return own, rank, size, shared
     while True:
         port = int(shared.get(PORT))
         try:
             socket.create_connection((host, port), timeout=PATIENCE).close()
-            return dist.TCPStore(host, port, size, is_master=False, timeout=timeout), rank, size  # type: ignore[attr-defined]
+            return dist.TCPStore(host, port, size, is_master=False, timeout=timeout), rank, size, shared  # type: ignore[attr-defined]
         except OSError:
             if time.monotonic() > until:
                 raise

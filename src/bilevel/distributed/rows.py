@@ -15,7 +15,8 @@ from ..applications.hyper_cleaning.design import Design
 from ..applications.hyper_cleaning.fused import FusedStep
 from ..applications.hyper_cleaning.row_mean import RowMean, Share
 from ..errors import InvalidInput
-from ..spaces import Space, Vector, leaves
+from ..machine import processor
+from ..spaces import Space, Vector
 from .fused import ShardedStep
 from .loop import Pulse
 from .ranks import Ranks
@@ -63,6 +64,8 @@ class ShardedCleaningProblem(CleaningProblem):
     1
     """
 
+    y_divided = False
+
     def __init__(
         self,
         design: Any,
@@ -105,15 +108,11 @@ class ShardedCleaningProblem(CleaningProblem):
         return ShardedSpace(ranks=self.ranks, whole=frozenset({"log_radius"})) if self.noise.per_row else Space()
 
     def is_finite(self, state: Any) -> bool:
-        """In one round, which also tells who was interrupted and what time it is; `ShardedStep` has told already."""
+        """On all ranks, in one round; `ShardedStep` knows already."""
         step = getattr(self._fused, "step", None)
         if isinstance(step, ShardedStep) and step.made is state:
             return step.is_finite()
-        names = [name for name in ("x", "y", "upper_momentum", "lower_momentum") if hasattr(state, name)]
-        vectors = [tensor for name in names for tensor in leaves(getattr(state, name))]
-        wrong, *told = self.ranks.total(sum(float((~torch.isfinite(u)).sum()) for u in vectors), *self.pulse.told())
-        self.pulse.heard(*told)
-        return wrong == 0
+        return self.pulse.all_finite(state)
 
     def _written_out(self, solver: Any) -> FusedStep:
         return FusedStep(self, solver) if self.ranks.size == 1 else ShardedStep(self, solver)
@@ -163,6 +162,9 @@ class ShardedCleaningProblem(CleaningProblem):
             "fused": self.fused,
             "the trusted rows (by their checksum)": _checksum(self.trusted_design, self.trusted_labels),
             "torch": torch.__version__,
+            "numpy": np.__version__,
+            "the number of threads": torch.get_num_threads(),
+            "the name of the processor": processor(),
             "the processor": torch.cuda.get_device_name()
             if device == "cuda"
             else torch.backends.cpu.get_cpu_capability(),

@@ -22,12 +22,10 @@ from ..applications.few_shot.episodes import Tasks
 from ..applications.few_shot.head import SVMHead
 from ..applications.few_shot.inputs import TaskBatch
 from ..applications.few_shot.problem import Features, FewShotProblem
-from ..errors import BilevelError, NotConverged, NotFinite
+from ..errors import NotConverged, NotFinite
 from ..spaces import Vector, leaves, like
 from .batch_statistics import batch_normalisations, statistics_of_all
 from .ranks import Ranks, RanksFailed
-
-FAILURES = (BilevelError, ArithmeticError, LookupError, OSError, RuntimeError, TypeError, ValueError)
 
 
 def part_of(count: int, ranks: Ranks) -> slice:
@@ -99,7 +97,7 @@ class SharedFewShotProblem(FewShotProblem):
                 yield
         except RanksFailed:
             raise
-        except FAILURES as error:
+        except Exception as error:
             raise RanksFailed(f"rank {self.ranks.rank}, in the network: {error}") from error
 
 
@@ -142,7 +140,7 @@ def tried(work: Callable[[], Any]) -> tuple[Any, Exception | None]:
         return work(), None
     except RanksFailed:
         raise
-    except FAILURES as error:
+    except Exception as error:
         return None, error
 
 

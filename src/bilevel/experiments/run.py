@@ -27,6 +27,7 @@ from .. import __version__
 from ..errors import BilevelError, InvalidInput
 from ..loop import minimize
 from ..lower import uncounted
+from ..machine import processor
 from ..solution import Record, Solution, Status
 from .cleaning_data import Task, cleaning_problem, cleaning_task, data_hash, files_of
 from .code_version import code_version
@@ -237,16 +238,6 @@ def numba_version() -> str:
         return version("numba")
     except PackageNotFoundError:
         return ""
-
-
-@lru_cache(maxsize=1)
-def processor() -> str:
-    """Its name, as far as the system tells."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:  # not Linux
-        return platform.processor()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
 
 
 @lru_cache(maxsize=1)
