@@ -57,6 +57,20 @@ def test_a_table_from_the_command_to_the_export(reproduce, tmp_path, capsys, mon
         assert set(frame["configuration.evaluate_every"]) == {10}
 
 
+def test_the_export_goes_by_the_name_of_its_file_and_names_mistakes(reproduce, tmp_path, capsys):
+    assert reproduce("--methods", "dmlcbo") == 0
+    where = ["results", "export", "--results", str(tmp_path / "results"), "--out", str(tmp_path / "runs.parquet")]
+    assert main(where) == 0
+    assert (tmp_path / "runs.parquet").read_bytes()[:4] == b"PAR1"
+    capsys.readouterr()
+    assert main(where) == 2
+    assert "add --force" in capsys.readouterr().err
+    assert main([*where, "--force", "--experiment", "tabel-2"]) == 2
+    assert "there are no runs of 'tabel-2' there: name one of table-2" in capsys.readouterr().err
+    assert reproduce("--methods", "dmlcbo", target="table-4") == 2
+    assert "is a configuration of table-2, and the target is table-4" in capsys.readouterr().err
+
+
 def test_a_record_holds_the_configuration_that_its_identity_is_the_hash_of(reproduce, tmp_path, capsys, monkeypatch):
     """Also one of a version that did not keep it: the sweep gives it back to the runs that it planned."""
     results = tmp_path / "results"

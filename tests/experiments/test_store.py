@@ -110,6 +110,19 @@ def test_a_reader_is_not_kept_waiting_by_who_locks_readers_out(tmp_path):
     ResultsStore(tmp_path, reading=True).close()
 
 
+def test_a_folder_that_may_not_be_written_can_be_read(tmp_path, monkeypatch):
+    with ResultsStore(tmp_path) as store:
+        store.add([outcome(1)])
+    asked = []
+    connect = sqlite3.connect
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everywhere
+    monkeypatch.setattr(sqlite3, "connect", lambda place, **more: asked.append(place) or connect(place, **more))
+    with ResultsStore(tmp_path, reading=True) as store:
+        assert len(store.records()) == 1
+    assert any("mode=ro" in str(place) for place in asked)
+    assert not any("mode=rw" in str(place) for place in asked)
+
+
 def test_a_damaged_row_is_named(tmp_path):
     with ResultsStore(tmp_path) as store:
         store.add([outcome(1)])

@@ -123,7 +123,7 @@ def status(*, results: Path | None = None) -> int:
 def export(
     *,
     out: Path,
-    format: Literal["csv", "parquet"] = "csv",
+    format: Literal["csv", "parquet"] | None = None,
     results: Path | None = None,
     experiment: str | None = None,
     without_timing: bool = False,
@@ -136,13 +136,13 @@ def export(
     out
         The file.
     format
-        csv or parquet.
+        csv or parquet. Default: by the name of the file.
     results
         The folder of the results. Default: bilevel-results in this folder, or bilevel-results/quick if that is all.
     experiment
         Only the runs of this table.
     without_timing
-        Leave out columns with seconds: what is left has the same bytes wherever the runs were made.
+        Leave out columns with seconds: what is left has the same bytes wherever runs that stop by iterations are made.
     force
         Replace a file that exists.
     """

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..datasets import data_folder
 from ..errors import BilevelError, InvalidInput
-from ..files import check_writable
+from ..files import FileExists, check_writable
 from ..progress import ProgressBar, readable
 from .configuration import TARGETS, Configuration, load_configuration
 from .export import export
@@ -87,6 +87,16 @@ def configurations(request: Request) -> list[Configuration]:
         raise InvalidInput(f"there is no {request.target!r} to reproduce: choose one of {', '.join(TARGETS)}")
     names = [request.configuration] if request.configuration else TARGETS[request.target]
     tables = [load_configuration(name) for name in names]
+    made = tables[0].experiment
+    if (
+        request.configuration is not None
+        and made in TARGETS
+        and made not in TARGETS.get(request.target, TARGETS["all"])
+    ):
+        raise InvalidInput(
+            f"{request.configuration} is a configuration of {made}, and the target is {request.target}: ask for "
+            f"{made}, or change its `experiment`"
+        )
     for table in tables:
         rehearse(table)
     tables = [table.quickly() if request.quick else table for table in tables]
@@ -145,12 +155,21 @@ def _is_alive(pid: int) -> bool:
 
 
 def export_results(
-    folder: Path | None, out: Path, *, kind: str, experiment: str | None, timing: bool, force: bool
+    folder: Path | None, out: Path, *, kind: str | None, experiment: str | None, timing: bool, force: bool
 ) -> int:
-    """Write the table of all runs."""
+    """Write the table of all runs; Parquet where the name ends in .parquet and nothing is said."""
+    if out.is_file() and not force:
+        raise FileExists(f"{out} exists and was left as it is: choose another name, or add --force")
     check_writable(out, overwrite=force)
+    kind = kind or ("parquet" if out.suffix == ".parquet" else "csv")
     with ResultsStore(folder or _default_folder(), reading=True) as store:
-        records = store.records(experiment=experiment, curves=False)
+        records = store.records(curves=False)
+    known = sorted({record.experiment for record in records})
+    if experiment is not None and experiment not in known:
+        raise InvalidInput(
+            f"there are no runs of {experiment!r} there: name one of {', '.join(known) or 'nothing yet'}"
+        )
+    records = [record for record in records if experiment in (None, record.experiment)]
     export(records, out, kind=kind, timing=timing, overwrite=force)
     say(f"{len(records)} runs: {out}")
     return SUCCESS

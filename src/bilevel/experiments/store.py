@@ -11,6 +11,7 @@ Who only reads gets a copy of the rows in memory, and writes nothing: a sweep th
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -185,10 +186,12 @@ class ResultsStore:
     def _copy_rows(self, patience: float) -> None:
         """The rows as they are now, in memory.
 
-        By a connection that could write: SQLite then removes its -wal and -shm files after the last one.
+        By a connection that could write, where one may: SQLite then removes its -wal and -shm files after the last one.
         """
+        may_write = os.access(self.file, os.W_OK) and os.access(self.folder, os.W_OK)
+        how = "mode=rw" if may_write else "mode=ro&immutable=1"  # nobody writes there
         with self._speaking():
-            source = sqlite3.connect(f"{self.file.absolute().as_uri()}?mode=rw", uri=True, timeout=patience)
+            source = sqlite3.connect(f"{self.file.absolute().as_uri()}?{how}", uri=True, timeout=patience)
             try:
                 # A reader from here on: a backup alone would wait for ever for a program that locks readers out.
                 source.execute("BEGIN")
