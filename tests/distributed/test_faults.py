@@ -57,10 +57,10 @@ def test_ranks_that_see_other_files(tmp_path):
     """A shard is missing on one rank; its columns have another type; its trusted rows are others; its seed is."""
     write_tables(tmp_path)
     shutil.copytree(tmp_path / "train", tmp_path / "fewer")
-    (tmp_path / "fewer" / "part-1.parquet").unlink()
+    (tmp_path / "fewer" / "part-0.parquet").unlink()
     port = free_port()
     for told in refused(tmp_path, [rank_of(rank, 2, port) for rank in range(2)], tables=["train", "fewer"]):
-        assert "file 2 is 'part-1.parquet' on rank 0 and 'part-2.parquet' on rank 1: every rank must see" in told
+        assert "file 1 is 'part-0.parquet' on rank 0 and 'part-1.parquet' on rank 1: every rank must see" in told
     shutil.copytree(tmp_path / "train", tmp_path / "typed")
     for path in (tmp_path / "typed").iterdir():
         pd.read_parquet(path).astype({"a": "float32"}).to_parquet(path, index=False)

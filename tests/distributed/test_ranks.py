@@ -9,6 +9,7 @@ from tests.distributed.ranks import free_port, on_ranks
 
 from bilevel.distributed import Ranks, RanksFailed
 from bilevel.distributed.ranks import PORT, SHORT
+from bilevel.errors import InvalidInput
 
 LONG = 40_000
 """Numbers that are not gathered on three ranks to be added, but summed by gloo."""
@@ -66,6 +67,13 @@ def fail_on_one(ranks):
 
 def test_an_error_of_one_rank_is_raised_on_all():
     assert on_ranks(fail_on_one, 2) == ["rank 1, reading its rows: there is no file rows-1.npy"] * 2
+
+
+def test_processes_that_have_not_met_are_not_taken_for_one(monkeypatch):
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(InvalidInput, match="2 processes that have not met.*with connect"):
+        Ranks()
 
 
 def test_alone_an_error_stays_what_it_is():

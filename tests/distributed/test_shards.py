@@ -112,7 +112,7 @@ def write_differing(folder: Path) -> dict[Path, tuple[str, ...]]:
         for kind, other in tables.items():
             (folder / f"{kind}-{rank}").mkdir()
             (other if rank else frame()).to_parquet(folder / f"{kind}-{rank}" / "table.parquet", index=False)
-    (folder / "fewer-1" / "part-1.parquet").unlink()
+    (folder / "fewer-1" / "part-0.parquet").unlink()
     write_parquet(folder / "missing-0")
     write_arrays(folder / "arrays-0")
     write_arrays(folder / "arrays-1")
@@ -123,7 +123,7 @@ def write_differing(folder: Path) -> dict[Path, tuple[str, ...]]:
     frame().to_csv(folder / "alone.csv", index=False)
     frame(1).to_parquet(folder / "tiny.parquet", index=False)
     return {
-        folder / "fewer-RANK": ("file 2 is 'part-1.parquet' on rank 0 and 'part-2.parquet' on rank 1", "same files"),
+        folder / "fewer-RANK": ("file 1 is 'part-0.parquet' on rank 0 and 'part-1.parquet' on rank 1", "same files"),
         folder / "columns-RANK": ("table.parquet", "on rank 0 and", "on rank 1: every rank must see the same files"),
         folder / "types-RANK": ("table.parquet", "on rank 0 and", "on rank 1: every rank must see the same files"),
         folder / "missing-RANK": ("rank 1, looking at the files", "missing-1: there is no such file or folder"),
@@ -149,6 +149,13 @@ def test_a_shard_that_its_name_says_is_missing(tmp_path):
         frame().to_parquet(tmp_path / f"part-0000{i}-of-00003.parquet", index=False)
     with pytest.raises(FileMissing, match="number 1 is missing"):
         read_part(tmp_path, "label", Ranks())
+
+
+def test_a_gap_between_numbers_is_a_missing_file(tmp_path):
+    write_parquet(tmp_path / "t")
+    (tmp_path / "t" / "part-1.parquet").unlink()
+    with pytest.raises(FileMissing, match="files part-0 to part-2, and number 1 is missing"):
+        read_part(tmp_path / "t", "label", Ranks())
 
 
 def test_files_of_one_table_have_the_same_columns_and_types(tmp_path):

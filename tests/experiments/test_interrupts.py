@@ -34,10 +34,10 @@ def test_a_run_that_was_cut_short_is_no_result(data, table, tmp_path, monkeypatc
     options = ["--configuration", str(table), "--data", str(data), "--results", str(tmp_path / "results")]
     with monkeypatch.context() as patch:
         pressed_once(patch, judge, "__call__")
-        assert main(["reproduce", "table-2", "--workers", "0", "--methods", "dmlcbo", *options]) == 130
+        assert main(["reproduce", "all", "--workers", "0", "--methods", "dmlcbo", *options]) == 130
     assert "0 runs are in" in capsys.readouterr().err
     with ResultsStore(tmp_path / "results") as store:
         assert store.records() == []
-    assert main(["reproduce", "table-2", "--workers", "0", "--methods", "dmlcbo", *options]) == 0
+    assert main(["reproduce", "all", "--workers", "0", "--methods", "dmlcbo", *options]) == 0
     with ResultsStore(tmp_path / "results") as store:
         assert {record.status for record in store.records()} == {"iterations"}

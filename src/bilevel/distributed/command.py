@@ -101,7 +101,10 @@ class Result:
 def _clean(request: Request, ranks: Ranks) -> int:
     if ranks.rank == 0:
         again = f", and go on from {request.resume}" if request.resume is not None else ""
-        print_note(f"{ranks.size} processes read their parts of {request.table}{again}")
+        count = "1 process reads its part" if ranks.size == 1 else f"{ranks.size} processes read their parts"
+        print_note(f"{count} of {request.table}{again}")
+        if request.noise == "auto":
+            print_note("several processes learn one weight per row (--noise rows)")
     notes: list[str] = []
     with _quiet(notes):
         data = prepare(request, ranks)
@@ -313,6 +316,9 @@ def show(request: Request, data: ShardedData, result: Result, size: int) -> None
         print_note(note)
     if result.cleaned.status == "interrupted":
         print_note("stopped by Ctrl-C: what was found until then is kept, marked as interrupted")
+        if path := request.checkpoint or request.resume:
+            force = " and --force, since the files of the interrupted run are there now" if request.outputs else ""
+            print_note(f"to go on: the same command with --resume {path} in place of --checkpoint{force}")
     if request.json:
         sys.stdout.write(json.dumps(to_json(request, data, result, size), indent=2, allow_nan=False) + "\n")
         return

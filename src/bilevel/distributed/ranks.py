@@ -77,6 +77,11 @@ class Ranks:
 
     def __init__(self, group: Any = None) -> None:
         here = dist.is_available() and dist.is_initialized()
+        if not here and started_by_torchrun() and int(os.environ["WORLD_SIZE"]) > 1:
+            raise InvalidInput(
+                f"torchrun started {os.environ['WORLD_SIZE']} processes that have not met, and each would do all the "
+                "work: write `with connect() as ranks:` around it, and pass ranks"
+            )
         self.group = group
         self.rank = dist.get_rank(group) if here else 0
         self.size = dist.get_world_size(group) if here else 1
@@ -175,6 +180,8 @@ class Ranks:
         if self.size == 1 and failure is not None:
             raise failure
         failed = [f"rank {rank}, {doing}: {text}" for rank, text in enumerate(told) if text]
+        if len(failed) > 1 and len(set(told)) == 1:
+            failed = [f"every rank, {doing}: {told[0]}"]
         if failed:
             raise RanksFailed("; ".join(failed)) from failure
 
@@ -186,7 +193,7 @@ class Ranks:
         except RuntimeError as error:
             raise RanksFailed(
                 f"rank {self.rank} lost the other ranks ({_first_line(error)}): one of them ended or hangs; its own "
-                "message tells why, and a checkpoint lets the same command go on"
+                "message tells why, and a run that writes a checkpoint can be resumed"
             ) from error
 
     def __repr__(self) -> str:

@@ -47,6 +47,8 @@ except ImportError:
 ARRAY_FILES = (".npy",)
 NUMBERED = re.compile(r"(.*?)(\d+)-of-(\d+)")
 """Names such as part-00002-of-00004, which tell how many there should be."""
+ENDING = re.compile(r"(.*?)(\d{1,6})")
+"""Names such as rows-2, without their ending; longer numbers are dates."""
 SAME_FILES = "every rank must see the same files"
 
 
@@ -173,7 +175,7 @@ def _kind(path: Path) -> str:
 
 
 def _check_complete(source: Path, names: Sequence[str]) -> None:
-    """Refuse a folder where a file numbered K-of-N is missing."""
+    """Refuse a folder where a file numbered K-of-N is missing, or one between others that end in a number."""
     numbered = [found for name in names if (found := NUMBERED.match(name))]
     for start, count in sorted({(found[1], int(found[3])) for found in numbered}):
         there = {int(found[2]) for found in numbered if found[1] == start}
@@ -181,6 +183,15 @@ def _check_complete(source: Path, names: Sequence[str]) -> None:
         if missing := [number for number in wanted if number not in there]:
             raise FileMissing(
                 f"{source} has {len(there)} of {count} files {start}*-of-{count}: number {missing[0]} is missing"
+            )
+
+    plain = [found for name in names if not NUMBERED.match(name) and (found := ENDING.fullmatch(Path(name).stem))]
+    for start in sorted({found[1] for found in plain}):
+        there = {int(found[2]) for found in plain if found[1] == start}
+        if missing := sorted(set(range(min(there), max(there))) - there):
+            raise FileMissing(
+                f"{source} has files {start}{min(there)} to {start}{max(there)}, and number {missing[0]} is missing: "
+                "put it there, or number the files without a gap"
             )
 
 
