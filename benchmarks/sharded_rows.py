@@ -198,6 +198,12 @@ def rows(count: int, steps: int, pairs: int) -> Iterator[Row]:
     cpu, wall = middle(passing, lambda a, b: b["cpu"] / a["cpu"]), middle(passing, lambda a, b: a["wall"] / b["wall"])
     yield Row("the pass over the rows alone: processor seconds, 2 ranks / 1 rank", cpu)
     yield Row("the pass alone: wall time, 1 rank / 2 ranks", wall)
+    whole = (
+        middle(step, lambda a, b: b["cpu"] / a["cpu"]) / cpu,
+        wall / middle(step, lambda a, b: a["wall"] / b["wall"]),
+    )
+    yield Row("processor seconds: the ratio of the step / that of the pass alone", whole[0])
+    yield Row("wall time: the ratio of the pass alone / that of the step", whole[1])
     yield Row("milliseconds of processor per step, 1 rank", 1e3 * middle(step, lambda a, _: a["cpu"]))
     yield Row("milliseconds of processor per step and rank, 2 ranks", 1e3 * middle(step, lambda _, b: b["cpu"]))
     yield Row("milliseconds of processor for the pass alone, 1 rank", 1e3 * middle(passing, lambda a, _: a["cpu"]))
