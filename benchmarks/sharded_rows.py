@@ -189,21 +189,17 @@ def rows(count: int, steps: int, pairs: int) -> Iterator[Row]:
     yield Row(f"load average of the last minute, on {os.cpu_count()} cores, our own included", os.getloadavg()[0])
     for when, found, bounds in (("", step, ("<= 0.6", ">= 1.7")), (", early", early, ("", ""))):
         face = f"a face of {found[0][0]['face']:.0f} columns; {load}"
-        cpu, wall = middle(found, lambda a, b: b["cpu"] / a["cpu"]), middle(found, lambda a, b: a["wall"] / b["wall"])
+        cpu, wall = cpu_ratio(found), wall_ratio(found)
         yield Row(f"processor seconds per step and rank, {size}{when}: 2 ranks / 1 rank", cpu, bounds[0], face)
         yield Row(f"wall time per step{when}: 1 rank / 2 ranks", wall, bounds[1], face)
         yield Row(f"rounds per step{when}, 2 ranks", middle(found, lambda _, b: b["rounds"]), "", face)
         sent = middle(found, lambda _, b: b["bytes"]) / (8 * COLUMNS)
         yield Row(f"bytes per step and rank{when}, in units of {8 * COLUMNS} ({COLUMNS} numbers)", sent, "<= 3", face)
-    cpu, wall = middle(passing, lambda a, b: b["cpu"] / a["cpu"]), middle(passing, lambda a, b: a["wall"] / b["wall"])
+    cpu, wall = cpu_ratio(passing), wall_ratio(passing)
     yield Row("the pass over the rows alone: processor seconds, 2 ranks / 1 rank", cpu)
     yield Row("the pass alone: wall time, 1 rank / 2 ranks", wall)
-    whole = (
-        middle(step, lambda a, b: b["cpu"] / a["cpu"]) / cpu,
-        wall / middle(step, lambda a, b: a["wall"] / b["wall"]),
-    )
-    yield Row("processor seconds: the ratio of the step / that of the pass alone", whole[0])
-    yield Row("wall time: the ratio of the pass alone / that of the step", whole[1])
+    yield Row("processor seconds: the ratio of the step / that of the pass alone", cpu_ratio(step) / cpu)
+    yield Row("wall time: the ratio of the pass alone / that of the step", wall / wall_ratio(step))
     yield Row("milliseconds of processor per step, 1 rank", 1e3 * middle(step, lambda a, _: a["cpu"]))
     yield Row("milliseconds of processor per step and rank, 2 ranks", 1e3 * middle(step, lambda _, b: b["cpu"]))
     yield Row("milliseconds of processor for the pass alone, 1 rank", 1e3 * middle(passing, lambda a, _: a["cpu"]))
@@ -217,6 +213,16 @@ def rows(count: int, steps: int, pairs: int) -> Iterator[Row]:
     beside = middle(step, lambda a, _: a["wall"]) - middle(passing, lambda a, _: a["wall"])
     model = middle(passing, lambda _, b: b["wall"]) + beside / 2 + rounds * latency
     yield Row("wall time per step, 2 ranks: measured / model", middle(step, lambda _, b: b["wall"]) / model)
+
+
+def cpu_ratio(pairs: list[Any]) -> float:
+    """Processor seconds of a rank of two, by those of one rank."""
+    return middle(pairs, lambda a, b: b["cpu"] / a["cpu"])
+
+
+def wall_ratio(pairs: list[Any]) -> float:
+    """How much sooner two ranks are ready."""
+    return middle(pairs, lambda a, b: a["wall"] / b["wall"])
 
 
 def middle(pairs: list[Any], number: Callable[[Any, Any], float]) -> float:
