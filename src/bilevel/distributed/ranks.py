@@ -7,6 +7,7 @@ waiting until the time-out.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import socket
@@ -248,6 +249,7 @@ class connect:
 
     def __exit__(self, *_: Any) -> None:
         if self._mine:
+            gc.collect()  # what still refers to the group, such as a parallel network, would end it while Python ends
             dist.destroy_process_group()
 
 
