@@ -204,12 +204,6 @@ def rows(count: int, steps: int, pairs: int) -> Iterator[Row]:
     yield Row("the pass alone: wall time, 1 rank / 2 ranks", wall)
     yield Row("processor seconds: the ratio of the step / that of the pass alone", cpu_ratio(step) / cpu)
     yield Row("wall time: the ratio of the pass alone / that of the step", wall / wall_ratio(step))
-    best = max(range(pairs), key=lambda k: wall_ratio(passing[k : k + 1]))
-    when = (
-        f"when the pass alone was {wall_ratio(passing[best : best + 1]):.2f} times as fast, the best of {pairs} pairs"
-    )
-    yield Row(f"processor seconds, 2 ranks / 1 rank, {when}", cpu_ratio(step[best : best + 1]))
-    yield Row(f"wall time, 1 rank / 2 ranks, {when}", wall_ratio(step[best : best + 1]))
     yield Row("milliseconds of processor per step, 1 rank", 1e3 * middle(step, lambda a, _: a["cpu"]))
     yield Row("milliseconds of processor per step and rank, 2 ranks", 1e3 * middle(step, lambda _, b: b["cpu"]))
     yield Row("milliseconds of processor for the pass alone, 1 rank", 1e3 * middle(passing, lambda a, _: a["cpu"]))
