@@ -193,7 +193,7 @@ class Ranks:
             yield
         except RuntimeError as error:
             raise RanksFailed(
-                f"rank {self.rank} lost the other ranks ({_first_line(error)}): one of them ended or hangs; its own "
+                f"rank {self.rank} lost the other ranks ({first_line(error)}): one of them ended or hangs; its own "
                 "message tells why, and a run that writes a checkpoint can be resumed"
             ) from error
 
@@ -239,7 +239,7 @@ class connect:
         except (RuntimeError, ValueError, OSError) as error:
             raise Unreachable(
                 f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']} did not meet the others at {where} within "
-                f"{self._timeout.total_seconds():g} s ({_first_line(error)}): start as many processes as WORLD_SIZE "
+                f"{self._timeout.total_seconds():g} s ({first_line(error)}): start as many processes as WORLD_SIZE "
                 "says, each with a RANK of its own, with an address and port that all of them reach"
             ) from error
         self._mine = True
@@ -294,5 +294,6 @@ def _backend() -> str:
     return "nccl" if torch.cuda.is_available() and torch.cuda.device_count() >= per_node else "gloo"
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """The first line of what an error says, or what it is."""
     return (str(error).splitlines() or [type(error).__name__])[0]

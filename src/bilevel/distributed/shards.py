@@ -35,7 +35,7 @@ from ..applications.hyper_cleaning.tables import (
 )
 from ..errors import InvalidInput, MissingExtra
 from ..files import FileMissing
-from .ranks import Ranks
+from .ranks import Ranks, first_line
 
 try:
     import pandas as pd
@@ -209,7 +209,7 @@ def _described(path: Path, label: str) -> Shard:
     try:
         schema, rows = parquet.read_schema(path), parquet.read_metadata(path).num_rows
     except (pyarrow.ArrowException, OSError) as error:
-        raise InvalidInput(f"{path} is not a Parquet file, or it is damaged ({_line(error)})") from None
+        raise InvalidInput(f"{path} is not a Parquet file, or it is damaged ({first_line(error)})") from None
     return Shard(path, size, rows, {field.name.strip(): str(field.type) for field in schema})
 
 
@@ -257,7 +257,7 @@ def _read_rows(shard: Shard, rows: range, label: str) -> pd.DataFrame:
     try:
         return _read_groups(shard.path, rows)
     except (pyarrow.ArrowException, OSError) as error:
-        raise InvalidInput(f"{shard.path} cannot be read, or it is damaged ({_line(error)})") from None
+        raise InvalidInput(f"{shard.path} cannot be read, or it is damaged ({first_line(error)})") from None
 
 
 def _read_groups(path: Path, rows: range) -> pd.DataFrame:
@@ -297,7 +297,7 @@ def _mapped(path: Path) -> np.ndarray:
     except FileNotFoundError:
         raise FileMissing(f"{path}: there is no such file") from None
     except (OSError, ValueError) as error:
-        raise InvalidInput(f"{path} is not an array of NumPy, or it is damaged ({_line(error)})") from None
+        raise InvalidInput(f"{path} is not an array of NumPy, or it is damaged ({first_line(error)})") from None
 
 
 def _rows_beside(labels: Path) -> Path:
@@ -362,7 +362,3 @@ def _check_same_texts(table: Table, first: Table, kinds: dict[str, bool], texts:
             f"column {odd!r} holds {'texts' if kinds[odd] else 'numbers'} in {first.name} and not in {table.name}: "
             f"correct its cells, or add --categorical {odd}"
         )
-
-
-def _line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -394,7 +394,8 @@ def test_columns_of_a_face_are_not_copied():
     s, moved = np.zeros((2, 4000))
     tracemalloc.start()
     on_arrays.margins(columns, s, support, value, 0.5, moved)
-    on_arrays.solve(columns, support, value, np.ones(4000), 0.1, np.arange(10.0), value, 1e-3, 3)
+    product = on_arrays._product(columns, support, np.ones(4000), 0.1, by_matrix=True)
+    on_arrays._solve(product, value, np.arange(10.0), value, 1e-3, 3)
     taken = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert 8 * 4000 < taken < 3.5 * 8 * 4000

@@ -199,7 +199,7 @@ def turn(columns, support, value, crossed, w, average):
 
 @compiled
 def solve(matrix, columns, support, towards, curvatures, ridge, b, start, tol, limit):
-    """See `on_arrays.solve`: conjugate gradients, operation by operation."""
+    """See `on_arrays._solve`: conjugate gradients, operation by operation."""
     b, x = _along(b, towards), _along(start, towards)
     scale = _dot(b, b) ** 0.5
     if scale == 0.0 or not np.isfinite(scale):

@@ -201,28 +201,20 @@ def margins(columns: Array, s: Array, support: Array, value: Array, average: flo
     moved += s
 
 
-def solve(
-    columns: Array, support: Array, towards: Array, curvatures: Array, ridge: float, b: Array, start: Array,
-    tol: float, limit: int,
-) -> tuple[Array, float, int, int, bool]:  # fmt: skip
+def _solve(
+    product: Callable[[Array], Array], towards: Array, b: Array, start: Array, tol: float, limit: int
+) -> tuple[Array, float, int, int, bool]:
     """Pi (A_S^T diag(curvatures) A_S + ridge) Pi w = Pi b with Pi v = v - t (t.v)/|S|, t the signs, from a nearby w.
 
     w, |residual| / |Pi b|, the iterations, the products, and whether the matrix was seen not to be positive definite.
     """
-    by = _product(columns, support, curvatures, ridge, by_matrix=len(support) <= SMALL)
-    return _solve(by, towards, b, _along(start, towards), tol, limit)
-
-
-def _solve(
-    product: Callable[[Array], Array], towards: Array, b: Array, start: Array, tol: float, limit: int
-) -> tuple[Array, float, int, int, bool]:
     return _conjugate_gradients(lambda v: _along(product(v), towards), _along(b, towards), start, tol, limit)
 
 
 def _series(
     product: Callable[[Array], Array], towards: Array, b: Array, eta: float, products: int, weight: float, whole: bool
 ) -> Array:
-    """eta weight [Pi (I - eta G)]^q Pi b for q = products, or summed up to it if `whole`; Pi and G as in `solve`."""
+    """eta weight [Pi (I - eta G)]^q Pi b for q = products, or summed up to it if `whole`; Pi and G as in `_solve`."""
     term = total = _along(b, towards)
     for _ in range(products):
         term = term - eta * _along(product(term), towards)
