@@ -1,15 +1,21 @@
 """Rows divided among ranks: one rank against two, one thread each, on this machine.
 
-    python -m benchmarks.sharded_rows [--rows 200000] [--steps 20] [--pairs 5]
+    python -m benchmarks.sharded_rows [--rows 200000] [--steps 10] [--pairs 5] [--patience 180]
 
 Three processes hold the same generated rows, one all of them and two a half each. They work in turns, a block of steps
 by the one and a block by the two, so that a busy machine disturbs both; every figure is a median over such pairs.
+
+A step reads the rows, and what memory gives to two processes at once depends on who else uses it. Between the pairs of
+blocks of steps are pairs of blocks of the pass over the rows alone, `np.dot` without sums. The machine was quiet for a
+pair of steps if in those before and after it two halves took about half the time of the whole; the first `--pairs` such
+pairs are judged. The table has the medians of all pairs beside them.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import subprocess
 import sys
@@ -17,7 +23,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ[variable] = "1"
@@ -27,6 +33,10 @@ import numpy as np
 from .harness import Row, report
 
 COLUMNS, TRUSTED, CHUNK, SUMMED = 784, 1000, 10_000, 784
+QUIET = 1.85
+"""How much sooner two processes pass over half of the rows each than one over all of them, on a quiet machine."""
+REFRESH = 100
+"""Every so many steps margins and curvature are computed anew: these are measured by themselves."""
 EARLY, LATE = 20, 250
 """The first steps that are measured: while y still has many entries, and when the face has settled."""
 OUT = Path("results/sharded-rows.json")
@@ -36,15 +46,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.sharded_rows", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
     parser.add_argument("--rows", type=int, default=200_000)
-    parser.add_argument("--steps", type=int, default=20, help="in a block")
-    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=10, help="in a block")
+    parser.add_argument("--pairs", type=int, default=5, help="of blocks on a quiet machine, and early in the run")
+    parser.add_argument("--patience", type=float, default=180.0, help="seconds in which the machine may become quiet")
     parser.add_argument("--out", type=Path, default=OUT)
     parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.rank:
         serve(given.rows, given.steps)
     else:
-        report(list(rows(given.rows, given.steps, given.pairs)), given.out)
+        report(list(rows(given.rows, given.steps, given.pairs, given.patience)), given.out)
 
 
 # --- one rank -------------------------------------------------------------------------------------------------------
@@ -96,13 +107,19 @@ def serve(rows: int, steps: int) -> None:
             "step": step,
             "early": lambda: go_to(EARLY),
             "late": lambda: go_to(LATE),
+            "before renewal": lambda: go_to(state.step // REFRESH * REFRESH + REFRESH - 1),
+            "renewal": step,
             "pass": lambda: np.dot(columns, pulled, out=out),
             "sum": lambda: ranks.all_sum(summed),
             "gloo": lambda: dist.all_reduce(summed) if ranks.size > 1 else None,
         }
         for line in sys.stdin:
-            spent = took(work[line.strip()], steps, ranks)
-            tell({**spent, "face": int((state.adjoint["weight"] != 0).sum())})
+            spent = took(work[line.strip()], steps if line.strip() in REPEATED else 1, ranks)
+            tell({**spent, "at": state.step, "face": int((state.adjoint["weight"] != 0).sum())})
+
+
+REPEATED = ("step", "pass", "sum", "gloo")
+"""What is done as often as a block has steps."""
 
 
 def took(do: Callable[[], Any], count: int, ranks: Any) -> dict[str, float]:
@@ -169,54 +186,91 @@ def free_port() -> int:
         return found.getsockname()[1]
 
 
-def rows(count: int, steps: int, pairs: int) -> Iterator[Row]:
+Pair = tuple[dict[str, float], dict[str, float]]
+
+
+def rows(count: int, steps: int, pairs: int, patience: float) -> Iterator[Row]:
     groups: list[Group] = []
     try:
         groups += [Group(size, count, steps) for size in (1, 2)]
-        one, two = groups
 
-        def measured(what: str) -> list[tuple[dict[str, float], dict[str, float]]]:
-            return [(one.do(what), two.do(what)) for _ in range(pairs)]
+        def pair(what: str) -> Pair:
+            one, two = (group.do(what) for group in groups)
+            return one, two
 
-        measured("early")
-        early = measured("step")
-        measured("late")
-        step, passing = [], []
-        for _ in range(pairs):  # in turns: what memory gives to two processes changes from second to second
-            for what, found in (("step", step), ("pass", passing)):
-                found.append((one.do(what), two.do(what)))
-        sums, by_gloo = measured("sum"), measured("gloo")
+        pair("early")
+        early = [pair("step") for _ in range(pairs)]
+        pair("late")
+        found, renewal = turns(pair, steps, pairs, patience)
+        sums, by_gloo = [pair("sum") for _ in range(pairs)], [pair("gloo") for _ in range(pairs)]
     finally:
         for group in groups:
             group.end()
+    quiet = [turn.step for turn in found if is_quiet(turn)][:pairs]
+    step, passing = [turn.step for turn in found], [turn.around[1] for turn in found]
     size, load = f"{count} x {COLUMNS} float32", f"load average {os.getloadavg()[0]:.2f} on {os.cpu_count()} cores"
     yield Row(f"load average of the last minute, on {os.cpu_count()} cores, our own included", os.getloadavg()[0])
-    for when, found, bounds in (("", step, ("<= 0.6", ">= 1.7")), (", early", early, ("", ""))):
-        face = f"a face of {found[0][0]['face']:.0f} columns; {load}"
-        cpu, wall = cpu_ratio(found), wall_ratio(found)
+    yield Row(f"pairs of blocks of {steps} steps on a quiet machine that are judged, of {len(step)}", len(quiet))
+    for when, these, bounds in (
+        ("", quiet, ("<= 0.6", ">= 1.7")), (", all pairs", step, ("", "")), (", early", early, ("", ""))
+    ):  # fmt: skip
+        face = f"a face of {these[0][0]['face']:.0f} columns; {load}" if these else f"never quiet; {load}"
+        cpu, wall = cpu_ratio(these), wall_ratio(these)
         yield Row(f"processor seconds per step and rank, {size}{when}: 2 ranks / 1 rank", cpu, bounds[0], face)
         yield Row(f"wall time per step{when}: 1 rank / 2 ranks", wall, bounds[1], face)
-        yield Row(f"rounds per step{when}, 2 ranks", middle(found, lambda _, b: b["rounds"]), "", face)
-        sent = middle(found, lambda _, b: b["bytes"]) / (8 * COLUMNS)
-        yield Row(f"bytes per step and rank{when}, in units of {8 * COLUMNS} ({COLUMNS} numbers)", sent, "<= 3", face)
+    for when, these in (("", step), (", early", early)):
+        yield Row(f"sums per step{when}, 2 ranks", middle(these, lambda _, b: b["rounds"]))
+        sent = middle(these, lambda _, b: b["bytes"]) / (8 * COLUMNS)
+        yield Row(f"bytes per step and rank{when}, in units of {8 * COLUMNS} ({COLUMNS} numbers)", sent, "<= 3")
     cpu, wall = cpu_ratio(passing), wall_ratio(passing)
-    yield Row("the pass over the rows alone: processor seconds, 2 ranks / 1 rank", cpu)
-    yield Row("the pass alone: wall time, 1 rank / 2 ranks", wall)
-    yield Row("processor seconds: the ratio of the step / that of the pass alone", cpu_ratio(step) / cpu)
-    yield Row("wall time: the ratio of the pass alone / that of the step", wall / wall_ratio(step))
+    yield Row("the pass over the rows alone, all pairs: processor seconds, 2 ranks / 1 rank", cpu)
+    yield Row("the pass alone, all pairs: wall time, 1 rank / 2 ranks", wall)
+    yield Row("the same, the slowest pair", min(a["wall"] / b["wall"] for a, b in passing))
+    yield Row("the same, the fastest pair", max(a["wall"] / b["wall"] for a, b in passing))
+    yield Row("all pairs, wall time: the ratio of the pass alone / that of the step", wall / wall_ratio(step))
     yield Row("milliseconds of processor per step, 1 rank", 1e3 * middle(step, lambda a, _: a["cpu"]))
     yield Row("milliseconds of processor per step and rank, 2 ranks", 1e3 * middle(step, lambda _, b: b["cpu"]))
     yield Row("milliseconds of processor for the pass alone, 1 rank", 1e3 * middle(passing, lambda a, _: a["cpu"]))
     read = middle(passing, lambda a, _: count * COLUMNS * 4 / 1e9 / a["wall"])
     yield Row("GB/s that the pass reads, 1 rank", read)
-    latency, rounds = middle(sums, lambda _, b: b["wall"]), middle(step, lambda _, b: b["rounds"])
+    anew = "a step that computes margins and curvature anew, as every hundredth does"
+    yield Row(f"milliseconds of {anew}, 1 rank", 1e3 * middle(renewal, lambda a, _: a["wall"]))
+    yield Row(f"wall time of such a step, {len(renewal)} pairs: 1 rank / 2 ranks", wall_ratio(renewal))
+    latency = middle(sums, lambda _, b: b["wall"])
     yield Row(f"milliseconds of one sum of {SUMMED} numbers, 2 ranks", 1e3 * latency)
     own = 1e3 * middle(by_gloo, lambda _, b: b["wall"])
     yield Row(f"milliseconds of gloo's own sum of {SUMMED} numbers, 2 ranks", own)
-    # The model: t(2) is the pass of two at once, half of what one does beside its pass, and the sums.
+    # The model: t(2) is the pass of two at once, half of what one does beside its pass, and the sum that is waited for.
     beside = middle(step, lambda a, _: a["wall"]) - middle(passing, lambda a, _: a["wall"])
-    model = middle(passing, lambda _, b: b["wall"]) + beside / 2 + rounds * latency
-    yield Row("wall time per step, 2 ranks: measured / model", middle(step, lambda _, b: b["wall"]) / model)
+    model = middle(passing, lambda _, b: b["wall"]) + beside / 2 + latency
+    yield Row("wall time per step, 2 ranks, all pairs: measured / model", middle(step, lambda _, b: b["wall"]) / model)
+
+
+class Turn(NamedTuple):
+    """A pair of blocks of steps, and pairs of the pass alone before and after it."""
+
+    step: Pair
+    around: list[Pair]
+
+
+def turns(pair: Callable[[str], Pair], steps: int, wanted: int, patience: float) -> tuple[list[Turn], list[Pair]]:
+    """Turns until `wanted` are quiet, and pairs of the hundredth steps between them, one at least."""
+    found: list[Turn] = []
+    renewal: list[Pair] = []
+    before, until = pair("pass"), time.monotonic() + patience
+    while not renewal or (sum(map(is_quiet, found)) < wanted and time.monotonic() < until):
+        step, after = pair("step"), pair("pass")
+        found.append(Turn(step, [before, after]))
+        before = after
+        if step[0]["at"] % REFRESH + steps >= REFRESH:
+            pair("before renewal")
+            renewal.append(pair("renewal"))
+            before = pair("pass")
+    return found, renewal
+
+
+def is_quiet(turn: Turn) -> bool:
+    return all(one["wall"] / two["wall"] >= QUIET for one, two in turn.around)
 
 
 def cpu_ratio(pairs: list[Any]) -> float:
@@ -230,8 +284,8 @@ def wall_ratio(pairs: list[Any]) -> float:
 
 
 def middle(pairs: list[Any], number: Callable[[Any, Any], float]) -> float:
-    """The median over pairs of a number of both."""
-    return median(number(a, b) for a, b in pairs)
+    """The median over pairs of a number of both; NaN where there is none."""
+    return median(number(a, b) for a, b in pairs) if pairs else math.nan
 
 
 if __name__ == "__main__":

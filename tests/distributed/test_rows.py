@@ -6,11 +6,11 @@ import torch
 from tests.distributed.ranks import on_ranks
 
 import bilevel
-from bilevel.applications.hyper_cleaning import CleaningProblem, on_arrays
+from bilevel.applications.hyper_cleaning import CleaningProblem
 from bilevel.distributed import Ranks, RanksFailed, ShardedCleaningProblem, minimize
 from bilevel.distributed import fused as steps
 from bilevel.distributed.fused import ShardedStep
-from bilevel.distributed.on_face import Matrices, Products, Rows
+from bilevel.distributed.on_face import PARTS, Pass, Rows
 from bilevel.errors import InvalidInput
 from bilevel.spaces import Space
 
@@ -213,28 +213,39 @@ def test_every_solver_takes_divided_rows():
 
 
 def counted(ranks, guess):
-    """The states of 60 steps, the rounds of those from 21 on and the bytes; with a guess of the face that is wrong."""
-    if guess == "one column":
-        steps._largest = lambda z, near, count: np.arange(1)
-    problem = sharded(ranks, {"intercept": False})
-    run, rounds, sent, fused = bilevel.iterate(problem, problem.start(), solver=SOLVERS["fused"]), 0, 0, 0
+    """The 40 steps from 21 on: sums that were waited for at once, and others, bytes, products, and the states."""
+    if guess == "wrong":
+        steps._mark = lambda face, value, eta: next(NEW)
+    problem, waited = sharded(ranks, {"intercept": False}), []
+    ranks.all_sum = lambda tensor, whole=ranks.all_sum: (waited.append(tensor.numel()), whole(tensor))[1]
+    run, fused = bilevel.iterate(problem, problem.start(), solver=SOLVERS["fused"]), 0
     for k, state in enumerate(run, 1):
         fused += isinstance(problem.fused_step(SOLVERS["fused"]), ShardedStep) and k > 20
         if k == 20:
-            rounds, sent = ranks.rounds, ranks.bytes
+            rounds, sent, products = ranks.rounds, ranks.bytes, problem.costs.hessian_products
+            waited.clear()
         if k == 60:
-            return {"rounds": ranks.rounds - rounds, "bytes": ranks.bytes - sent, "fused": fused, "x": told(state.x)}
+            return {
+                "rounds": ranks.rounds - rounds, "waited": waited, "bytes": ranks.bytes - sent, "fused": fused,
+                "products": problem.costs.hessian_products - products, "x": told(state.x), "y": told(state.y),
+            }  # fmt: skip
 
 
-def test_one_sum_per_step_whose_bytes_are_those_of_a_gradient_and_a_face():
+NEW = iter(range(10**9))
+
+
+def test_ranks_wait_for_each_other_once_in_a_step_and_send_a_gradient_and_faces():
     right = on_ranks(counted, 2, "right")
     assert [each["fused"] for each in right] == [40, 40]
-    assert 40 <= right[0]["rounds"] <= 60  # the face was not guessed in some of the 40
-    assert right[0]["bytes"] < 8 * right[0]["rounds"] * (60 + 24 * 25 + 2)
-    wrong = on_ranks(counted, 2, "one column")
-    assert wrong[0]["rounds"] > 3 * 36
-    for a, b in zip(right, wrong, strict=True):
-        assert difference(tensors(a["x"]), tensors(b["x"])) < 1e-12
+    gradients, sizes = right[0]["waited"].count(60 + 4), right[0]["waited"].count(1)
+    assert gradients == 40
+    assert sizes <= 20  # of h by itself, where the face was another one
+    assert len(right[0]["waited"]) == gradients + sizes
+    assert right[0]["bytes"] < 8 * (40 * (60 + 4) + (right[0]["rounds"] - 40) * 24)
+    wrong = on_ranks(counted, 2, "wrong")
+    assert wrong[0]["waited"].count(1) == 40
+    for a, b in zip(right, wrong, strict=True):  # to the bit: the face that is foreseen decides when, not what
+        assert (a["x"], a["y"], a["products"]) == (b["x"], b["y"], b["products"])
 
 
 def test_one_rank_takes_the_step_of_one_process():
@@ -248,20 +259,6 @@ def test_one_rank_takes_the_step_of_one_process():
     assert difference(found.x, wanted.x) < 1e-12
     for name in ("y", "upper_momentum", "lower_momentum", "adjoint", "upper_moment", "lower_moment"):
         assert difference(getattr(found, name), getattr(wanted, name)) < 1e-10, name
-
-
-def on_large_faces(ranks, tol):
-    """Rounds, products and columns of the face per step, and x; where matrices are worth up to four columns."""
-    steps.MOST = 4
-    X, given, trusted, labels = data(d=120)
-    problem = ShardedCleaningProblem(*part(ranks, X, given), trusted, labels, ranks=ranks, **LARGE)
-    run, found = bilevel.iterate(problem, problem.start(), solver=solver(tol)), []
-    for _ in range(70):
-        rounds, products = ranks.rounds, problem.costs.hessian_products
-        state = next(run)
-        columns = int((state.adjoint["weight"] != 0).sum())
-        found.append((ranks.rounds - rounds, problem.costs.hessian_products - products, columns))
-    return {"steps": found, "x": told(state.x)}
 
 
 def test_trusted_rows_have_the_same_bits_beside_any_number_of_rows():
@@ -281,90 +278,40 @@ def chances(step, n, logits):
     return step._chances[2 * n :].tobytes()
 
 
-LARGE = {"intercept": False, "radius": 4.0}
-
-
-def solver(tol):
-    return bilevel.DMLCBO(hypergradient=bilevel.LinearSolve(tol=tol, max_iterations=200))
-
-
-@pytest.mark.parametrize("tol", [1e-13, 0.1])
-def test_on_large_faces_each_product_but_the_first_is_a_sum(tol):
-    X, given, trusted, labels = data(d=120)
-    problem = CleaningProblem(X, given, trusted, labels, **LARGE)
-    run = bilevel.iterate(problem, problem.start(), solver=solver(tol))
-    wanted = [next(run) for _ in range(70)][-1]
-    found = on_ranks(on_large_faces, 2, tol)
-    assert difference(joined([each["x"] for each in found], problem), wanted.x) < 1e-10
-    late = found[0]["steps"][50:]
-    assert all(columns > 4 for _, _, columns in late)
-    # The pass with the first product, the others, and the size of h after more iterations than one; where the face was
-    # not foreseen the first product has a sum too.
-    beside = [rounds - products - (products > 2) for rounds, products, _ in late]
-    assert set(beside) <= {0, 1}
-    assert beside.count(0) > 10
-
-
-def parts_of_a_face():
-    """A face of six columns of forty rows, curvatures, slopes and a momentum."""
-    rng = np.random.default_rng(0)
-    columns, face = rng.random((9, 40)), np.array([0, 2, 3, 5, 6, 8])
-    return columns, face, rng.random(40), rng.normal(size=40), rng.normal(size=40), rng
-
-
 @pytest.mark.parametrize("arithmetic", ["numpy", "compiled"])
-@pytest.mark.parametrize("kind", ["matrices", "no iteration", "one iteration", "from zero", "two iterations"])
-def test_products_and_the_size_of_h_on_a_face(arithmetic, kind):
+def test_products_and_the_hypergradient_on_a_face(arithmetic):
     if arithmetic == "compiled":
         pytest.importorskip("numba", reason="without the extra fast there is no compiled arithmetic")
     do = __import__(f"bilevel.applications.hyper_cleaning.{ {'numpy': 'on_arrays'}.get(arithmetic, arithmetic) }",
-                    fromlist=["scored"])  # fmt: skip
-    columns, face, curvatures, slopes, momentum, rng = parts_of_a_face()
-    A, start, p, q = columns[face].T, rng.normal(size=6), rng.normal(size=6), rng.normal(size=6)
-    rows, out = Rows(do, Ranks(), columns, 0.5, curvatures), slopes.copy()
-    if kind == "matrices":
-        known = Matrices(rows, np.arange(9), out)
-        (packed,) = rows.sums(*known.mine)
-        known.keep(packed)
-        w, rounds = p, 1
-    else:
-        w, rounds = {
-            "no iteration": (start, 1), "one iteration": (start - 1.7 * p, 2), "from zero": (0.3 * p, 3),
-            "two iterations": (start + p + q, 4),
-        }[kind]  # fmt: skip
-        known = Products(rows, face, out, start)
-        known.keep(*rows.sums(*known.mine))
-    known = known.on(face)
-    for v in {1: (), 2: (p,), 3: (p,), 4: (p, q)}[rounds]:
-        np.testing.assert_allclose(known.product(v), 0.5 * A.T @ (curvatures * (A @ v)), rtol=1e-12)
-    h = 0.5 * slopes * (A @ w)
-    np.testing.assert_allclose(known.turn(w, momentum, 0.2), h @ h, rtol=1e-10)
-    np.testing.assert_allclose(out, momentum + 0.2 * (h - momentum), rtol=1e-10, atol=1e-14)
-    assert rows.ranks.rounds == rounds
-    assert known.on(np.array([0, 1])) is None or kind == "matrices"
-
-
-@pytest.mark.parametrize("kind", ["matrices", "products"])
-@pytest.mark.parametrize("number", [np.float32, np.float64])
-def test_the_size_of_h_where_columns_are_nearly_the_same(kind, number):
-    """|h|^2 from its parts would lose all digits there, and be negative at times."""
+                    fromlist=["product"])  # fmt: skip
     rng = np.random.default_rng(0)
-    column = rng.random(4000)
-    for near in (1e-2, 1e-4, 1e-6):
-        columns = np.stack([column, column * (1 + near * rng.normal(size=4000)), rng.random(4000)]).astype(number)
-        slopes, momentum, face = rng.normal(size=4000).astype(number), np.zeros(4000, number), np.arange(3)
-        w, start = np.array([1.0, -1.0, near], number), np.array([2.0, 1.0, 0.0])
-        rows = Rows(on_arrays, Ranks(), columns, 1.0, rng.random(4000).astype(number))
-        wanted = rows.turn(face, w, slopes.copy(), momentum, 0.5)  # as one process has it
-        if kind == "matrices":
-            known = Matrices(rows, face, slopes)
-            known.keep(*rows.sums(*known.mine))
-            known.on(face)
-        else:
-            known = Products(rows, face, slopes, start)
-            known.keep(*rows.sums(*known.mine))
-            known.product(w - start)
-        assert known.turn(w, momentum, 0.5) == pytest.approx(wanted, rel=1e-3 if number is np.float32 else 1e-10)
+    columns, face, curvatures = rng.random((9, 40)), np.array([0, 2, 3, 5, 6, 8]), rng.random(40)
+    slopes, momentum, v = rng.normal(size=40), rng.normal(size=40), rng.normal(size=6)
+    A, rows, read = columns[face].T, Rows(do, Ranks(), columns, 0.5, curvatures), []
+    np.testing.assert_allclose(
+        rows.product(face, v, lambda: read.append("some")), 0.5 * A.T @ (curvatures * (A @ v)), rtol=1e-12
+    )
+    assert read == ["some"]
+    h, out = 0.5 * slopes * (A @ v), slopes.copy()
+    np.testing.assert_allclose(rows.turn(face, v, out, momentum, 0.2), h @ h, rtol=1e-12)
+    np.testing.assert_allclose(out, momentum + 0.2 * (h - momentum), rtol=1e-10, atol=1e-14)
+    assert rows.ranks.rounds == 1
+
+
+@pytest.mark.parametrize("d", [1, 15, 16, 127, 128, 129, 784])
+def test_a_pass_in_parts_is_the_whole_pass_whenever_they_are_read(d):
+    rng = np.random.default_rng(d)
+    columns, r = rng.random((d, 50)), rng.random(50)
+    found = []
+    for first in (0, 1, PARTS + 5):
+        out = np.full(d, np.nan)
+        reading = Pass(columns, r, out)
+        for _ in range(first):
+            reading.some()
+        reading.rest()
+        found.append(out)
+    np.testing.assert_allclose(found[0], columns @ r, rtol=1e-13)
+    assert found[0].tobytes() == found[1].tobytes() == found[2].tobytes()
 
 
 # --- what is refused -------------------------------------------------------------------------------------------------

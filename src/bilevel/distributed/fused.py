@@ -1,13 +1,14 @@
 """The fused step of DMLCBO (see `applications.hyper_cleaning.fused`) on rows divided among ranks.
 
 Each rank moves x and y, its margins, and makes its pass A_r^T r. The sum over ranks is grad_y g, and gives every rank
-the face S. What the linear system of the face needs from all rows is in `on_face`: it begins with the sum of the pass,
-on the face that y - eta v projects to, v the momentum of the gradient. Where that is the face, a step has one sum or
-two.
+the face S, which is nearly always that of y - eta v, v the momentum of the gradient before. On that face the linear
+system is solved while the pass is made (see `on_face`), and the size of the hypergradient goes with the gradient: ranks
+wait for each other once. Where the face was another one, the system is solved anew.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,21 +17,13 @@ import torch
 from ..applications.hyper_cleaning import fused, on_arrays
 from ..applications.hyper_cleaning.fused import FusedStep
 from ..applications.hyper_cleaning.on_arrays import DONE, Array, Estimated, Parts
-from ..hypergradients import LinearSolve
 from ..solvers.dmlcbo import DMLCBO, DMLCBOState
 from ..spaces import leaves
 from . import on_face
-from .on_face import MOST, Matrices, Products, Rows
+from .on_face import Pass, Rows, Solved
 
 if TYPE_CHECKING:
     from .rows import ShardedCleaningProblem
-
-WORTH = {4: 1e7, 8: 1e8}
-"""Matrices are made up to so many products of numbers, n k (k + 1) on the rank with most rows, by a number's bytes: two
-milliseconds in float32, whose linear systems take an iteration or two, and ten times as many in float64, whose linear
-systems take about ten."""
-SPARE = 2
-"""How many columns beside the face of the last momentum matrices have."""
 
 
 class ShardedStep(FusedStep):
@@ -39,6 +32,7 @@ class ShardedStep(FusedStep):
     def __init__(self, problem: ShardedCleaningProblem, solver: DMLCBO) -> None:
         self._pulse, self._ranks, self._count = problem.pulse, problem.ranks, sum(problem.counts)
         self._radius = problem.constraint.sets["weight"].radius  # type: ignore[union-attr]
+        self._ridge = 2.0 * problem.ridges["weight"]
         super().__init__(problem, solver)
         self._ranks.agree(
             {"the arithmetic of a step": self._do.__name__},
@@ -46,8 +40,10 @@ class ShardedStep(FusedStep):
         )
         curvatures = self._chances[self._rows : 2 * self._rows]
         self._divided = Rows(self._do, problem.ranks, self._noisy, self._rows / self._count, curvatures)
-        most = WORTH[self._noisy.itemsize] / max(problem.counts)
-        self._most = sum(k * (k + 1) <= most for k in range(1, MOST + 1))
+        self._slopes = np.empty_like(curvatures)
+        self._foresees = True  # the face of the last step was foreseen: so that of the next one will be, most likely
+        self._likely = b"", b"", 0.0
+        self._solved: Solved | None = None
         self.made: DMLCBOState | None = None
         """The state that the last step made."""
 
@@ -73,50 +69,61 @@ class ShardedStep(FusedStep):
             part.sigmoid_()
 
     def _pull(self, state: DMLCBOState, before: Parts, after: Parts) -> None:
-        """The pass, what can be begun on the face, and what the ranks tell each other: one sum."""
-        super()._pull(state, before, after)
-        self._begun, rows = self._begin(before, after, self._eta(state.curvature)), self._divided
+        """The pass, the linear system of the face that is foreseen, and what the ranks tell each other: one sum."""
+        reading, rows = Pass(self._noisy, self._chances[: self._rows], self._pulled), self._divided
+        self._solved = self._foresee(state, before, after, reading.some)
+        reading.rest()
         wrong = float(np.count_nonzero(~np.isfinite(after[0])))
-        pulled, told = rows.share * self._pulled, np.array([wrong, *self._pulse.told()])
-        gradient, *summed, told = rows.sums(pulled, *self._begun.mine, told)
+        square = 0.0 if self._solved is None else self._solved.square
+        gradient, told = rows.sums(rows.share * self._pulled, np.array([wrong, square, *self._pulse.told()]))
         self._pulled[:] = gradient
-        if summed:
-            self._begun.keep(*summed)
-        self._wrong, *heard = told.tolist()
+        self._wrong, self._square, *heard = told.tolist()
         self._pulse.heard(*heard)
 
-    def _begin(self, before: Parts, after: Parts, eta: float) -> Matrices | Products:
-        """On the face that is foreseen: by the state alone, so that a resumed run does the same."""
-        (*_, v, near), y, slopes = before, after[4], after[2]
-        z = y - eta * v
-        face, value = self._do.project(z, self._radius, near)
-        likely = _largest(z, near, len(face) + SPARE)
-        if len(likely) <= self._most:
-            return Matrices(self._divided, likely, slopes)
-        solved = len(face) > 0 and isinstance(self._solver.hypergradient, LinearSolve)
-        return Products(self._divided, face, slopes, on_arrays.start_on(near, face, value) if solved else None)
+    def _foresee(self, state: DMLCBOState, before: Parts, after: Parts, meanwhile: Callable[[], None]) -> Solved | None:
+        """The linear system of the face of y - eta v, unless such a face was wrong in the step before."""
+        (*_, v, near), y, eta = before, after[4], self._eta(state.curvature)
+        face, value = self._do.project(y - eta * v, self._radius, near)
+        self._likely = _mark(face, value, eta)
+        if not (self._foresees and len(face)):
+            return None
+        self._slopes[:] = after[2]
+        average = self._solver.upper_momentum * self._solver.averaging(state.step + 1)
+        return self._solve(before, after, face, value, eta, *self._terms(state), average, meanwhile)
 
     def _attempt(
         self, before: Parts, after: Parts, noise: Array, reach: float, eta: float, radius: float, ridge: float,
         terms: int, weight: float, whole: bool, w_average: float, v_average: float,
     ) -> Estimated:  # fmt: skip
-        (_, _, w, _, _, _, near), (_, _, crossed, _, y, _, adjoint) = before, after
+        near, crossed, y = before[6], after[2], after[4]
         outcome, gradient, face, value = self._do.look(self._pulled, y, near, noise, reach, eta, radius, ridge)
         if outcome != DONE:
             return Estimated(outcome, 0.0, 0.0, 0.0, 0, 0, False)
-        known = self._begun.on(face) or Products(self._divided, face, crossed)
-        numbers = on_arrays.answer(
-            lambda v: known.product(v) + ridge * v, self._trusted, self._chances[2 * self._rows :], face, value,
-            gradient, before, after, eta, self._tol, self._limit, terms, weight, whole, v_average,
+        self._foresees = self._likely == _mark(face, value, eta)
+        if not self._foresees and self._solved is not None:
+            crossed[:], self._solved = self._slopes, None
+        if self._solved is None:
+            self._solved = self._solve(before, after, face, value, eta, terms, weight, whole, w_average)
+            self._square = self._ranks.total(self._solved.square)[0]
+        square_g = on_arrays.keep(gradient, face, self._solved.adjoint, before, after, v_average)
+        return Estimated(DONE, square_g, self._square / self._count, *self._solved.numbers)
+
+    def _solve(
+        self, before: Parts, after: Parts, face: Array, value: Array, eta: float, terms: int, weight: float,
+        whole: bool, w_average: float, meanwhile: Callable[[], Any] = lambda: None,
+    ) -> Solved:  # fmt: skip
+        """The linear system of a face, and with it w of `after`, from its slopes."""
+        w, near, rows = before[2], before[6], self._divided
+        adjoint, *numbers = on_arrays.answer(
+            lambda v: rows.product(face, v, meanwhile) + self._ridge * v, self._trusted,
+            self._chances[2 * self._rows :], face, value, near, eta, self._tol, self._limit, terms, weight, whole,
         )  # fmt: skip
-        square_h = known.turn(adjoint[face], w, w_average) / self._count
-        return Estimated(DONE, float(gradient @ gradient) / len(gradient), square_h, *numbers)  # type: ignore[arg-type]
+        return Solved(adjoint, numbers, rows.turn(face, adjoint.astype(w.dtype), after[2], w, w_average))
 
 
-def _largest(z: Array, near: Array, count: int) -> Array:
-    """The columns with the `count` largest |z|, and those of the last face, in order."""
-    size, count = np.abs(z), min(count, len(z))
-    return ((size >= np.partition(size, -count)[-count]) | (near != 0)).nonzero()[0]
+def _mark(face: Array, value: Array, eta: float) -> tuple[bytes, bytes, float]:
+    """The same for the same linear system: of a face, signs and eta."""
+    return face.tobytes(), np.signbit(value).tobytes(), eta
 
 
 def _rehearse(module: Any, number: Any) -> None:

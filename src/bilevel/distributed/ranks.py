@@ -12,7 +12,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..errors import BilevelError, InvalidInput
+from .lines import LONGEST, Lines, OutOfStep, open_lines
 
 TIMEOUT = 300.0
 """Seconds that a rank waits for the others."""
@@ -31,6 +32,9 @@ SHORT = 1 << 16
 """Bytes that all ranks together put into a sum and still send each other whole."""
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """What `torchrun` tells its processes."""
+
+_lines: Lines | None = None
+"""Between the ranks of the default group, while `connect` holds it."""
 
 
 class RanksFailed(BilevelError, RuntimeError):
@@ -88,6 +92,7 @@ class Ranks:
         self.size = dist.get_world_size(group) if here else 1
         self._backend = dist.get_backend(group) if here else ""
         self.rounds, self.bytes = 0, 0
+        self._lines = _lines if here and group is None else None
         self._memory: Any = None
 
     def remember(self, what: str) -> None:
@@ -106,30 +111,47 @@ class Ranks:
 
     def all_sum(self, tensor: Tensor) -> Tensor:
         """The sum over the ranks, written to `tensor` (contiguous) and returned; the same bits on every rank."""
-        if self.size > 1:
-            with self._waiting():
-                if self._sums_by_gathering(tensor):
-                    parts = tensor.new_empty(self.size, *tensor.shape)
-                    dist.all_gather(list(parts), tensor, group=self.group)
-                    torch.sum(parts, 0, dtype=tensor.dtype, out=tensor)
-                else:
-                    dist.all_reduce(tensor, group=self.group)
-        self.rounds += 1
-        self.bytes += tensor.numel() * tensor.itemsize
-        return tensor
+        return self.begin_sum(tensor)()
 
-    def _sums_by_gathering(self, tensor: Tensor) -> bool:
-        """Gloo's all_reduce cuts tensors into pieces and waits for each: short ones are sooner gathered and added."""
-        return self._backend == "gloo" and (self.size == 2 or self.size * tensor.numel() * tensor.itemsize < SHORT)
+    def begin_sum(self, tensor: Tensor) -> Callable[[], Tensor]:
+        """`all_sum` while this rank goes on: it ends when what is returned is called, before the ranks meet again."""
+        return self._begin(tensor, dist.ReduceOp.SUM, lambda parts: torch.sum(parts, 0, dtype=tensor.dtype))
 
     def all_max(self, tensor: Tensor) -> Tensor:
         """The largest over the ranks, entry by entry, written to `tensor` (contiguous, no NaN) and returned."""
-        if self.size > 1:
-            with self._waiting():
-                dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self.group)
+        return self._begin(tensor, dist.ReduceOp.MAX, lambda parts: torch.amax(parts, 0))()
+
+    def _begin(self, tensor: Tensor, by: Any, reduce: Callable[[Tensor], Tensor]) -> Callable[[], Tensor]:
+        """Reduce over ranks. Short tensors are gathered: gloo's all_reduce cuts them into pieces and waits for each."""
         self.rounds += 1
         self.bytes += tensor.numel() * tensor.itemsize
-        return tensor
+        if self.size == 1:
+            return lambda: tensor
+        short = self._backend == "gloo" and (self.size == 2 or self.size * tensor.numel() * tensor.itemsize < SHORT)
+        parts = tensor.new_empty(self.size, *tensor.shape) if short else tensor
+        with self._waiting():
+            arrive = self._sent(tensor, parts) if short else self._reduced(tensor, by)
+
+        def end() -> Tensor:
+            with self._waiting():
+                arrive()
+            return tensor.copy_(reduce(parts)) if short else tensor
+
+        return end
+
+    def _reduced(self, tensor: Tensor, by: Any) -> Callable[[], Any]:
+        work = dist.all_reduce(tensor, by, group=self.group, async_op=True)
+        return work.wait  # type: ignore[union-attr]
+
+    def _sent(self, tensor: Tensor, parts: Tensor) -> Callable[[], Any]:
+        """Send `tensor` to all ranks; what is returned waits for theirs."""
+        if self._lines is None or tensor.numel() * tensor.itemsize > LONGEST:
+            work = dist.all_gather(list(parts), tensor, group=self.group, async_op=True)
+            return work.wait  # type: ignore[union-attr]
+        parts[self.rank] = tensor
+        into, lines = list(map(_bytes, parts)), self._lines
+        lines.send(into[self.rank])
+        return lambda: lines.receive(into)
 
     def total(self, *numbers: float) -> list[float]:
         """Sums of a few numbers, in one round and in float64."""
@@ -191,7 +213,9 @@ class Ranks:
         """Errors of torch.distributed as ours."""
         try:
             yield
-        except RuntimeError as error:
+        except OutOfStep as error:
+            raise RanksFailed(str(error)) from error
+        except (RuntimeError, OSError) as error:
             raise RanksFailed(
                 f"rank {self.rank} lost the other ranks ({first_line(error)}): one of them ended or hangs; its own "
                 "message tells why, and a run that writes a checkpoint can be resumed"
@@ -243,14 +267,25 @@ class connect:
                 "says, each with a RANK of its own, with an address and port that all of them reach"
             ) from error
         self._mine = True
+        if self._backend == "gloo":
+            _hold(open_lines(rank, size, Ranks().gather, self._timeout.total_seconds()))
         ranks = Ranks()
         ranks._memory = memory
         return ranks
 
     def __exit__(self, *_: Any) -> None:
         if self._mine:
+            _hold(None)
             gc.collect()  # what still refers to the group, such as a parallel network, would end it while Python ends
             dist.destroy_process_group()
+
+
+def _hold(lines: Lines | None) -> None:
+    """These lines from now on, and those before no more."""
+    global _lines
+    if _lines is not None:
+        _lines.close()
+    _lines = lines
 
 
 def started_by_torchrun() -> bool:
@@ -292,6 +327,11 @@ def _meeting_place(timeout: timedelta) -> tuple[dist.Store, int, int, Any]:  # t
 def _backend() -> str:
     per_node = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     return "nccl" if torch.cuda.is_available() and torch.cuda.device_count() >= per_node else "gloo"
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    """The memory of a contiguous tensor."""
+    return memoryview(tensor.detach().reshape(-1).view(torch.uint8).numpy())
 
 
 def first_line(error: BaseException) -> str:

@@ -284,65 +284,6 @@ def _matrix(columns, support, curvatures, ridge):
 
 
 @compiled
-def scored(columns, support, curvatures, slopes, v, turned):
-    """See `on_arrays.scored`."""
-    summed, value, total = np.zeros(len(v)), np.empty(len(v), columns.dtype), np.empty(BLOCK, columns.dtype)
-    for a in range(len(v)):
-        value[a] = v[a]
-    for first in range(0, columns.shape[1], BLOCK):
-        weights, slope, out = curvatures[first:][:BLOCK], slopes[first:][:BLOCK], turned[first:][:BLOCK]
-        _combine(columns, first, support, value, total)
-        for i in range(len(weights)):
-            out[i] = slope[i] * total[i]
-            total[i] *= weights[i]
-        for a, j in enumerate(support):
-            summed[a] += _dot(columns[j][first : first + BLOCK], total)
-    return summed
-
-
-@compiled
-def grams(columns, support, curvatures, crossed, scale, packed):
-    """See `on_arrays.grams`: each column comes into the first cache once, and four others are met at a time."""
-    curved, squared = np.empty(BLOCK, columns.dtype), np.empty(BLOCK, columns.dtype)
-    packed[:] = 0.0
-    for first in range(0, columns.shape[1], BLOCK):
-        weights, slopes, at = curvatures[first : first + BLOCK], crossed[first : first + BLOCK], 0
-        for a, j in enumerate(support):
-            column = columns[j][first : first + BLOCK]
-            for i in range(len(column)):
-                curved[i], squared[i] = weights[i] * column[i], slopes[i] * slopes[i] * column[i]
-            for b in range(0, a - 2, 4):
-                _meet_four(columns[:, first : first + BLOCK], support[b : b + 4], curved, squared, packed[at:])
-                at += 8
-            for b in range((a + 1) // 4 * 4, a + 1):
-                other = columns[support[b]][first : first + BLOCK]
-                packed[at] += _dot(other, curved)
-                packed[at + 1] += _dot(other, squared)
-                at += 2
-    for at in range(0, len(packed), 2):
-        packed[at] *= scale
-        packed[at + 1] *= scale * scale
-
-
-@compiled
-def _meet_four(columns, four, u, v, packed):
-    """Products of four columns with u and with v, added to what is there, in turns."""
-    a, b, c, d = columns[four[0]], columns[four[1]], columns[four[2]], columns[four[3]]
-    au = av = bu = bv = cu = cv = du = dv = u.dtype.type(0)
-    for i in range(len(a)):
-        au += a[i] * u[i]
-        av += a[i] * v[i]
-        bu += b[i] * u[i]
-        bv += b[i] * v[i]
-        cu += c[i] * u[i]
-        cv += c[i] * v[i]
-        du += d[i] * u[i]
-        dv += d[i] * v[i]
-    for at, total in enumerate((au, av, bu, bv, cu, cv, du, dv)):
-        packed[at] += total
-
-
-@compiled
 def _combine(columns, first, support, value, total):
     """total <- A_S value, for the block of rows from `first` on."""
     total[:] = 0

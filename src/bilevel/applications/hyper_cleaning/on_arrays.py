@@ -102,19 +102,20 @@ def estimate(
     The linear system is solved (`terms` = SOLVED, to `tol` within `limit` iterations), or its inverse is the Neumann
     series (see `_series`).
     """
-    d, n = columns.shape
+    n = columns.shape[1]
     _, _, w, _, _, _, near = before
-    _, _, crossed, _, y, _, adjoint = after
+    _, _, crossed, _, y, _, _ = after
     outcome, gradient, face, value = look(pulled, y, near, noise, reach, eta, radius, ridge)
     if outcome != DONE:
         return Estimated(outcome, 0.0, 0.0, 0.0, 0, 0, False)
     by_matrix = terms == SOLVED and len(face) <= SMALL
-    numbers = answer(
+    found, *numbers = answer(
         _product(columns, face, chances[n : 2 * n], ridge, by_matrix=by_matrix), trusted, chances[2 * n :], face, value,
-        gradient, before, after, eta, tol, limit, terms, weight, whole, v_average,
+        near, eta, tol, limit, terms, weight, whole,
     )  # fmt: skip
-    square_h = turn(columns, face, adjoint[face], crossed, w, w_average)
-    return Estimated(DONE, float(gradient @ gradient) / d, square_h, *numbers)
+    square_g = keep(gradient, face, found, before, after, v_average)
+    square_h = turn(columns, face, found.astype(w.dtype), crossed, w, w_average)
+    return Estimated(DONE, square_g, square_h, *numbers)
 
 
 def look(
@@ -130,37 +131,32 @@ def look(
 
 
 def answer(
-    product: Callable[[Array], Array], trusted: Array, upper: Array, face: Array, value: Array, gradient: Array,
-    before: Parts, after: Parts, eta: float, tol: float, limit: int, terms: int, weight: float, whole: bool,
-    v_average: float,
-) -> tuple[float, int, int, bool]:  # fmt: skip
-    """v and the adjoint of `after`, by products with the matrix A_S^T diag(curvatures) A_S + ridge of the face.
+    product: Callable[[Array], Array], trusted: Array, upper: Array, face: Array, value: Array, near: Array,
+    eta: float, tol: float, limit: int, terms: int, weight: float, whole: bool,
+) -> tuple[Array, float, int, int, bool]:  # fmt: skip
+    """The adjoint on a face, by products with the matrix A_S^T diag(curvatures) A_S + ridge, from the last one, `near`.
 
-    `upper` is p' t' / m. The residual, the iterations, the products, and whether the matrix is indefinite.
+    `upper` is p' t' / m. Also the residual, the iterations, the products, and whether the matrix is indefinite.
     """
-    _, _, _, _, _, v, near = before
-    _, _, _, _, _, new_v, adjoint = after
-    towards, start = signs_on(value), start_on(near, face, value)
+    towards = signs_on(value)
     b = np.array([trusted[j] @ upper for j in face], np.float64)
-    found, *numbers = (
-        _solve(product, towards, b, start, tol, limit)
-        if terms == SOLVED
-        else (_series(product, towards, b, eta, terms, weight, whole), 0.0, 0, terms, False)
-    )
+    if terms != SOLVED:
+        return _series(product, towards, b, eta, terms, weight, whole), 0.0, 0, terms, False
+    return _solve(product, towards, b, _along(near[face].astype(np.float64), towards), tol, limit)
+
+
+def keep(gradient: Array, face: Array, found: Array, before: Parts, after: Parts, v_average: float) -> float:
+    """v and the adjoint of `after`; the mean square of the gradient."""
+    (*_, v, _), (*_, new_v, adjoint) = before, after
+    np.add(v, v_average * (gradient - v), out=new_v)
     adjoint[:] = 0.0
     adjoint[face] = found
-    np.add(v, v_average * (gradient - v), out=new_v)
-    return tuple(numbers)  # type: ignore[return-value]
+    return float(gradient @ gradient) / len(gradient)
 
 
 def signs_on(value: Array) -> Array:
     """t: the signs of a projection on its face."""
     return np.copysign(1.0, value.astype(np.float64))
-
-
-def start_on(near: Array, face: Array, value: Array) -> Array:
-    """Where the linear system of a face is solved from: the last adjoint, along the face."""
-    return _along(near[face].astype(np.float64), signs_on(value))
 
 
 def settled(z: Array, face: Array, value: Array, reach: float) -> bool:
@@ -222,16 +218,6 @@ def _series(
     return eta * weight * total
 
 
-def grams(columns: Array, support: Array, curvatures: Array, crossed: Array, scale: float, packed: Array) -> None:
-    """packed <- scale A_S^T diag(curvatures) A_S and scale^2 A_S^T diag(crossed^2) A_S: lower triangles, in turns."""
-    at = 0
-    for a, j in enumerate(support):
-        curved, squared = curvatures * columns[j], crossed * crossed * columns[j]
-        for i in support[: a + 1]:
-            packed[at], packed[at + 1] = scale * (curved @ columns[i]), scale * scale * (squared @ columns[i])
-            at += 2
-
-
 def turn(columns: Array, support: Array, value: Array, crossed: Array, w: Array, average: float) -> float:
     """crossed <- (1 - average) w + average h with h = crossed A_S value; the mean square of h."""
     crossed *= _combined(columns, support, value)
@@ -272,14 +258,6 @@ def product(columns: Array, support: Array, curvatures: Array, v: Array) -> Arra
     bent = _combined(columns, support, v)
     bent *= curvatures
     return np.array([columns[j] @ bent for j in support], np.float64)
-
-
-def scored(columns: Array, support: Array, curvatures: Array, slopes: Array, v: Array, turned: Array) -> Array:
-    """A_S^T (curvatures A_S v), and turned <- slopes A_S v."""
-    scores = _combined(columns, support, v)
-    np.multiply(slopes, scores, out=turned)
-    scores *= curvatures
-    return np.array([columns[j] @ scores for j in support], np.float64)
 
 
 def _conjugate_gradients(
