@@ -114,7 +114,7 @@ class ShardedStep(FusedStep):
     ) -> Solved:  # fmt: skip
         """The linear system of a face, and with it w of `after`, from its slopes."""
         w, near, rows = before[2], before[6], self._divided
-        adjoint, *numbers = on_arrays.answer(
+        adjoint, numbers = on_arrays.answer(
             lambda v: rows.product(face, v, meanwhile) + self._ridge * v, self._trusted,
             self._chances[2 * self._rows :], face, value, near, eta, self._tol, self._limit, terms, weight, whole,
         )  # fmt: skip

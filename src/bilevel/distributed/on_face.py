@@ -27,7 +27,7 @@ class Solved(NamedTuple):
     """The linear system of a face."""
 
     adjoint: Array
-    numbers: list[Any]  # as in `Estimated`: its residual, iterations, products, and whether it is indefinite
+    numbers: tuple[float, int, int, bool]  # residual, iterations, products, indefinite: as in `Estimated`
     square: float  # |h|^2 of the rows at hand
 
 

@@ -109,7 +109,7 @@ def estimate(
     if outcome != DONE:
         return Estimated(outcome, 0.0, 0.0, 0.0, 0, 0, False)
     by_matrix = terms == SOLVED and len(face) <= SMALL
-    found, *numbers = answer(
+    found, numbers = answer(
         _product(columns, face, chances[n : 2 * n], ridge, by_matrix=by_matrix), trusted, chances[2 * n :], face, value,
         near, eta, tol, limit, terms, weight, whole,
     )  # fmt: skip
@@ -133,7 +133,7 @@ def look(
 def answer(
     product: Callable[[Array], Array], trusted: Array, upper: Array, face: Array, value: Array, near: Array,
     eta: float, tol: float, limit: int, terms: int, weight: float, whole: bool,
-) -> tuple[Array, float, int, int, bool]:  # fmt: skip
+) -> tuple[Array, tuple[float, int, int, bool]]:  # fmt: skip
     """The adjoint on a face, by products with the matrix A_S^T diag(curvatures) A_S + ridge, from the last one, `near`.
 
     `upper` is p' t' / m. Also the residual, the iterations, the products, and whether the matrix is indefinite.
@@ -141,8 +141,10 @@ def answer(
     towards = signs_on(value)
     b = np.array([trusted[j] @ upper for j in face], np.float64)
     if terms != SOLVED:
-        return _series(product, towards, b, eta, terms, weight, whole), 0.0, 0, terms, False
-    return _solve(product, towards, b, _along(near[face].astype(np.float64), towards), tol, limit)
+        return _series(product, towards, b, eta, terms, weight, whole), (0.0, 0, terms, False)
+    start = _along(near[face].astype(np.float64), towards)
+    found, *numbers = _solve(product, towards, b, start, tol, limit)
+    return found, tuple(numbers)  # type: ignore[return-value]
 
 
 def keep(gradient: Array, face: Array, found: Array, before: Parts, after: Parts, v_average: float) -> float:
