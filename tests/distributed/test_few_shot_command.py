@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,9 +19,9 @@ SMALL = ["--dataset", "generated", "--ways", "3", "--shots", "1", "--queries", "
 SMALL += ["--train-ways", "4"]
 
 
-def start(size, *arguments, tasks=2):
+def start(size, *arguments, tasks=2, restarts=0):
     torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", str(size), "--master-addr", "127.0.0.1"]
-    torchrun += ["--master-port", str(free_port())]
+    torchrun += ["--master-port", str(free_port()), "--max-restarts", str(restarts)]
     command = [sys.executable, *(torchrun if size > 1 else []), "-m", "bilevel", "fewshot", "train", *SMALL]
     command += ["--tasks-per-step", str(tasks)]
     return subprocess.Popen(
@@ -79,3 +80,39 @@ def test_ctrl_c_ends_all_processes_with_a_file_to_go_on_from(tmp_path):
     assert step > 0
     assert train(1, "--out", path, "--steps", step + 1, "--evaluate-every", 2, "--resume")[0] == 0
     assert load_state(path).step == step + 1
+
+
+@pytest.mark.reliability
+def test_a_killed_process_is_started_anew_and_training_ends_as_if_undisturbed(tmp_path):
+    whole, path = tmp_path / "whole.safetensors", tmp_path / "net.safetensors"
+    asked = ["--steps", 40, "--evaluate-every", 4]
+    assert train(2, "--out", whole, *asked)[0] == 0
+    path.write_bytes(b"another file")  # which --force replaces, and from which nothing goes on
+    process = start(2, "--out", path, *asked, "--force", restarts=1)
+    deadline = time.monotonic() + 300
+    while (path.stat().st_size < 100 or load_state(path).step < 16) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    before = load_state(path).step
+    os.kill(max(workers(process.pid)), signal.SIGKILL)
+    stored = [before]
+    while process.poll() is None and time.monotonic() < deadline:
+        stored.append(load_state(path).step)
+        time.sleep(0.1)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 0, err
+    assert err.count("3-way 1-shot tasks of generated") == 2
+    assert 16 <= before < 40
+    assert stored == sorted(stored)  # it went on
+    assert load_state(path).step == 40
+    for name, value in load_state(whole).parameters.items():
+        torch.testing.assert_close(load_state(path).parameters[name], value, rtol=1e-6, atol=1e-8)
+
+
+def workers(parent):
+    """The processes that torchrun started."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and (entry / "stat").exists():
+            stat = (entry / "stat").read_text().rpartition(")")[2].split()
+            found += [int(entry.name)] if int(stat[1]) == parent else []
+    return found

@@ -248,6 +248,32 @@ def test_ranks_wait_for_each_other_once_in_a_step_and_send_a_gradient_and_faces(
         assert (a["x"], a["y"], a["products"]) == (b["x"], b["y"], b["products"])
 
 
+SINGLE = bilevel.DMLCBO()
+
+
+def in_float32(ranks):
+    X, given, trusted, labels = data()
+    problem = ShardedCleaningProblem(
+        *part(ranks, X.astype("float32"), given), trusted.astype("float32"), labels, ranks=ranks, intercept=False
+    )
+    run = bilevel.iterate(problem, problem.start(), solver=SINGLE)
+    state = [next(run) for _ in range(120)][-1]
+    assert isinstance(problem.fused_step(SINGLE), ShardedStep)
+    return {"x": told(state.x), "y": told(state.y), "dtype": str(state.x.dtype)}
+
+
+def test_float32_stays_float32_and_ends_where_one_process_does():
+    X, given, trusted, labels = data()
+    problem = CleaningProblem(X.astype("float32"), given, trusted.astype("float32"), labels, intercept=False)
+    run = bilevel.iterate(problem, problem.start(), solver=SINGLE)
+    wanted = [next(run) for _ in range(120)][-1]
+    found = on_ranks(in_float32, 2)
+    assert {each["dtype"] for each in found} == {"torch.float32"}
+    assert found[0]["y"] == found[1]["y"]
+    assert difference(joined([each["x"] for each in found], problem), wanted.x.double()) < 1e-3
+    assert difference(tensors(found[0]["y"]), {"weight": wanted.y["weight"].double()}) < 1e-3
+
+
 def test_one_rank_takes_the_step_of_one_process():
     problem = sharded(Ranks(), {"intercept": False})
     assert type(problem.fused_step(SOLVERS["fused"])) is not ShardedStep

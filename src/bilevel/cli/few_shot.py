@@ -135,6 +135,7 @@ def train(
     from ..applications.few_shot import command
     from ..applications.few_shot.experiment import Experiment
     from ..distributed import TaskParallel, connect
+    from ..distributed.few_shot import goes_on
 
     one_thread()
     experiment = Experiment(
@@ -144,7 +145,8 @@ def train(
     with connect() as ranks:
         return command.train(
             experiment, out, minutes=minutes, steps=steps, evaluate_every=evaluate_every, picture=picture,
-            folder=folder, resume=resume, force=force, team=TaskParallel(ranks) if ranks.size > 1 else None,
+            folder=folder, resume=goes_on(out, ranks, resume=resume), force=force,
+            team=TaskParallel(ranks) if ranks.size > 1 else None,
         )  # fmt: skip
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shutil
 import sys
 import time
@@ -138,7 +137,7 @@ def after_restart(request: Request, ranks: Ranks) -> Request:
 
     Unless those ended because their arguments were refused, for example not to replace a file: so are these.
     """
-    if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) == 0 or not ranks.remembers(ACCEPTED):
+    if not ranks.remembers(ACCEPTED):
         return request
     path = request.checkpoint
     if path is not None and (path / POINTER).exists():

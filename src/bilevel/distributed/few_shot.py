@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -30,6 +31,7 @@ from .ranks import Ranks, RanksFailed
 from .shared_tasks import SharedFewShotProblem, raise_together, tried
 
 KINDS = ("replicated", "ddp", "fsdp")
+BEGUN = "this training was begun"
 
 
 class TaskParallel(Team):
@@ -196,3 +198,16 @@ def _data(source: EpisodeSource, seed: int) -> str:
     tasks: Any = source.sample(1, Noise(Seeds.of(seed), -1).generator("data"))
     drawn = [tasks.support, tasks.support_labels, tasks.query, tasks.query_labels]
     return fingerprint([vars(source) if hasattr(source, "__dict__") else None, drawn])
+
+
+def goes_on(path: Path, ranks: Ranks, *, resume: bool) -> bool:
+    """Whether training goes on from the file at `path`: where it is asked for, and where `torchrun` has started the
+    processes anew and those that ended had written it, or a newer one than there was when they began.
+    """
+    there = f"{path} as of {path.stat().st_mtime_ns if path.exists() else 'never'} is not of this training"
+    anew = ranks.remembers(BEGUN)
+    written = anew and not ranks.remembers(there)
+    if not anew and not resume:
+        ranks.remember(there)
+    ranks.remember(BEGUN)
+    return ranks.gather(resume or written)[0]

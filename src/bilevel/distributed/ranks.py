@@ -101,8 +101,9 @@ class Ranks:
             self._memory.set(f"bilevel/{what}", "yes")
 
     def remembers(self, what: str) -> bool:
-        """Whether processes that `torchrun` started before these, in the same run, called `remember`."""
-        return self._memory is not None and self._memory.check([f"bilevel/{what}"])
+        """Whether `torchrun` started these processes anew, after others that called `remember`."""
+        anew = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+        return anew and self._memory is not None and self._memory.check([f"bilevel/{what}"])
 
     @property
     def device(self) -> torch.device:
