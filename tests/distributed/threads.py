@@ -26,8 +26,8 @@ class ThreadRanks(Ranks):
         super().__init__()
         self.rank, self.size, self._meeting, self._desk = rank, size, meeting, desk
 
-    def all_sum(self, tensor: Tensor) -> Tensor:
-        return self._reduced(tensor, lambda parts: sum(parts[1:], parts[0]))
+    def begin_sum(self, tensor: Tensor) -> Callable[[], Tensor]:
+        return lambda: self._reduced(tensor, lambda parts: sum(parts[1:], parts[0]))
 
     def all_max(self, tensor: Tensor) -> Tensor:
         return self._reduced(tensor, lambda parts: torch.stack(parts).amax(0))

@@ -12,7 +12,6 @@ it is written.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 import warnings
@@ -21,7 +20,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
@@ -31,6 +29,7 @@ from ..files import Damaged, FileExists, FileMissing, NotWritten, is_intact, wri
 from ..journal import check_same_work
 from ..solution import Solution
 from ..storage import VERSION, TensorStore, decode, decode_solution, encode, encode_solution
+from .fingerprint import fingerprint
 from .ranks import Ranks
 from .row_files import Layout, RowPart, load_rows, read_documents, save_rows
 
@@ -306,6 +305,6 @@ def _common(store: RowStore) -> dict[str, Any]:
         if name in store.divided:
             shape[store.divided[name]] = -1
         else:
-            bits = hashlib.sha256(tensor.reshape(-1).view(torch.uint8).numpy().tobytes()).hexdigest()
+            bits = fingerprint(tensor)
         common[f"the tensor {name!r}"] = [str(tensor.dtype), shape, bits]
     return common

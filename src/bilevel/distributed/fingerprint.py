@@ -26,7 +26,7 @@ def fingerprint(value: Any) -> str:
 
 def _add(found: Any, value: Any) -> None:
     if isinstance(value, Tensor):
-        plain = value.detach().cpu().contiguous().reshape(-1)
+        plain = value.detach().cpu().reshape(-1).clone(memory_format=torch.contiguous_format)
         found.update(f"{value.dtype}{tuple(value.shape)}".encode())
         found.update(plain.view(torch.uint8).numpy().data)
     elif isinstance(value, np.ndarray) and value.dtype != object:

@@ -16,7 +16,7 @@ import torch
 
 from ..applications.hyper_cleaning import fused, on_arrays
 from ..applications.hyper_cleaning.fused import FusedStep
-from ..applications.hyper_cleaning.on_arrays import DONE, Array, Estimated, Parts
+from ..applications.hyper_cleaning.on_arrays import DONE, SOLVED, Array, Estimated, Parts
 from ..solvers.dmlcbo import DMLCBO, DMLCBOState
 from ..spaces import leaves
 from . import on_face
@@ -73,23 +73,30 @@ class ShardedStep(FusedStep):
         reading, rows = Pass(self._noisy, self._chances[: self._rows], self._pulled), self._divided
         self._solved = self._foresee(state, before, after, reading.some)
         reading.rest()
-        wrong = float(np.count_nonzero(~np.isfinite(after[0])))
         square = 0.0 if self._solved is None else self._solved.square
-        gradient, told = rows.sums(rows.share * self._pulled, np.array([wrong, square, *self._pulse.told()]))
-        self._pulled[:] = gradient
-        self._wrong, self._square, *heard = told.tolist()
+        wrong = float(np.count_nonzero(~np.isfinite(after[0])))
+        self._pulled[:], (self._square, self._wrong, *heard) = self._sums(
+            rows.share * self._pulled, square, wrong, *self._pulse.told()
+        )
         self._pulse.heard(*heard)
+
+    def _sums(self, gradient: Array, *numbers: float) -> tuple[Array, list[float]]:
+        """Sums over ranks of a gradient and a few numbers, in one round."""
+        packed = np.concatenate([gradient, numbers], dtype=np.float64)
+        self._ranks.all_sum(torch.from_numpy(packed))
+        return packed[: len(gradient)], packed[len(gradient) :].tolist()
 
     def _foresee(self, state: DMLCBOState, before: Parts, after: Parts, meanwhile: Callable[[], None]) -> Solved | None:
         """The linear system of the face of y - eta v, unless such a face was wrong in the step before."""
         (*_, v, near), y, eta = before, after[4], self._eta(state.curvature)
         face, value = self._do.project(y - eta * v, self._radius, near)
-        self._likely = _mark(face, value, eta)
+        series = self._terms(state)
+        self._likely = _mark(face, value, eta, series[0])
         if not (self._foresees and len(face)):
             return None
         self._slopes[:] = after[2]
         average = self._solver.upper_momentum * self._solver.averaging(state.step + 1)
-        return self._solve(before, after, face, value, eta, *self._terms(state), average, meanwhile)
+        return self._solve(before, after, face, value, eta, *series, average, meanwhile)
 
     def _attempt(
         self, before: Parts, after: Parts, noise: Array, reach: float, eta: float, radius: float, ridge: float,
@@ -99,12 +106,13 @@ class ShardedStep(FusedStep):
         outcome, gradient, face, value = self._do.look(self._pulled, y, near, noise, reach, eta, radius, ridge)
         if outcome != DONE:
             return Estimated(outcome, 0.0, 0.0, 0.0, 0, 0, False)
-        self._foresees = self._likely == _mark(face, value, eta)
+        self._foresees = self._likely == _mark(face, value, eta, terms)
         if not self._foresees and self._solved is not None:
             crossed[:], self._solved = self._slopes, None
         if self._solved is None:
             self._solved = self._solve(before, after, face, value, eta, terms, weight, whole, w_average)
-            self._square = self._ranks.total(self._solved.square)[0]
+            # As many numbers, and at the same place: so they are added in the same order, and have the same bits.
+            _, (self._square, *_) = self._sums(np.zeros_like(gradient), self._solved.square, 0.0, 0.0, 0.0)
         square_g = on_arrays.keep(gradient, face, self._solved.adjoint, before, after, v_average)
         return Estimated(DONE, square_g, self._square / self._count, *self._solved.numbers)
 
@@ -121,9 +129,9 @@ class ShardedStep(FusedStep):
         return Solved(adjoint, numbers, rows.turn(face, adjoint.astype(w.dtype), after[2], w, w_average))
 
 
-def _mark(face: Array, value: Array, eta: float) -> tuple[bytes, bytes, float]:
-    """The same for the same linear system: of a face, signs and eta."""
-    return face.tobytes(), np.signbit(value).tobytes(), eta
+def _mark(face: Array, value: Array, eta: float, terms: int) -> tuple[bytes, bytes, float]:
+    """The same for the same linear system: of a face, of signs and, where it is a series, of eta."""
+    return face.tobytes(), np.signbit(value).tobytes(), 0.0 if terms == SOLVED else eta
 
 
 def _rehearse(module: Any, number: Any) -> None:

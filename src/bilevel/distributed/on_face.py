@@ -19,7 +19,7 @@ import torch
 from ..applications.hyper_cleaning.on_arrays import Array
 from .ranks import Ranks
 
-PARTS, TOGETHER = 8, 16
+PARTS, TOGETHER = 16, 8
 """The pass over the rows has so many parts at the most, each of a multiple of so many columns."""
 
 
@@ -48,12 +48,6 @@ class Rows:
 
     def __init__(self, do: Any, ranks: Ranks, columns: Array, share: float, curvatures: Array) -> None:
         self.do, self.ranks, self.columns, self.share, self.curvatures = do, ranks, columns, share, curvatures
-
-    def sums(self, *parts: Array) -> list[Array]:
-        """Sums over ranks, all of them in one round."""
-        packed = np.concatenate(parts, dtype=np.float64)
-        self.ranks.all_sum(torch.from_numpy(packed))
-        return np.split(packed, np.cumsum([len(part) for part in parts[:-1]]))
 
     def product(self, face: Array, v: Array, meanwhile: Callable[[], Any]) -> Array:
         """C v, for which the other ranks are waited for after `meanwhile()`."""

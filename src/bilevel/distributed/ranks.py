@@ -28,8 +28,8 @@ TIMEOUT = 300.0
 """Seconds that a rank waits for the others."""
 PORT, PATIENCE, RETRY = "bilevel/port of this attempt", 5.0, 0.1
 """Under which name rank 0 tells its port, and the seconds that others wait for an answer there and between attempts."""
-SHORT = 1 << 16
-"""Bytes that all ranks together put into a sum and still send each other whole."""
+SHORT, SHORT_BY_LINES = 1 << 16, 1 << 20
+"""Bytes that all ranks together put into a sum and still send each other whole, by gloo and by lines."""
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """What `torchrun` tells its processes."""
 
@@ -92,7 +92,6 @@ class Ranks:
         self.size = dist.get_world_size(group) if here else 1
         self._backend = dist.get_backend(group) if here else ""
         self.rounds, self.bytes = 0, 0
-        self._lines = _lines if here and group is None else None
         self._memory: Any = None
 
     def remember(self, what: str) -> None:
@@ -115,44 +114,54 @@ class Ranks:
         return self.begin_sum(tensor)()
 
     def begin_sum(self, tensor: Tensor) -> Callable[[], Tensor]:
-        """`all_sum` while this rank goes on: it ends when what is returned is called, before the ranks meet again."""
-        return self._begin(tensor, dist.ReduceOp.SUM, lambda parts: torch.sum(parts, 0, dtype=tensor.dtype))
+        """`all_sum` while this rank goes on: it ends when what is returned is called, in the order of beginning."""
+        return self._begin(tensor, dist.ReduceOp.SUM)
 
     def all_max(self, tensor: Tensor) -> Tensor:
         """The largest over the ranks, entry by entry, written to `tensor` (contiguous, no NaN) and returned."""
-        return self._begin(tensor, dist.ReduceOp.MAX, lambda parts: torch.amax(parts, 0))()
+        return self._begin(tensor, dist.ReduceOp.MAX)()
 
-    def _begin(self, tensor: Tensor, by: Any, reduce: Callable[[Tensor], Tensor]) -> Callable[[], Tensor]:
-        """Reduce over ranks. Short tensors are gathered: gloo's all_reduce cuts them into pieces and waits for each."""
+    def _begin(self, tensor: Tensor, by: Any) -> Callable[[], Tensor]:
+        """Reduce over ranks; short tensors by sending them whole to everybody, and in the order of ranks."""
+        size = tensor.numel() * tensor.itemsize
         self.rounds += 1
-        self.bytes += tensor.numel() * tensor.itemsize
+        self.bytes += size
         if self.size == 1:
             return lambda: tensor
-        short = self._backend == "gloo" and (self.size == 2 or self.size * tensor.numel() * tensor.itemsize < SHORT)
-        parts = tensor.new_empty(self.size, *tensor.shape) if short else tensor
+        lines = _lines if self.group is None and tensor.device.type == "cpu" else None
+        asked = f"{'max' if by == dist.ReduceOp.MAX else 'sum'} {str(tensor.dtype).removeprefix('torch.')}"
         with self._waiting():
-            arrive = self._sent(tensor, parts) if short else self._reduced(tensor, by)
+            if lines is not None and size <= LONGEST and self.size * size <= SHORT_BY_LINES:
+                parts = self._room(tensor)
+                parts[self.rank] = tensor.detach()
+                into = [_bytes(part) for part in parts]
+                head = lines.send(asked, size, into[self.rank])
+                return self._ending(lambda: lines.receive(head, into), tensor, parts, by)
+            if lines is not None:  # those that ask for something else are told before gloo waits for them
+                lines.receive(lines.send(asked, size, None), None)
+            if self._backend == "gloo" and (self.size == 2 or self.size * size < SHORT):
+                parts = self._room(tensor)  # gloo's all_reduce cuts tensors into pieces and waits for each
+                work: Any = dist.all_gather(list(parts), tensor, group=self.group, async_op=True)
+                return self._ending(work.wait, tensor, parts, by)
+            work = dist.all_reduce(tensor, by, group=self.group, async_op=True)
+            return self._ending(work.wait, tensor, None, by)
 
+    def _room(self, tensor: Tensor) -> Tensor:
+        """For the tensor of each rank."""
+        return tensor.new_empty(self.size, *tensor.shape, requires_grad=False)
+
+    def _ending(self, arrive: Callable[[], Any], tensor: Tensor, parts: Tensor | None, by: Any) -> Callable[[], Tensor]:
         def end() -> Tensor:
             with self._waiting():
                 arrive()
-            return tensor.copy_(reduce(parts)) if short else tensor
+            if parts is not None:
+                first, *others = parts
+                for part in others:
+                    first = torch.maximum(first, part) if by == dist.ReduceOp.MAX else first + part
+                tensor.detach().copy_(first)
+            return tensor
 
         return end
-
-    def _reduced(self, tensor: Tensor, by: Any) -> Callable[[], Any]:
-        work = dist.all_reduce(tensor, by, group=self.group, async_op=True)
-        return work.wait  # type: ignore[union-attr]
-
-    def _sent(self, tensor: Tensor, parts: Tensor) -> Callable[[], Any]:
-        """Send `tensor` to all ranks; what is returned waits for theirs."""
-        if self._lines is None or tensor.numel() * tensor.itemsize > LONGEST:
-            work = dist.all_gather(list(parts), tensor, group=self.group, async_op=True)
-            return work.wait  # type: ignore[union-attr]
-        parts[self.rank] = tensor
-        into, lines = list(map(_bytes, parts)), self._lines
-        lines.send(into[self.rank])
-        return lambda: lines.receive(into)
 
     def total(self, *numbers: float) -> list[float]:
         """Sums of a few numbers, in one round and in float64."""
@@ -268,10 +277,14 @@ class connect:
                 "says, each with a RANK of its own, with an address and port that all of them reach"
             ) from error
         self._mine = True
-        if self._backend == "gloo":
-            _hold(open_lines(rank, size, Ranks().gather, self._timeout.total_seconds()))
         ranks = Ranks()
         ranks._memory = memory
+        if self._backend == "gloo":
+            try:
+                _hold(open_lines(rank, size, ranks.gather, self._timeout.total_seconds()))
+            except BaseException:
+                self.__exit__()
+                raise
         return ranks
 
     def __exit__(self, *_: Any) -> None:

@@ -322,6 +322,6 @@ def _vectors(parts: Parts, moments: Array) -> list[Tensor]:
         v[None],
         adjoint[None],
         moments[:1].reshape(()),
-        moments[1:, None],
+        moments[1:].reshape(1, 1),
     )
     return list(map(torch.from_numpy, arrays))
