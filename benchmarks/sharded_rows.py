@@ -1,14 +1,14 @@
 """Rows divided among ranks: one rank against two, one thread each, on this machine.
 
-    python -m benchmarks.sharded_rows [--rows 200000] [--steps 10] [--pairs 5] [--patience 180]
+    python -m benchmarks.sharded_rows [--rows 200000] [--steps 10] [--pairs 5] [--seconds 60] [--patience 300]
 
 Three processes hold the same generated rows, one all of them and two a half each. They work in turns, a block of steps
 by the one and a block by the two, so that a busy machine disturbs both; every figure is a median over such pairs.
 
 A step reads the rows, and what memory gives to two processes at once depends on who else uses it. Between the pairs of
 blocks of steps are pairs of blocks of the pass over the rows alone, `np.dot` without sums. The machine was quiet for a
-pair of steps if in those before and after it two halves took about half the time of the whole; the first `--pairs` such
-pairs are judged. The table has the medians of all pairs beside them.
+pair of steps if in the pairs before and after it the one and the two each passed over their rows nearly as fast as they
+ever did in this run. The first `--pairs` such pairs are judged; the table has the medians of all pairs beside them.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ import numpy as np
 from .harness import Row, report
 
 COLUMNS, TRUSTED, CHUNK, SUMMED = 784, 1000, 10_000, 784
-QUIET = 1.85
-"""How much sooner two processes pass over half of the rows each than one over all of them, on a quiet machine."""
+QUIET = 1.1
+"""How much longer than at best a pass over the rows may take on a quiet machine."""
 REFRESH = 100
 """Every so many steps margins and curvature are computed anew: these are measured by themselves."""
 EARLY, LATE = 20, 250
@@ -48,14 +48,17 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=200_000)
     parser.add_argument("--steps", type=int, default=10, help="in a block")
     parser.add_argument("--pairs", type=int, default=5, help="of blocks on a quiet machine, and early in the run")
-    parser.add_argument("--patience", type=float, default=180.0, help="seconds in which the machine may become quiet")
+    parser.add_argument("--seconds", type=float, default=60.0, help="in turns at the least, to know what is quiet")
+    parser.add_argument("--patience", type=float, default=300.0, help="seconds in which the machine may become quiet")
     parser.add_argument("--out", type=Path, default=OUT)
     parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
+    if not 0 < given.steps * given.pairs <= REFRESH - EARLY:
+        parser.error(f"--steps x --pairs must be 1 to {REFRESH - EARLY}: early steps end before step {REFRESH}")
     if given.rank:
         serve(given.rows, given.steps)
     else:
-        report(list(rows(given.rows, given.steps, given.pairs, given.patience)), given.out)
+        report(list(rows(given.rows, given.steps, given.pairs, (given.seconds, given.patience))), given.out)
 
 
 # --- one rank -------------------------------------------------------------------------------------------------------
@@ -189,7 +192,7 @@ def free_port() -> int:
 Pair = tuple[dict[str, float], dict[str, float]]
 
 
-def rows(count: int, steps: int, pairs: int, patience: float) -> Iterator[Row]:
+def rows(count: int, steps: int, pairs: int, seconds: tuple[float, float]) -> Iterator[Row]:
     groups: list[Group] = []
     try:
         groups += [Group(size, count, steps) for size in (1, 2)]
@@ -201,27 +204,33 @@ def rows(count: int, steps: int, pairs: int, patience: float) -> Iterator[Row]:
         pair("early")
         early = [pair("step") for _ in range(pairs)]
         pair("late")
-        found, renewal = turns(pair, steps, pairs, patience)
+        found, renewal = turns(pair, steps, pairs, *seconds)
         sums, by_gloo = [pair("sum") for _ in range(pairs)], [pair("gloo") for _ in range(pairs)]
     finally:
         for group in groups:
             group.end()
-    quiet = [turn.step for turn in found if is_quiet(turn)][:pairs]
+    judged = quiet_ones(found)[:pairs]
+    quiet = [turn.step for turn in judged]
     step, passing = [turn.step for turn in found], [turn.around[1] for turn in found]
     size, load = f"{count} x {COLUMNS} float32", f"load average {os.getloadavg()[0]:.2f} on {os.cpu_count()} cores"
     yield Row(f"load average of the last minute, on {os.cpu_count()} cores, our own included", os.getloadavg()[0])
     yield Row(f"pairs of blocks of {steps} steps on a quiet machine that are judged, of {len(step)}", len(quiet))
     for when, these, bounds in (
-        ("", quiet, ("<= 0.6", ">= 1.7")), (", all pairs", step, ("", "")), (", early", early, ("", ""))
+        (", quiet pairs", quiet, ("<= 0.6", ">= 1.7")), (", all pairs", step, ("", "")), (", early", early, ("", ""))
     ):  # fmt: skip
         face = f"a face of {these[0][0]['face']:.0f} columns; {load}" if these else f"never quiet; {load}"
         cpu, wall = cpu_ratio(these), wall_ratio(these)
         yield Row(f"processor seconds per step and rank, {size}{when}: 2 ranks / 1 rank", cpu, bounds[0], face)
         yield Row(f"wall time per step{when}: 1 rank / 2 ranks", wall, bounds[1], face)
+        if these is not early:
+            hundred = wall_ratio(per_hundred(these, renewal))
+            yield Row(f"wall time per 100 steps, one of them anew{when}: 1 rank / 2 ranks", hundred)
     for when, these in (("", step), (", early", early)):
         yield Row(f"sums per step{when}, 2 ranks", middle(these, lambda _, b: b["rounds"]))
         sent = middle(these, lambda _, b: b["bytes"]) / (8 * COLUMNS)
         yield Row(f"bytes per step and rank{when}, in units of {8 * COLUMNS} ({COLUMNS} numbers)", sent, "<= 3")
+    around = [each for turn in judged for each in turn.around]
+    yield Row("the pass over the rows alone, around quiet pairs: wall time, 1 rank / 2 ranks", wall_ratio(around))
     cpu, wall = cpu_ratio(passing), wall_ratio(passing)
     yield Row("the pass over the rows alone, all pairs: processor seconds, 2 ranks / 1 rank", cpu)
     yield Row("the pass alone, all pairs: wall time, 1 rank / 2 ranks", wall)
@@ -253,12 +262,19 @@ class Turn(NamedTuple):
     around: list[Pair]
 
 
-def turns(pair: Callable[[str], Pair], steps: int, wanted: int, patience: float) -> tuple[list[Turn], list[Pair]]:
+def turns(
+    pair: Callable[[str], Pair], steps: int, wanted: int, least: float, most: float
+) -> tuple[list[Turn], list[Pair]]:
     """Turns until `wanted` are quiet, and pairs of the hundredth steps between them, one at least."""
     found: list[Turn] = []
     renewal: list[Pair] = []
-    before, until = pair("pass"), time.monotonic() + patience
-    while not renewal or (sum(map(is_quiet, found)) < wanted and time.monotonic() < until):
+    before, began = pair("pass"), time.monotonic()
+
+    def ready() -> bool:
+        took = time.monotonic() - began
+        return bool(renewal) and took >= least and (took >= most or len(quiet_ones(found)) >= wanted)
+
+    while not ready():
         step, after = pair("step"), pair("pass")
         found.append(Turn(step, [before, after]))
         before = after
@@ -269,8 +285,17 @@ def turns(pair: Callable[[str], Pair], steps: int, wanted: int, patience: float)
     return found, renewal
 
 
-def is_quiet(turn: Turn) -> bool:
-    return all(one["wall"] / two["wall"] >= QUIET for one, two in turn.around)
+def quiet_ones(found: list[Turn]) -> list[Turn]:
+    """Those around which both groups passed over their rows about as fast as they ever did."""
+    best = [min(each[k]["wall"] for turn in found for each in turn.around) for k in (0, 1)]
+    return [turn for turn in found if all(each[k]["wall"] <= QUIET * best[k] for each in turn.around for k in (0, 1))]
+
+
+def per_hundred(step: list[Pair], renewal: list[Pair]) -> list[Pair]:
+    """Pairs of a hundred steps: 99 as in a block of these, and the median of those that compute anew."""
+    anew = [middle(renewal, lambda a, _: a["wall"]), middle(renewal, lambda _, b: b["wall"])]
+    hundred = [[{"wall": (REFRESH - 1) * each[k]["wall"] + anew[k]} for k in (0, 1)] for each in step]
+    return [(one, two) for one, two in hundred]
 
 
 def cpu_ratio(pairs: list[Any]) -> float:
