@@ -100,10 +100,10 @@ CASES = {
     "questions": (lambda ranks: ranks.all_sum(torch.zeros(2)), lambda ranks: ranks.all_max(torch.zeros(2))),
 }
 TOLD = {
-    "lengths": ("sum float32 of 12 bytes", "sum float32 of 16 bytes"),
-    "long": ("sum float32 of 65536 bytes", "sum float32 of 65540 bytes"),
-    "dtypes": ("sum float32 of 8 bytes", "sum float64 of 8 bytes"),
-    "questions": ("sum float32 of 8 bytes", "max float32 of 8 bytes"),
+    "lengths": ("sum float32 (3,) of 12 bytes", "sum float32 (4,) of 16 bytes"),
+    "long": ("sum float32 (16384,) of 65536 bytes", "sum float32 (16385,) of 65540 bytes"),
+    "dtypes": ("sum float32 (2,) of 8 bytes", "sum float64 (1,) of 8 bytes"),
+    "questions": ("sum float32 (2,) of 8 bytes", "max float32 (2,) of 8 bytes"),
 }
 
 

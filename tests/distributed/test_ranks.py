@@ -1,5 +1,6 @@
 """Ranks meet, agree, and hear of each other's errors."""
 
+import time
 from datetime import timedelta
 
 import pytest
@@ -7,8 +8,8 @@ import torch
 import torch.distributed as dist
 from tests.distributed.ranks import free_port, on_ranks
 
-from bilevel.distributed import Ranks, RanksFailed
-from bilevel.distributed.ranks import PORT, SHORT
+from bilevel.distributed import Ranks, RanksFailed, connect
+from bilevel.distributed.ranks import LONGEST, PORT, Unreachable
 from bilevel.errors import InvalidInput
 
 LONG = 40_000
@@ -26,7 +27,7 @@ def summed(ranks):
 
 
 def test_sums_and_texts_reach_every_rank():
-    assert LONG * 8 * 3 > SHORT
+    assert LONG * 8 > LONGEST
     for total, gathered, sent in on_ranks(summed, 3):
         assert total == [3.0, 3.0]
         assert gathered == [{"rank": rank, "text": "ä" * rank} for rank in range(3)]
@@ -74,6 +75,24 @@ def test_processes_that_have_not_met_are_not_taken_for_one(monkeypatch):
         monkeypatch.setenv(name, value)
     with pytest.raises(InvalidInput, match="2 processes that have not met.*with connect"):
         Ranks()
+
+
+@pytest.mark.parametrize(("rank", "size"), [("3", "2"), ("x", "2"), ("0", "two")])
+def test_ranks_that_cannot_be_are_refused_at_once(monkeypatch, rank, size):
+    for name, value in {"RANK": rank, "WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(InvalidInput, match=f"RANK={rank}, WORLD_SIZE={size}, MASTER_PORT=1: whole numbers"):
+        connect().__enter__()
+
+
+def test_nobody_is_waited_for_longer_than_the_time_out(monkeypatch):
+    port = str(free_port())
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}.items():
+        monkeypatch.setenv(name, value)
+    began = time.monotonic()
+    with pytest.raises(Unreachable, match=r"rank 1 of 2 did not meet the others at .* within 1 s"):
+        connect(timeout=1.0).__enter__()
+    assert time.monotonic() - began < 5
 
 
 def test_alone_an_error_stays_what_it_is():

@@ -158,6 +158,38 @@ def test_another_run_is_refused_by_name(tmp_path):
         run(Ranks(), str(tmp_path / "none"), steps=4, resume=True)
 
 
+def test_other_rows_labels_and_settings_are_refused_by_minimize_itself(tmp_path):
+    rows, labels, *trusted = data()
+
+    def go(rows=rows, labels=labels, resume=True, **settings):
+        problem = ShardedCleaningProblem(rows, labels, *trusted, **({"radius": 2.0} | settings))
+        place = ShardedCheckpoint(tmp_path / "run", rows=len(labels))
+        start = {"resume": place} if resume else {"x0": problem.start(), "checkpoint": place}
+        return minimize(problem, steps=2, **start)
+
+    go(resume=False)
+    swapped = torch.cat([rows[[1, 0]], rows[2:]])
+    cases = {
+        "the rows and labels": [{"rows": swapped}, {"labels": (labels + 1) % CLASSES}],
+        "the set of the model": [{"radius": 3.0}],
+        "the ridges": [{"ridge": 0.1}],
+    }
+    for name, changed in cases.items():
+        for each in changed:
+            with pytest.raises(Incompatible, match=f"since {name} differs"):
+                go(**each)
+    assert go().stats["steps"] == 4
+
+
+def identity_of(ranks):
+    rows, labels, *trusted = part(ranks)
+    return ShardedCleaningProblem(rows, labels, *trusted, ranks=ranks).identity
+
+
+def test_a_problem_is_the_same_for_any_number_of_ranks():
+    assert on_ranks(identity_of, 3) == [identity_of(Ranks())] * 3
+
+
 def test_a_full_disk_is_a_warning_and_leaves_what_was_there(tmp_path, monkeypatch):
     from bilevel.distributed import checkpoints
 

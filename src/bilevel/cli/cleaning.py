@@ -83,8 +83,8 @@ def clean(
     Parquet files; texts are taken as categories.
 
     Tables too large for one process: `torchrun --nproc-per-node 8 -m bilevel clean folder ...` divides the rows among
-    processes. The table is then a Parquet file, a folder of Parquet or CSV files, or one of rows-*.npy and
-    labels-*.npy, and a checkpoint is a folder.
+    processes. The table is then a Parquet file, a folder of Parquet or CSV files, or one of `rows-*.npy` and
+    `labels-*.npy`, and a checkpoint is a folder.
 
     Ctrl-C ends training early and keeps the best found so far. With --checkpoint FILE a run that is stopped or killed
     loses nothing: the same command with --resume FILE instead goes on, and ends with the same bits as if it had never

@@ -73,6 +73,7 @@ def train(
     picture: Path | None = None,
     folder: Path | None = None,
     resume: bool = False,
+    timeout: float | None = None,
     force: bool = False,
 ) -> int:
     """Train a network on tasks of a few examples per class.
@@ -128,7 +129,9 @@ def train(
     folder
         The data folder. Default: that of the environment variable BILEVEL_DATA, or the user's cache folder.
     resume
-        Go on from --out.
+        Go on from --out, if it is there.
+    timeout
+        With torchrun: how many seconds a process waits for the others (default 300).
     force
         Replace files that exist.
     """
@@ -136,13 +139,14 @@ def train(
     from ..applications.few_shot.experiment import Experiment
     from ..distributed import TaskParallel, connect
     from ..distributed.few_shot import goes_on
+    from ..distributed.ranks import TIMEOUT
 
     one_thread()
     experiment = Experiment(
         dataset=dataset, ways=ways, shots=shots, queries=queries, train_ways=train_ways, solver=solver,
         step=step, network=network, width=width, normalise=not plain, tasks_per_step=tasks_per_step, seed=seed,
     )  # fmt: skip
-    with connect() as ranks:
+    with connect(timeout=TIMEOUT if timeout is None else timeout) as ranks:
         return command.train(
             experiment, out, minutes=minutes, steps=steps, evaluate_every=evaluate_every, picture=picture,
             folder=folder, resume=goes_on(out, ranks, resume=resume), force=force,

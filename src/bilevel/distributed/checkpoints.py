@@ -63,7 +63,8 @@ class ShardedCheckpoint(Checkpoint):
     ranks
         Who writes it; default those of torch.distributed, or this process alone.
     identity
-        What makes this run this run, by name: to go on, all of it must be the same.
+        What makes this run this run, by name, beside the rows, labels and settings of the problem, which `minimize`
+        adds: to go on, all of it must be the same.
 
     Examples
     --------

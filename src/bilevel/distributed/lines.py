@@ -29,7 +29,7 @@ PATIENCE, GREETING = 5.0, 1.0
 FOREVER = 1e6
 """Seconds that a socket waits at the most."""
 
-_HEAD = struct.Struct("<QQ16s")
+_HEAD = struct.Struct("<QQ40s")
 """Before a message: its number on this line, the bytes that it has or announces, and what is asked of them."""
 _HELLO = struct.Struct("<16sI")
 """The first bytes on a line: what only ranks of this run know, and which rank it is."""
@@ -74,7 +74,7 @@ class Lines:
         bytes that go another way; what is returned is for `receive`.
         """
         self._sent += 1
-        head = Head(self._sent, length, asked.encode()[:16].ljust(16, b"\0"))
+        head = Head(self._sent, length, asked.encode()[:40].ljust(40, b"\0"))
         whole = _HEAD.pack(*head) + bytes(message or b"")
         with self._unbroken():
             for line in self._others.values():

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +154,13 @@ def minimize(
     ranks.agree({"the arguments of minimize": dict(sorted(told.items()))}, "call it alike on every rank")
     if options.get("resume") is None:
         ranks.agree(_held_by_all(problem, x0, y0), "start from the same point on every rank")
+    if isinstance(options.get("checkpoint") or options.get("resume"), ShardedCheckpoint):
+        own = getattr(problem, "identity", {})
+        options |= {
+            name: replace(value, identity={**own, **value.identity})
+            for name, value in options.items()
+            if isinstance(value, ShardedCheckpoint)
+        }
     together = _Together(pulse, loop._checked_callbacks(callbacks), divided_y=problem.y_divided)
     with pulse.beating(clock):
         return loop.minimize(

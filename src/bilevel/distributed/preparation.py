@@ -38,6 +38,7 @@ from ..applications.hyper_cleaning.tables import (
     read_table,
 )
 from ..errors import InvalidInput
+from .fingerprint import of_rows
 from .ranks import Ranks
 from .shards import Part, read_part
 
@@ -275,28 +276,10 @@ def _blocks(values: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def fingerprint(part: Part, encoder: Encoder, labels: np.ndarray, ranks: Ranks) -> str:
-    """A number that other rows, labels or another order of rows would change, and another division does not.
-
-    The sum modulo 2^64, over all rows i, of mix(i + mix(sum over columns of c_j bits(a_ij))).
-    """
+    """A text that other rows, labels or another order of rows would change, and another division does not."""
     numbers = number_frame(part, encoder.numbers)
-    columns = [numbers[name].to_numpy().view(np.uint64) for name in encoder.numbers]
+    columns = [numbers[name].to_numpy() for name in encoder.numbers]
     for name, known in encoder.categories.items():
-        columns.append(np.searchsorted(np.array(known), category_column(part, name).astype(str)).astype(np.uint64))
-    columns.append(labels.astype(np.uint64))
-    factors = np.random.default_rng(0).integers(2**63, size=len(columns), dtype=np.uint64) | np.uint64(1)
-    rows = np.zeros(len(labels), np.uint64)
-    with np.errstate(over="ignore"):
-        for factor, column in zip(factors, columns, strict=True):
-            rows = _mixed(rows + factor * column)
-        places = np.arange(part.first, part.first + len(labels), dtype=np.uint64)
-        total = _mixed(places + _mixed(rows)).sum(dtype=np.uint64)
-    summed = ranks.all_sum(torch.tensor([int(total.view(np.int64))], device=ranks.device))
+        columns.append(np.searchsorted(np.array(known), category_column(part, name).astype(str)))
+    summed = ranks.all_sum(torch.tensor([of_rows([*columns, labels], part.first)], device=ranks.device))
     return f"sha256:{hashlib.sha256(f'{int(summed[0])} {encoder.columns}'.encode()).hexdigest()}"
-
-
-def _mixed(bits: np.ndarray) -> np.ndarray:
-    """Each number scrambled: the finaliser of splitmix64 (Steele, Lea & Flood, 2014)."""
-    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return bits ^ (bits >> np.uint64(31))

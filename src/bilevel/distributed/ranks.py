@@ -129,7 +129,8 @@ class Ranks:
         if self.size == 1:
             return lambda: tensor
         lines = _lines if self.group is None and tensor.device.type == "cpu" else None
-        asked = f"{'max' if by == dist.ReduceOp.MAX else 'sum'} {str(tensor.dtype).removeprefix('torch.')}"
+        question = "max" if by == dist.ReduceOp.MAX else "sum"
+        asked = f"{question} {str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
         with self._waiting():
             if lines is not None and size <= LONGEST and self.size * size <= SHORT_BY_LINES:
                 parts = self._room(tensor)
@@ -308,7 +309,15 @@ def started_by_torchrun() -> bool:
     if given and len(given) < len(VARIABLES) and "WORLD_SIZE" in given:
         missing = ", ".join(name for name in VARIABLES if name not in given)
         raise InvalidInput(f"{', '.join(given)} are set and {missing} are not: use torchrun, or unset them")
-    return len(given) == len(VARIABLES)
+    if len(given) < len(VARIABLES):
+        return False
+    told = {name: os.environ[name] for name in ("RANK", "WORLD_SIZE", "MASTER_PORT")}
+    if not all(value.isdigit() for value in told.values()) or int(told["RANK"]) >= int(told["WORLD_SIZE"]):
+        raise InvalidInput(
+            f"{', '.join(f'{name}={value}' for name, value in told.items())}: whole numbers are needed, and RANK is 0 "
+            "to WORLD_SIZE - 1; use torchrun, or unset them"
+        )
+    return True
 
 
 def _meeting_place(timeout: timedelta) -> tuple[dist.Store, int, int, Any]:  # type: ignore[attr-defined]
@@ -319,19 +328,34 @@ def _meeting_place(timeout: timedelta) -> tuple[dist.Store, int, int, Any]:  # t
     a rank that reads one of them waits in vain. Rank 0 opens a store for this attempt and tells torchrun's its port;
     where nobody answers, the port is still that of an attempt before.
     """
-    shared, rank, size = next(dist.rendezvous("env://", timeout=timeout))  # type: ignore[attr-defined]
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True):
-        return shared, rank, size, None
     host, until = os.environ["MASTER_ADDR"], time.monotonic() + timeout.total_seconds()
+    by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
+    if by_agent or os.environ["RANK"] != "0":
+        _wait_for_answer(host, int(os.environ["MASTER_PORT"]), until)  # torch itself waits for longer than it is told
+    shared, rank, size = next(dist.rendezvous("env://", timeout=timeout))  # type: ignore[attr-defined]
+    if not by_agent:
+        return shared, rank, size, None
     if rank == 0:
         own = dist.TCPStore(host, 0, size, is_master=True, timeout=timeout, wait_for_workers=False)  # type: ignore[attr-defined]
         shared.set(PORT, str(own.port))
         return own, rank, size, shared
     while True:
-        port = int(shared.get(PORT))
+        port = int(shared.get(PORT))  # once more each time: it may be that of processes that ended
         try:
             socket.create_connection((host, port), timeout=PATIENCE).close()
             return dist.TCPStore(host, port, size, is_master=False, timeout=timeout), rank, size, shared  # type: ignore[attr-defined]
+        except OSError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(RETRY)
+
+
+def _wait_for_answer(host: str, port: int, until: float) -> None:
+    """Until somebody listens there."""
+    while True:
+        try:
+            socket.create_connection((host, port), timeout=PATIENCE).close()
+            return
         except OSError:
             if time.monotonic() > until:
                 raise

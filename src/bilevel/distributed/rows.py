@@ -17,10 +17,14 @@ from ..applications.hyper_cleaning.row_mean import RowMean, Share
 from ..errors import InvalidInput
 from ..machine import processor
 from ..spaces import Space, Vector
+from .fingerprint import fingerprint, of_rows
 from .fused import ShardedStep
 from .loop import Pulse
 from .ranks import Ranks
 from .spaces import ShardedSpace
+
+MACHINE = ("torch", "numpy", "the number of threads", "the name of the processor", "the processor")
+"""What ranks must have in common that a run which goes on elsewhere need not."""
 
 
 class ShardedCleaningProblem(CleaningProblem):
@@ -95,12 +99,28 @@ class ShardedCleaningProblem(CleaningProblem):
         counts = self.ranks.gather([d.shape[0] for d in self._divided_designs])
         self.counts: list[int] = [each[0] for each in counts]
         """How many rows each rank holds."""
+        self._firsts = [sum(part[: self.ranks.rank]) for part in zip(*counts, strict=True)]
         self._shares = [Share(sum(part), max(part), self._total) for part in zip(*counts, strict=True)]
+
+    @cached_property
+    def identity(self) -> dict[str, str]:
+        """What makes this problem this problem, for any number of ranks, in texts by name: its checkpoints hold it.
+
+        Of rows that are not dense, the labels alone are looked at. All ranks must ask for it together.
+        """
+        alike = {name: value for name, value in self._common().items() if name not in MACHINE}
+        rows = [(self.design, self.labels), *(() if self.witnesses is None else (self.witnesses[:2],))]
+        marks = [_mark(each[0], each[1], first) for each, first in zip(rows, self._firsts, strict=True)]
+        summed = self.ranks.all_sum(torch.tensor(marks, device=self.ranks.device)).tolist()
+        return {
+            "the rows and labels": f"sha256:{fingerprint(summed)}",
+            **{name: str(value) for name, value in alike.items()},
+        }
 
     @property
     def first_row(self) -> int:
         """The number of this rank's first row among all rows, in the order of ranks."""
-        return sum(self.counts[: self.ranks.rank])
+        return self._firsts[0]
 
     @cached_property
     def x_space(self) -> Space:
@@ -169,6 +189,16 @@ class ShardedCleaningProblem(CleaningProblem):
             if device == "cuda"
             else torch.backends.cpu.get_cpu_capability(),
         }
+
+
+def _mark(design: Design, labels: Tensor, first: int) -> int:
+    """Of these rows; the sum over all ranks is the same for every division."""
+    total, known = 0, labels.cpu().numpy()
+    for rows, block in design.blocks():
+        array = getattr(block, "array", None)
+        columns = [] if array is None else array.detach().cpu().numpy().T
+        total += of_rows([*columns, known[rows]], first + rows.start)
+    return (total + 2**63) % 2**64 - 2**63
 
 
 def _largest_label(labels: Any) -> int:
