@@ -316,8 +316,8 @@ def show(request: Request, data: ShardedData, result: Result, size: int) -> None
     if result.cleaned.status == "interrupted":
         print_note("stopped by Ctrl-C: what was found until then is kept, marked as interrupted")
         if path := request.checkpoint or request.resume:
-            force = " and --force, since the files of the interrupted run are there now" if request.outputs else ""
-            print_note(f"to go on: the same command with --resume {path} in place of --checkpoint{force}")
+            force = ", and with --force: the files of the interrupted run are there now" if request.outputs else ""
+            print_note(f"to go on: the same command with --resume {path} in place of --checkpoint {path}{force}")
     if request.json:
         sys.stdout.write(json.dumps(to_json(request, data, result, size), indent=2, allow_nan=False) + "\n")
         return

@@ -365,6 +365,7 @@ def test_a_noise_model_that_does_not_exist(forest, capsys):
     [
         (["--out", "weights.xlsx"], "weights.xlsx: the name of a table ends in"),
         (["--model", "model.pkl"], "--model model.pkl: the name must end in .safetensors"),
+        (["--resume", "."], "--resume . is a folder, the checkpoint of several processes: torchrun"),
         (["--report", "report.pdf"], "--report report.pdf: the name must end in .html"),
         (["--report", "missing/report.html"], "missing does not exist: create it first"),
         (["--out", "train.csv", "--force"], "--out train.csv would replace a table that is read"),

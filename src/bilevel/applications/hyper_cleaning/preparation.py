@@ -188,6 +188,11 @@ def _check_checkpoint(request: Request, others: set[Path]) -> None:
     if path is None:
         return
     option = "--checkpoint" if request.resume is None else "--resume"
+    if path.is_dir():
+        raise InvalidInput(
+            f"{option} {path} is a folder, the checkpoint of several processes: torchrun --nproc-per-node 1 -m bilevel "
+            "clean ... takes it"
+        )
     if path.suffix.lower() != ".safetensors":
         raise InvalidInput(f"{option} {path}: the name must end in .safetensors")
     if {path.resolve(), previous_of(path).resolve()} & others:

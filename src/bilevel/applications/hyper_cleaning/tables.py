@@ -117,7 +117,9 @@ def read_table(path: Path, *, texts: Iterable[str] = ()) -> Table:
         Columns of CSV files whose cells stay as they are written, such as labels and categories: "007" is not 7.
     """
     if path.is_dir():
-        raise InvalidInput(f"{path} is a folder: name a CSV or Parquet file in it")
+        raise InvalidInput(
+            f"{path} is a folder: name a CSV or Parquet file in it (folders of shards: torchrun -m bilevel clean)"
+        )
     if not path.exists():
         raise FileMissing(f"{path}: there is no such file")
     if not path.is_file():  # a device or a pipe need not end
