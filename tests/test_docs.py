@@ -88,20 +88,21 @@ def test_the_page_about_wrong_labels_runs(tmp_path, monkeypatch, capsys):
     """Its Python blocks, and its commands after the first of them has made the tables."""
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
-    tables, estimator, files = python_blocks("docs/hyper-cleaning.md")
+    tables, *others = python_blocks("docs/hyper-cleaning.md")
     exec(tables, names)
     text = (ROOT / "docs" / "hyper-cleaning.md").read_text()
     commands = [line for block in re.findall(r"```bash\n(.*?)```", text, re.DOTALL) for line in block.splitlines()]
     for line in commands:
-        assert cli.main(shlex.split(line)[1:]) == 0
+        if line.startswith("bilevel "):  # those of torchrun are run by tests/distributed
+            assert cli.main(shlex.split(line)[1:]) == 0, line
     shown = " ".join(capsys.readouterr().out.split())
     summary = re.search(r"```text\n(.*?)```", text, re.DOTALL)
     assert summary is not None
     for line in summary[1].splitlines():
         assert without_numbers(line) in without_numbers(shown), line
     assert (tmp_path / "predictions.csv").exists()
-    exec(estimator, names)
-    exec(files, names)
+    for block in others:
+        exec(block, names)
 
 
 @pytest.mark.slow
