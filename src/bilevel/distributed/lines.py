@@ -15,7 +15,7 @@ import struct
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 from ..errors import BilevelError
@@ -120,13 +120,11 @@ class Lines:
         sent.
         """
         for line in self._others.values():
-            try:
+            with suppress(OSError):
                 line.shutdown(socket.SHUT_WR)
                 line.settimeout(GREETING)
                 while line.recv(LONGEST):
-                    pass
-            except OSError:
-                pass
+                    continue
         self.close()
 
     def close(self) -> None:
@@ -196,7 +194,7 @@ def _reachable(addresses: list[Any], hosts: set[str]) -> bool:
 def _meet(rank: int, addresses: list[Any], secret: bytes, door: socket.socket) -> dict[int, socket.socket]:
     """Call the ranks before this one, and answer those after it; without those that were not there in time."""
     until, found = time.monotonic() + PATIENCE, dict[int, socket.socket]()
-    try:
+    with suppress(OSError):
         for other in range(rank):
             found[other] = socket.create_connection(tuple(addresses[other]), timeout=_left(until))
             _prepare(found[other])
@@ -210,8 +208,6 @@ def _meet(rank: int, addresses: list[Any], secret: bytes, door: socket.socket) -
                 found[other] = line
             else:
                 line.close()
-    except OSError:
-        pass
     return found
 
 
