@@ -1,4 +1,4 @@
-"""Every error the library raises on purpose, each also a builtin that users already catch."""
+"""Every error the library raises on purpose, each also a builtin that users already catch, and every warning."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ class BilevelError(Exception):
     """
 
 
-class InvalidInput(BilevelError, ValueError):
+class InvalidInputError(BilevelError, ValueError):
     """An argument has a value that cannot be used; the message names it, shows it and gives the remedy.
 
     Examples
     --------
     >>> import bilevel
-    >>> bilevel.Perturbed(radius=-1.0)
+    >>> bilevel.hypergradients.Perturbed(radius=-1.0)
     Traceback (most recent call last):
-    bilevel.errors.InvalidInput: radius must be positive, got -1.0; for no smoothing use Exact()
+    bilevel.errors.InvalidInputError: radius must be a positive number, got -1.0; for no smoothing use Exact()
     """
 
 
-class InvalidType(BilevelError, TypeError):
+class InvalidTypeError(BilevelError, TypeError):
     """An argument has the wrong type or dtype.
 
     Examples
@@ -40,11 +40,11 @@ class InvalidType(BilevelError, TypeError):
     >>> import bilevel, torch
     >>> bilevel.sets.L1Ball(1.0).project(torch.tensor([1, 2]))
     Traceback (most recent call last):
-    bilevel.errors.InvalidType: ...
+    bilevel.errors.InvalidTypeError: ...
     """
 
 
-class EmptySet(InvalidInput):
+class EmptySetError(InvalidInputError):
     """The parameters of a convex set leave no point in it.
 
     Examples
@@ -52,11 +52,11 @@ class EmptySet(InvalidInput):
     >>> import bilevel
     >>> bilevel.sets.Box(lower=1.0, upper=0.0)
     Traceback (most recent call last):
-    bilevel.errors.EmptySet: ...
+    bilevel.errors.EmptySetError: ...
     """
 
 
-class NotFinite(InvalidInput):
+class NonFiniteError(InvalidInputError):
     """A point has NaN or infinite entries; in a run it means divergence.
 
     Examples
@@ -64,35 +64,35 @@ class NotFinite(InvalidInput):
     >>> import bilevel, torch
     >>> bilevel.sets.L1Ball(1.0).project(torch.tensor([1.0, float("nan")]))
     Traceback (most recent call last):
-    bilevel.errors.NotFinite: ...
+    bilevel.errors.NonFiniteError: ...
     """
 
 
-class Incompatible(BilevelError, ValueError):
-    """Two parts that cannot work together: says what is needed and which parts would do.
+class IncompatibleError(BilevelError, ValueError):
+    """Two parts that do not work together; the message says what is needed and which parts are suitable.
 
     Examples
     --------
     >>> import bilevel, torch
     >>> problem = bilevel.Problem(lambda x, y: y.sum(), lambda x, y: (y - x).square().sum(), bilevel.sets.L2Ball(1.0))
-    >>> bilevel.minimize(problem, torch.zeros(2), torch.zeros(2), solver=bilevel.SIGD())
+    >>> bilevel.minimize(problem, torch.zeros(2), torch.zeros(2), solver=bilevel.solvers.SIGD())
     Traceback (most recent call last):
-    bilevel.errors.Incompatible: SIGD cannot use set L2Ball(radius=1, center=0): ...
+    bilevel.errors.IncompatibleError: SIGD cannot use set L2Ball(radius=1, center=0): ...
     """
 
 
-class NotConverged(BilevelError, RuntimeError):
+class NotConvergedError(BilevelError, RuntimeError):
     """An iteration or a solver stopped short of its tolerance; the message gives the residual and the remedy.
 
     Examples
     --------
-    >>> raise NotConverged("residual 1e-3 after 100 steps, 1e-6 was asked for: raise max_steps")
+    >>> raise NotConvergedError("residual 1e-3 after 100 steps, 1e-6 was asked for: raise max_steps")
     Traceback (most recent call last):
-    bilevel.errors.NotConverged: residual 1e-3 after 100 steps, 1e-6 was asked for: raise max_steps
+    bilevel.errors.NotConvergedError: residual 1e-3 after 100 steps, 1e-6 was asked for: raise max_steps
     """
 
 
-class MissingExtra(BilevelError, ImportError):
+class MissingExtraError(BilevelError, ImportError):
     """An optional dependency is absent; the message gives the pip line that installs it.
 
     Parameters
@@ -104,33 +104,106 @@ class MissingExtra(BilevelError, ImportError):
 
     Examples
     --------
-    >>> raise MissingExtra("The command line", "apps")
+    >>> raise MissingExtraError("The command line", "apps")
     Traceback (most recent call last):
-    bilevel.errors.MissingExtra: The command line needs an optional part of bilevel: pip install 'bilevel[apps]'
+    bilevel.errors.MissingExtraError: The command line needs an optional part of bilevel: pip install 'bilevel[apps]'
     """
 
     def __init__(self, what: str, extra: str) -> None:
         super().__init__(f"{what} needs an optional part of bilevel: pip install 'bilevel[{extra}]'")
+        self._arguments = what, extra
+
+    def __reduce__(self) -> tuple[type, tuple[str, str]]:  # a worker sends it to its driver
+        return type(self), self._arguments
 
 
-def meant(name: str, known: Iterable[str]) -> str:
-    """A question for a message, where a known name is much like this one.
+class OutputExistsError(InvalidInputError, FileExistsError):
+    """A file exists and may not be replaced."""
+
+
+class MissingFileError(InvalidInputError, FileNotFoundError):
+    """A file or folder does not exist."""
+
+
+class CorruptFileError(InvalidInputError):
+    """The bytes of a file are not those that were written."""
+
+
+class WriteError(BilevelError, OSError):
+    """A file could not be written, for example because the disk is full; an existing file is unchanged."""
+
+
+class RankError(BilevelError, RuntimeError):
+    """A rank failed, or the ranks are inconsistent; every rank raises it, with the cause.
 
     Examples
     --------
-    >>> meant("diagnose", ["diagnosis", "age"]), meant("x", ["diagnosis"])
+    >>> raise RankError("rank 1, reading its rows: there is no file rows-1.parquet")
+    Traceback (most recent call last):
+    bilevel.errors.RankError: rank 1, reading its rows: there is no file rows-1.parquet
+    """
+
+
+class RankConnectionError(RankError, ConnectionError):
+    """The ranks did not find each other within the time-out.
+
+    Examples
+    --------
+    >>> issubclass(RankConnectionError, ConnectionError)
+    True
+    """
+
+
+class LowerLevelWarning(UserWarning):
+    """The lower level was not solved to the tolerance asked for."""
+
+
+class LinearSystemWarning(UserWarning):
+    """The linear system of a hypergradient was not solved, for example because the lower level is flat."""
+
+
+class PrecisionWarning(UserWarning):
+    """A finite difference that the dtype cannot resolve."""
+
+
+class AdaptivityWarning(UserWarning):
+    """Elementwise steps with a projection that does not act entry by entry: fixed points are not solutions."""
+
+
+class CheckpointWarning(UserWarning):
+    """A checkpoint could not be written, or was damaged and the previous one is used."""
+
+
+class ObserverWarning(UserWarning):
+    """An observer could not write; the run continues without it."""
+
+
+class LabelWarning(UserWarning):
+    """A class loses all its rows, or is never predicted."""
+
+
+class TrustWarning(UserWarning):
+    """No trusted rows were given, so some rows are trusted unchecked."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """A suggestion for a message, if a known name is similar.
+
+    Examples
+    --------
+    >>> did_you_mean("diagnose", ["diagnosis", "age"]), did_you_mean("x", ["diagnosis"])
     (" Did you mean 'diagnosis'?", '')
     """
     near = difflib.get_close_matches(name, list(known), 1)
     return f" Did you mean {near[0]!r}?" if near else ""
 
 
-def shown(text: str) -> str:
-    """A text for a terminal: control characters, which names and cells of strangers may hold, are shown, not obeyed.
+def escape_control_chars(text: str) -> str:
+    """A text for a terminal, with control characters (which untrusted names and cells may contain) escaped.
 
     Examples
     --------
-    >>> shown("column 'a\\x1b[2Jb' is\\nempty").splitlines()
+    >>> escape_control_chars("column 'a\\x1b[2Jb' is\\nempty").splitlines()
     ["column 'a\\\\x1b[2Jb' is", 'empty']
     """
     return "".join(sign if sign.isprintable() or sign == "\n" else repr(sign)[1:-1] for sign in text)

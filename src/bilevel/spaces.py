@@ -1,17 +1,22 @@
 """The vector spaces of x and y: the only place where solvers reduce, combine and draw vectors.
 
 A vector is a tensor or a dictionary of tensors (a module's parameters). A `Space` knows how many trailing
-dimensions make one factor of a product set, so that step sizes can be one scalar per factor.
+dimensions make one factor of a product set, so that step sizes can be one scalar per factor, and which tensors are
+divided among ranks, so that sums over their entries are sums over ranks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from .errors import IncompatibleError
+from .ranks import Ranks
 
 Vector = Tensor | dict[str, Tensor]
 """A point of the upper or lower space: one tensor, or tensors by name."""
@@ -37,28 +42,56 @@ def like(tree: Vector, tensors: list[Tensor] | tuple[Tensor, ...]) -> Vector:
     return dict(zip(tree, tensors, strict=True)) if isinstance(tree, dict) else tensors[0]
 
 
+def in_order(tree: Vector, vector: Vector) -> Vector:
+    """The vector with its entries in the order of the names of `tree`."""
+    return {name: vector[name] for name in tree} if isinstance(tree, dict) else vector  # type: ignore[index]
+
+
+def all_finite(tensors: Sequence[Tensor]) -> bool:
+    """Whether no entry is NaN or infinite."""
+    total: Any = 0.0
+    for u in tensors:
+        total = total + (u.sum() if u.ndim else u)
+    # A sum is finite only where all entries are; where the sum of finite entries overflows they are looked at.
+    return math.isfinite(total) or all(bool(torch.isfinite(u).all()) for u in tensors)
+
+
 @dataclass(frozen=True)
 class Space:
     """The Euclidean space of a tensor or of a dictionary of tensors.
+
+    Numbers about all entries (dot, norm, mean_square, size, is_finite) are the same bits on every rank.
 
     Parameters
     ----------
     event_ndim
         How many trailing dimensions of a tensor form one factor (see `mean_square`); a dictionary gives one
         number per name, None takes each tensor as one factor.
+    ranks
+        The processes of the run.
+    divided
+        Whether each rank holds its own rows (the first dimension) of the tensors, instead of all of them; a tuple has
+        the names of the entries that are divided where a vector is a dictionary.
     """
 
     event_ndim: int | dict[str, int] | None = None
+    ranks: Ranks = field(default_factory=Ranks, compare=False)
+    divided: bool | tuple[str, ...] = False
+    _is_divided: bool = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_is_divided", bool(self.divided) and self.ranks.size > 1)
 
     def dot(self, a: Vector, b: Vector) -> Tensor:
         """<a, b>, a 0-dimensional tensor."""
-        return sum((u * v).sum() for u, v in zip(leaves(a), leaves(b), strict=True))  # type: ignore[return-value]
+        if not (self._is_divided or isinstance(a, dict)):
+            return (a * b).sum()  # type: ignore[operator]
+        return self._total(a, [(u * v).sum() for u, v in zip(leaves(a), leaves(in_order(a, b)), strict=True)])
 
     def dots(self, stack: Vector, v: Vector) -> Tensor:
         """<stack_i, v> for each of the vectors stacked along a first dimension."""
-        return sum(  # type: ignore[return-value]
-            u.flatten(1) @ w.reshape(-1) for u, w in zip(leaves(stack), leaves(v), strict=True)
-        )
+        rows = leaves(in_order(v, stack))
+        return self._total(v, [u.flatten(1) @ w.reshape(-1) for u, w in zip(rows, leaves(v), strict=True)])
 
     def norm(self, a: Vector) -> Tensor:
         """|a|, a 0-dimensional tensor."""
@@ -66,15 +99,21 @@ class Space:
 
     def mean_square(self, a: Vector) -> Any:
         """The mean of a_i^2 over each factor, in a shape that broadcasts against `a`."""
-        return tree_map(_factor_mean_square, a, self.event_ndim)
+        if not (self._is_divided or isinstance(a, dict)):
+            return _factor_mean_square(a, self.event_ndim)  # type: ignore[arg-type]
+        if not self._is_divided:
+            return tree_map(_factor_mean_square, a, self.event_ndim)
+        sums = [torch.stack([u.square().sum(), u.new_tensor(u.numel())]) for u in leaves(a)]
+        means = like(a, [square / size for square, size in self._by_tensor(a, sums)])
+        return tree_map(_factor_mean_square, a, self.event_ndim, means)
 
     def size(self, a: Vector) -> int:
         """The dimension of the space."""
-        return sum(u.numel() for u in leaves(a))
+        return int(self._total(a, [u.numel() for u in leaves(a)]))
 
     def is_finite(self, a: Vector) -> bool:
         """Whether no entry is NaN or infinite."""
-        return all(bool(torch.isfinite(u).all()) for u in leaves(a))
+        return not bool(self._total(a, [(~torch.isfinite(u)).sum() for u in leaves(a)]))
 
     def zeros_like(self, a: Vector) -> Vector:
         """The origin."""
@@ -82,18 +121,27 @@ class Space:
 
     def add(self, a: Vector, b: Vector, scale: Any = 1.0) -> Vector:
         """a + scale * b, with one scale for all or one per factor."""
+        if not isinstance(a, dict):
+            return a + scale * b
         return tree_map(lambda u, v, s: u + s * v, a, b, scale)
 
     def scaled(self, a: Vector, scale: Any) -> Vector:
         """scale * a."""
-        return tree_map(lambda u, s: s * u, a, scale)
+        return tree_map(lambda u, s: s * u, a, scale) if isinstance(a, dict) else scale * a
 
     def lerp(self, a: Vector, b: Vector, weight: float) -> Vector:
         """(1 - weight) a + weight b, exactly b at weight 1."""
+        if not isinstance(a, dict):
+            return torch.lerp(a, b, weight)  # type: ignore[arg-type]
         return tree_map(lambda u, v: torch.lerp(u, v, weight), a, b)
 
     def ravel(self, a: Vector) -> Tensor:
-        """All entries as one flat tensor."""
+        """All entries as one flat tensor, where this rank has them all."""
+        if self._is_divided:
+            raise IncompatibleError(
+                f"this method needs all entries as one vector, but they are divided among {self.ranks.size} ranks: "
+                "use it in one process, on a sample of the rows"
+            )
         return torch.cat([u.reshape(-1) for u in leaves(a)])
 
     def unravel(self, flat: Tensor, template: Vector) -> Vector:
@@ -104,17 +152,20 @@ class Space:
 
     def random_like(self, a: Vector, generator: torch.Generator, count: int | None = None) -> Vector:
         """Independent standard normal entries; `count` adds one leading dimension of that many draws."""
-        lead = () if count is None else (count,)
-        return tree_map(
-            lambda u: torch.randn((*lead, *u.shape), generator=generator, dtype=u.dtype, device=u.device), a
-        )
+        lead, sources = () if count is None else (count,), [generator] * len(leaves(a))
+        if self._is_divided:  # the same draws of what is whole, and other ones on each rank of what is divided
+            seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
+            own = torch.Generator(generator.device).manual_seed(seed + self.ranks.rank)
+            sources = [own if divided else generator for divided in self.flags(a)]
+        drawn = zip(leaves(a), sources, strict=True)
+        return like(a, [torch.randn((*lead, *u.shape), generator=g, dtype=u.dtype, device=u.device) for u, g in drawn])
 
     def sphere(self, a: Vector, generator: torch.Generator, count: int | None = None) -> Vector:
         """Points uniform on the unit sphere of the whole space."""
         draws = self.random_like(a, generator, count)
         lead = 0 if count is None else 1
-        square = sum(u.square().flatten(lead).sum(-1) for u in leaves(draws))
-        return tree_map(lambda u: u / _pad(square.sqrt(), u.ndim), draws)  # type: ignore[union-attr]
+        square = self._total(a, [u.square().flatten(lead).sum(-1) for u in leaves(draws)])
+        return tree_map(lambda u: u / _pad(square.sqrt(), u.ndim), draws)
 
     def ball(self, a: Vector, generator: torch.Generator) -> Vector:
         """A point uniform in the unit ball of the whole space: U^(1/d) times a point of the sphere."""
@@ -123,10 +174,43 @@ class Space:
         uniform = torch.rand((), generator=generator, dtype=torch.float64, device=first.device)
         return self.scaled(direction, float(uniform) ** (1.0 / self.size(a)))
 
+    def flags(self, a: Vector) -> list[bool]:
+        """For each tensor of `a`, whether it is divided."""
+        if isinstance(a, dict) and isinstance(self.divided, tuple):
+            return [name in self.divided for name in a]
+        return [bool(self.divided)] * len(leaves(a))
 
-def _factor_mean_square(u: Tensor, event_ndim: int | None) -> Tensor:
+    def map_divided(self, move: Callable[..., Any], a: Vector, *others: Vector) -> Vector:
+        """`a` with `move` applied to each tensor that is divided, and to those of `others` beside it."""
+        if not self._is_divided:
+            return a
+        parts = zip(self.flags(a), *map(leaves, (a, *others)), strict=True)
+        return like(a, [move(u, *beside) if divided and u.ndim else u for divided, u, *beside in parts])
+
+    def _total(self, a: Vector, numbers: Sequence[Any]) -> Any:
+        """The sum of numbers of each tensor of `a`, over all ranks where the tensor is divided."""
+        return self._by_tensor(a, numbers).sum(0) if self._is_divided else sum(numbers)
+
+    def _by_tensor(self, a: Vector, numbers: Sequence[Any]) -> Tensor:
+        """Numbers of each tensor of `a`, summed over the ranks where the tensor is divided, in one exchange."""
+        given = zip(self.flags(a), map(torch.as_tensor, numbers), strict=True)
+        counted = [n if divided or self.ranks.rank == 0 else torch.zeros_like(n) for divided, n in given]
+        return self.ranks.sum(torch.stack(counted))
+
+
+def sum_whole(tensors: list[Tensor], divided: list[bool], ranks: Ranks) -> list[Tensor]:
+    """The sums over ranks of the tensors that are not divided, in one exchange; the others as they are."""
+    whole = [u for u, own in zip(tensors, divided, strict=True) if not own]
+    if ranks.size == 1 or not whole:
+        return tensors
+    flat = ranks.sum(torch.cat([u.reshape(-1) for u in whole]))
+    sums = iter(flat.split([u.numel() for u in whole]))
+    return [u if own else next(sums).reshape(u.shape).to(u.dtype) for u, own in zip(tensors, divided, strict=True)]
+
+
+def _factor_mean_square(u: Tensor, event_ndim: int | None, over_ranks: Tensor | None = None) -> Tensor:
     if event_ndim is None or event_ndim >= u.ndim:
-        return u.square().mean()
+        return u.square().mean() if over_ranks is None else over_ranks
     if event_ndim == 0:
         return u.square()
     return u.square().mean(dim=tuple(range(-event_ndim, 0)), keepdim=True)

@@ -12,9 +12,11 @@ from numbers import Integral
 
 import torch
 
-from .errors import InvalidInput, InvalidType
+from ._storable import storable
+from .errors import InvalidInputError, InvalidTypeError
 
 
+@storable
 @dataclass(frozen=True, kw_only=True)
 class Seeds:
     """One seed per source of randomness.
@@ -34,7 +36,7 @@ class Seeds:
 
     Examples
     --------
-    >>> Seeds.of(3)
+    >>> Seeds.from_seed(3)
     Seeds(data=3, smoothing=3, truncation=3, output=3, curvature=3)
     """
 
@@ -45,14 +47,14 @@ class Seeds:
     curvature: int = 0
 
     @classmethod
-    def of(cls, seed: int | Seeds) -> Seeds:
+    def from_seed(cls, seed: int | Seeds) -> Seeds:
         """The same seed for all sources, or the given ones."""
         if isinstance(seed, Seeds):
             return seed
         if isinstance(seed, bool) or not isinstance(seed, Integral):
-            raise InvalidType(f"seed must be an integer or bilevel.Seeds(...), got {seed!r}")
+            raise InvalidTypeError(f"seed must be an integer or bilevel.Seeds(...), got {seed!r}")
         if seed < 0:
-            raise InvalidInput(f"seed must be non-negative, got {seed}")
+            raise InvalidInputError(f"seed must be non-negative, got {seed}")
         seed = int(seed)
         return cls(data=seed, smoothing=seed, truncation=seed, output=seed, curvature=seed)
 
@@ -63,7 +65,7 @@ def plain_generator(seed: int) -> torch.Generator:
 
 
 @dataclass(frozen=True)
-class Noise:
+class RandomStreams:
     """All the randomness of one step."""
 
     seeds: Seeds = Seeds()

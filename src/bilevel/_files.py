@@ -14,39 +14,35 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
-import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
-from torch import Tensor
 
 from ._version import __version__
-from .errors import BilevelError, InvalidInput
+from .errors import (
+    BilevelError,
+    CorruptFileError,
+    InvalidInputError,
+    MissingFileError,
+    OutputExistsError,
+    WriteError,
+)
+
+if TYPE_CHECKING:  # `bilevel status` and the workers of a sweep start without torch
+    import torch
+    from torch import Tensor
 
 LARGEST_HEADER = 100_000_000  # of the safetensors format
+OLD_FORMATS = ("bilevel.Solution", "bilevel.Journal", "bilevel.MetaLearner")
+SENSELESS = (ValueError, LookupError, TypeError, AttributeError, RuntimeError, ArithmeticError, AssertionError)
+"""What Python and torch raise when the content of a file has other types, shapes or names than it should."""
 _UNSIGNED = "0" * 64
 _DIGEST = re.compile(rb'"sha256":"([0-9a-f]{64})"')  # quotes inside the document are escaped: it cannot match there
 
 Content = TypeVar("Content")
-
-
-class FileExists(InvalidInput, FileExistsError):
-    """A file is in the way and may not be replaced."""
-
-
-class FileMissing(InvalidInput, FileNotFoundError):
-    """A file or folder that was named is not there."""
-
-
-class Damaged(InvalidInput):
-    """The bytes of a file are not those that were written."""
-
-
-class NotWritten(BilevelError, OSError):
-    """A file could not be written, for example since the disk is full; what was there before is still there."""
 
 
 # --- documents --------------------------------------------------------------------------------------------------------
@@ -82,10 +78,12 @@ def document_writer(
     """
     text = json.dumps({**document, "bilevel": __version__}, allow_nan=False, separators=(",", ":"))
     if len(text) > LARGEST_HEADER // 2:
-        raise InvalidInput(too_long)
+        raise InvalidInputError(too_long)
     metadata = {"format": "pt", "bilevel": text, "sha256": _UNSIGNED}
 
     def write(temporary: Path) -> None:
+        from safetensors.torch import save_file
+
         try:
             save_file(tensors, temporary, metadata=metadata)
         except SafetensorError as error:  # its word for what the system calls an OSError
@@ -113,7 +111,7 @@ def load_document(
     path
         The file.
     decode
-        Called with the document and the tensors; whatever it finds wrong with them is an error of ours.
+        Called with the document and the tensors; errors it raises become errors of the library.
     format, version
         What the document must say it is; `decode` is also given documents of the versions before.
     what
@@ -123,29 +121,34 @@ def load_document(
     """
     try:
         if path.exists() and not path.is_file():  # a folder, or a device or pipe, which need not end
-            raise InvalidInput("this is not a regular file")
+            raise InvalidInputError("this is not a regular file")
         _verify(path, what)
         with safe_open(path, framework="pt") as file:  # type: ignore[no-untyped-call]
             text = (file.metadata() or {}).get("bilevel", "")
             # clone: memory of our own, aligned as torch aligns it, instead of pages of the file.
             stored = {name: file.get_tensor(name).clone().to(device) for name in file.keys()}  # noqa: SIM118
+        for name, tensor in stored.items():
+            if tensor.is_complex() or (tensor.dtype.itemsize == 1 and tensor.is_floating_point()):
+                raise InvalidInputError(f"the tensor {name!r} is of type {tensor.dtype}, which no file of ours holds")
         return decode(_checked_format(json.loads(text), format, version), stored)
-    except InvalidInput as error:
+    except InvalidInputError as error:
         raise type(error)(f"{path}: {error}") from None
     except FileNotFoundError:
-        raise FileMissing(f"{path}: there is no such file") from None
+        raise MissingFileError(f"{path}: there is no such file") from None
     except OSError as error:
-        kind = Damaged if error.errno == errno.EIO else InvalidInput
+        kind = CorruptFileError if error.errno == errno.EIO else InvalidInputError
         raise kind(f"{path}: the file cannot be read ({error.strerror})") from None
-    except (SafetensorError, ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError) as error:
-        raise InvalidInput(f"{path}: this is not {what} saved by bilevel ({error})") from error
+    except (SafetensorError, *SENSELESS) as error:
+        raise InvalidInputError(f"{path}: this is not {what} saved by bilevel ({str(error)[:200]})") from error
 
 
 def _checked_format(document: Any, format: str, version: int) -> dict[str, Any]:
+    if isinstance(document, dict) and document.get("format") in OLD_FORMATS and document["format"] != format:
+        raise InvalidInputError("the file was written by version 0.1 and cannot be read: start the run anew")
     if not isinstance(document, dict) or document.get("format") != format:
-        raise InvalidInput(f"this file holds no {format}")
+        raise InvalidInputError(f"this file holds no {format}")
     if document.get("version") not in range(1, version + 1):
-        raise InvalidInput(
+        raise InvalidInputError(
             f"the file has format version {document.get('version')} (bilevel {document.get('bilevel')}), this is "
             f"bilevel {__version__} which reads versions up to {version}: upgrade bilevel"
         )
@@ -168,16 +171,16 @@ def _verify(path: Path, what: str) -> None:
         header = _read_header(file, path.stat().st_size)
         found = _DIGEST.findall(header)
         if len(found) != 1:
-            raise Damaged(f"this is not {what} saved by bilevel (no checksum)")
+            raise CorruptFileError(f"this is not {what} saved by bilevel (no checksum)")
         if _digest(file, _DIGEST.sub(b'"sha256":"' + _UNSIGNED.encode() + b'"', header)) != found[0].decode():
-            raise Damaged("the file is damaged or incomplete (its checksum does not fit): use an older copy")
+            raise CorruptFileError("the file is damaged or incomplete (its checksum does not fit): use an older copy")
 
 
 def is_intact(path: Path) -> bool:
     """Whether every byte of a document is as it was written."""
     try:
         _verify(path, "a document")
-    except (InvalidInput, OSError):
+    except (InvalidInputError, OSError):
         return False
     return True
 
@@ -186,21 +189,16 @@ def _read_header(file: BinaryIO, size: int) -> bytes:
     """The safetensors header; its length is held against the size of the file before any memory is asked for."""
     length = int.from_bytes(file.read(8), "little")
     if size < 8 or length > min(size - 8, LARGEST_HEADER):
-        raise Damaged(f"this is not a safetensors file, or it is cut off ({size} bytes)")
+        raise CorruptFileError(f"this is not a safetensors file, or it is cut off ({size} bytes)")
     return file.read(length)
 
 
 def _digest(file: BinaryIO, header: bytes) -> str:
     """SHA-256 of the length, the given header and the rest of the file, of which the header has been read."""
     digest = hashlib.sha256(len(header).to_bytes(8, "little") + header)
-    for block in _blocks(file):
+    for block in iter(partial(file.read, 1 << 20), b""):
         digest.update(block)
     return digest.hexdigest()
-
-
-def _blocks(file: BinaryIO) -> Iterator[bytes]:
-    while block := file.read(1 << 20):
-        yield block
 
 
 # --- any file ---------------------------------------------------------------------------------------------------------
@@ -209,7 +207,7 @@ def _blocks(file: BinaryIO) -> Iterator[bytes]:
 def write_atomically(
     path: Path, write: Callable[[Path], Any], *, overwrite: bool = False, previous: Path | None = None
 ) -> Path:
-    """Make `path` with the content that `write` gives a temporary file beside it: complete, or not at all.
+    """Write `path` atomically: `write` fills a temporary file next to it, which is then renamed.
 
     Parameters
     ----------
@@ -218,7 +216,7 @@ def write_atomically(
     write
         Called with the path of the temporary file.
     overwrite
-        Replace an existing file; `FileExists` otherwise, also when the file appears meanwhile.
+        Replace an existing file; `OutputExistsError` otherwise, also when the file appears meanwhile.
     previous
         Keep what `path` was under this name, in the same folder.
     """
@@ -240,11 +238,13 @@ def write_together(
     for path in writers:
         check_writable(path, overwrite=overwrite)
     targets = {path: path.resolve() for path in writers}  # a symbolic link stays one
-    temporaries = {path: _temporary(target) for path, target in targets.items()}
+    folders = {path: _temporary(target) for path, target in targets.items()}
+    temporaries = {path: folder / "content" for path, folder in folders.items()}
     seconds: dict[Path, Path] = {}  # of the files that are kept
     path = next(iter(writers), Path())
     try:
         for path, write in writers.items():
+            folders[path].mkdir(mode=0o700)  # of our own: safetensors has temporary files beside the one it writes
             temporaries[path].touch()
             mode = temporaries[path].stat().st_mode  # what the user's settings give new files; safetensors has its own
             write(temporaries[path])
@@ -263,12 +263,14 @@ def write_together(
     except BilevelError:
         raise
     except OSError as error:
-        raise NotWritten(f"{path} could not be written ({error.strerror or error}), and nothing was changed") from error
+        raise WriteError(f"{path} could not be written ({error.strerror or error}), and nothing was changed") from error
     finally:
-        for temporary in (*temporaries.values(), *seconds.values()):
-            temporary.unlink(missing_ok=True)
+        for folder in folders.values():
+            shutil.rmtree(folder, ignore_errors=True)
+        for second in seconds.values():
+            second.unlink(missing_ok=True)
     for folder in {target.parent for target in targets.values()}:
-        _flush_folder(folder)
+        flush_folder(folder)
 
 
 def _temporary(target: Path) -> Path:
@@ -276,12 +278,16 @@ def _temporary(target: Path) -> Path:
 
 
 def remove_temporaries(path: Path) -> None:
-    """Delete what a program that was killed while it wrote `path` left beside it."""
+    """Delete temporary files of a program that was killed while it wrote `path`."""
     target = path.resolve()
     ours = re.compile(re.escape(f".{target.name}.") + r"[0-9a-f]{16}\.tmp")
-    for file in target.parent.iterdir():
-        if ours.fullmatch(file.name):
-            file.unlink(missing_ok=True)
+    for left in target.parent.iterdir():
+        if not ours.fullmatch(left.name):
+            continue
+        if left.is_dir():
+            shutil.rmtree(left, ignore_errors=True)
+        else:
+            left.unlink(missing_ok=True)
 
 
 def _give_second_name(target: Path, second: Path) -> None:
@@ -302,21 +308,27 @@ def check_name(path: Path) -> None:
         path.resolve().stat()
     except FileNotFoundError:
         return
-    except (OSError, ValueError) as error:
-        raise InvalidInput(f"{str(path)!r} cannot be the name of a file ({error}): choose another") from None
+    except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: links in a circle, before Python 3.13
+        reason = getattr(error, "strerror", None) or error
+        raise InvalidInputError(f"{str(path)[:80]!r} cannot be the name of a file ({reason}): choose another") from None
 
 
 def check_writable(path: Path, *, overwrite: bool = False) -> None:
     """Refuse, before any work is done, a path that could not be written at its end."""
     check_name(path)
     if path.is_dir():
-        raise InvalidInput(f"{path} is a folder: name a file in it, for example {path / 'solution.safetensors'}")
+        raise InvalidInputError(f"{path} is a folder: name a file in it, for example {path / 'solution.safetensors'}")
     if not path.resolve().parent.is_dir():
-        raise FileMissing(f"the folder {path.resolve().parent} does not exist: create it first")
+        raise MissingFileError(f"the folder {path.resolve().parent} does not exist: create it first")
     if not os.access(path.resolve().parent, os.W_OK):
-        raise InvalidInput(f"the folder {path.resolve().parent} may not be written to: choose another place for {path}")
+        raise InvalidInputError(
+            f"the folder {path.resolve().parent} may not be written to: choose another place for {path}"
+        )
     if path.exists() and not overwrite:
-        raise FileExists(f"{path} exists and was left as it is: choose another name, or pass overwrite=True")
+        raise OutputExistsError(
+            f"{path} exists and was left as it is: choose another name, or replace it by "
+            "overwrite=True (on the command line: --force)"
+        )
 
 
 def _rename_all(temporaries: Mapping[Path, Path], targets: Mapping[Path, Path], overwrite: bool) -> None:
@@ -326,9 +338,9 @@ def _rename_all(temporaries: Mapping[Path, Path], targets: Mapping[Path, Path], 
             _rename(temporaries[path], target, overwrite)
         except OSError as error:
             told = f"written before it: {', '.join(written)}" if written else "nothing was written"
-            if isinstance(error, InvalidInput):
+            if isinstance(error, InvalidInputError):
                 raise type(error)(f"{error}; {told}") from None
-            raise InvalidInput(f"{target} cannot be written ({error.strerror or error}); {told}") from None
+            raise InvalidInputError(f"{target} cannot be written ({error.strerror or error}); {told}") from None
         written.append(str(path))
 
 
@@ -339,13 +351,13 @@ def _rename(temporary: Path, target: Path, overwrite: bool) -> None:
     try:
         os.link(temporary, target)  # unlike a rename, fails when the target exists
     except FileExistsError:
-        raise FileExists(f"{target} appeared while it was being written, and was left as it is") from None
+        raise OutputExistsError(f"{target} appeared while it was being written, and was left as it is") from None
     except OSError:  # a file system without hard links
         check_writable(target)
         os.replace(temporary, target)
 
 
-def _flush_folder(folder: Path) -> None:
+def flush_folder(folder: Path) -> None:
     """Make the new name itself survive a power cut, where the system can."""
     with contextlib.suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)

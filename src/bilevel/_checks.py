@@ -1,0 +1,330 @@
+"""Checks of what users pass in, made before the first iteration; each error names argument, value and remedy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from numbers import Integral, Real
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from .errors import BilevelError, IncompatibleError, InvalidInputError, InvalidTypeError
+from .linearization import AutogradLinearization, Linearization
+from .problem import Problem
+from .sets.base import ConvexSet, check_holds_values
+from .sets.from_projection import ProjectionSet
+from .spaces import Vector, all_finite, leaves, tree_map
+
+CALL_ERRORS = (RuntimeError, TypeError, IndexError, AttributeError, KeyError)
+"""What a user's function raises when it is given what it does not expect."""
+
+
+def check_vector(name: str, value: Any) -> Vector:
+    """A non-empty, finite, floating-point tensor, or a dictionary of such tensors."""
+    if isinstance(value, Mapping):
+        if not value:
+            raise InvalidInputError(f"{name} is an empty dictionary: give at least one tensor")
+        return {str(key): _check_tensor(f"{name}[{key!r}]", entry) for key, entry in value.items()}
+    return _check_tensor(name, value)
+
+
+def _check_tensor(name: str, value: Any) -> Tensor:
+    if value is None:
+        raise InvalidTypeError(f"{name} is missing (NoneType): pass a tensor or a dictionary of tensors")
+    if not isinstance(value, Tensor):
+        raise InvalidTypeError(
+            f"{name} must be a torch tensor or a dictionary of tensors, got {type(value).__name__}: "
+            f"use torch.as_tensor({name})"
+        )
+    check_holds_values(name, value)
+    if not value.is_floating_point():
+        raise InvalidTypeError(f"{name} has dtype {value.dtype}: convert it, for example {name}.double()")
+    if value.numel() == 0:
+        raise InvalidInputError(f"{name} is empty (shape {tuple(value.shape)}): give at least one entry")
+    finite = torch.isfinite(value.detach())
+    if not bool(finite.all()):
+        bad = (~finite).nonzero()[0].tolist()
+        raise InvalidInputError(
+            f"{name} has {int((~finite).sum())} NaN or infinite entries, the first at index {bad}: "
+            "replace them before optimising"
+        )
+    return value
+
+
+def check_lower_start(problem: Problem, constraint: ConvexSet, y0: Vector | None) -> Vector:
+    """A starting point for y: `y0` or the problem's own, detached, of the kind the set takes."""
+    if y0 is None:
+        y0 = problem.y0
+    if y0 is None:
+        raise InvalidInputError("y0 is missing: pass y0=..., or give the problem one with Problem(..., y0=...)")
+    y0 = check_vector("y0", y0)
+    named = isinstance(constraint.event_ndim, dict)
+    free = type(constraint).__name__ == "FreeSpace"
+    if isinstance(y0, Mapping) and not named and not free:
+        raise IncompatibleError(
+            f"y0 is a dictionary with entries {sorted(y0)} but {constraint!r} takes one tensor: "
+            "use bilevel.sets.ProductSet({name: set, ...})"
+        )
+    if named and not isinstance(y0, Mapping):
+        raise IncompatibleError(f"y0 is a tensor but {constraint!r} takes a dictionary of tensors")
+    return tree_map(lambda u: u.detach().clone(), y0)
+
+
+def check_feasible(name: str, constraint: ConvexSet, point: Vector) -> None:
+    """The point lies in the set."""
+    try:
+        member = constraint.contains(point)
+    except (InvalidInputError, InvalidTypeError, RuntimeError, AttributeError) as error:  # the last two: users' sets
+        raise InvalidInputError(f"{name} does not fit {constraint!r}: {error}") from error
+    if not member:
+        raise InvalidInputError(
+            f"{name} is not in {constraint!r}: {member.reason}. Start from its projection, constraint.project({name})"
+        )
+
+
+def check_start(problem: Problem, x0: Any, y0: Any) -> tuple[Vector, Vector]:
+    """The starting point of a run: everything that can be seen to be wrong before the first step."""
+    x0 = problem.x0 if x0 is None else x0
+    if x0 is None:
+        raise InvalidTypeError(
+            "x0 is missing (NoneType): pass x0=..., or give the problem one with Problem(..., x0=...)"
+        )
+    x = tree_map(lambda u: u.detach().clone(), check_vector("x0", x0))
+    check_feasible("x0", problem.upper_constraint, x)
+    constraint = problem.constraint_at(x)
+    y = check_lower_start(problem, constraint, y0)
+    check_feasible("y0", constraint, y)
+    _check_shape(constraint, y)
+    if problem.moving:
+        _check_moving(problem, x)
+    _check_sampler(problem, x, y)
+    _check_functions(check_calls(problem, x, y, "x0, y0"))
+    return x, y
+
+
+def check_fits(problem: Problem, x: Vector, y: Vector) -> None:
+    """A point of an earlier run belongs to this problem: its functions take it, and y lies in its set."""
+    check_feasible("y", problem.constraint_at(x), y)
+    check_calls(problem, x, y)
+
+
+def check_calls(problem: Problem, x: Vector, y: Vector, point: str = "x, y") -> Linearization:
+    """f and g can be called at (x, y), whatever their values; the linearisation there."""
+    lin = problem.linearize(x, y)
+    for name in ("upper", "lower"):
+        call_function(lin, name, point)
+    return lin
+
+
+def call_function(lin: Linearization, name: str, point: str) -> Tensor:
+    """f(x, y) if `name` is "upper", g(x, y) if it is "lower"; an error within them is explained."""
+    first, second = point.split(", ")
+    advice = (
+        f"{first} is {_describe(lin.x)} and {second} is {_describe(lin.y)}: do shapes, names and dtypes fit the data?"
+    )
+    if lin.problem.sampler is not None:
+        advice += " With a sampler, batch=None asks for all the data."
+    before = [_versions(lin.x), _versions(lin.y)]
+    with _explained(f"{name}({point})", advice):
+        value = getattr(lin, f"{name}_value")
+    for argument, was, now in zip("xy", before, [_versions(lin.x), _versions(lin.y)], strict=True):
+        if was != now:
+            raise InvalidInputError(f"{name} changes {argument} in place: let it work on a copy, {argument}.clone()")
+    return value
+
+
+def _versions(tree: Vector) -> list[int]:
+    """How often each tensor was written to, as torch counts it."""
+    return [0 if u.is_inference() else u._version for u in leaves(tree)]
+
+
+@contextmanager
+def _explained(call: str, advice: str) -> Iterator[None]:
+    """Say which call of a user's function failed, and what to look at."""
+    try:
+        yield
+    except BilevelError:
+        raise
+    except CALL_ERRORS as error:
+        raise InvalidInputError(f"{call} failed with {type(error).__name__}: {error}. {advice}") from error
+
+
+def _check_sampler(problem: Problem, x: Vector, y: Vector) -> None:
+    """A batch can be drawn, and f and g take it as their third argument."""
+    if problem.sampler is None:
+        return
+    with _explained("sampler(generator)", "A sampler takes one torch.Generator and returns a batch"):
+        batch = problem.sampler(torch.Generator().manual_seed(0))
+    for name, call in (("upper", problem.call_upper), ("lower", problem.call_lower)):
+        third = f"With a sampler, {name} takes three arguments, the third a batch from the sampler or None"
+        with _explained(f"{name}(x0, y0, batch)", third):
+            call(x, y, batch)
+
+
+def _check_functions(lin: Linearization) -> None:
+    """f, g and their gradients are finite at the start, and depend on x and y."""
+    for name, value in (("upper", lin.upper_value), ("lower", lin.lower_value)):
+        if not bool(torch.isfinite(value)):
+            raise InvalidInputError(
+                f"{name}(x0, y0) is {float(value)}: check the data for NaN or infinite values, or start elsewhere"
+            )
+    if isinstance(lin, AutogradLinearization):
+        check_dependence(lin.depends(), moving=lin.problem.moving)
+    for level, variable in (("upper", "x"), ("upper", "y"), ("lower", "y")):
+        if not all_finite(leaves(getattr(lin, f"{level}_grad_{variable}"))):
+            gradient = f"the gradient of {level} in {variable}"
+            raise InvalidInputError(f"{gradient} is not finite at (x0, y0): is the function differentiable there?")
+
+
+def _describe(vector: Vector) -> str:
+    if isinstance(vector, dict):
+        return "{" + ", ".join(f"{name!r}: {_describe(entry)}" for name, entry in vector.items()) + "}"
+    return f"{vector.dtype} of shape {tuple(vector.shape)}"
+
+
+def _check_shape(constraint: ConvexSet, y: Vector) -> None:
+    """A parameter of shape (1,) means a batch of one, and would turn a vector into a batch."""
+    for point, nearest in zip(leaves(y), leaves(constraint.project(y)), strict=True):
+        if nearest.shape != point.shape:
+            raise InvalidInputError(
+                f"{constraint!r} projects y0 of shape {tuple(point.shape)} to shape {tuple(nearest.shape)}: "
+                "a parameter with dimensions is one value per batch element; for a single value use a 0-dimensional "
+                "tensor, as in x[0]"
+            )
+
+
+def _check_moving(problem: Problem, x: Vector) -> None:
+    """A set given as a function of x depends on x in a way that autograd can follow."""
+    point = tree_map(lambda u: u.detach().requires_grad_(), x)
+    with torch.enable_grad():
+        constraint = problem.constraint_at(point)
+    parameters = constraint.tensor_parameters()
+    if isinstance(constraint, ProjectionSet):
+        raise InvalidInputError(
+            f"constraint(x) gives {constraint!r}: how a function given to from_projection depends on x is not seen. "
+            "Use a set of bilevel.sets with parameters built from x, Translated or Scaled, or write your own set "
+            "with parameters"
+        )
+    if not any(value.requires_grad for value in parameters.values()):
+        raise InvalidInputError(
+            "constraint(x) does not depend on x (or its graph is cut: look for float(), item() or detach()): "
+            "pass the set itself, or build its parameters from x with torch operations"
+        )
+
+
+def check_problem(problem: Any) -> None:
+    """A `Problem`."""
+    if not isinstance(problem, Problem):
+        raise InvalidTypeError(f"problem must be a bilevel.Problem, got {type(problem).__name__}")
+
+
+def check_set_only(who: str, problem: Any) -> None:
+    """A `Problem` without function constraints: its lower level has a projection, and that a Jacobian."""
+    check_problem(problem)
+    if problem.inequality is not None:
+        raise IncompatibleError(
+            f"{who} cannot use function constraints (inequality=h): it needs the Jacobian of a projection. "
+            "Write h as a set of bilevel.sets; solve_lower and upper_value take h, without derivatives"
+        )
+
+
+def check_object(name: str, value: Any, example: str, *methods: str, or_none: bool = False) -> None:
+    """An object with these methods, not its class; or None where that is allowed."""
+    if value is None and or_none:
+        return
+    if isinstance(value, type) or not all(hasattr(value, method) for method in methods):
+        forgotten = f": did you forget the brackets, {value.__name__}()?" if isinstance(value, type) else ""
+        raise InvalidTypeError(f"{name} must be an object such as {example}, got {value!r}{forgotten}")
+
+
+def check_solver_object(solver: Any) -> None:
+    """A solver, "auto" or None."""
+    if isinstance(solver, str):
+        if solver != "auto":
+            raise InvalidInputError(f'solver={solver!r}: pass "auto", or a solver such as bilevel.DMLCBO()')
+        return
+    check_object("solver", solver, "bilevel.DMLCBO()", "init", "step", or_none=True)
+
+
+def check_method(method: Any) -> None:
+    """An estimator of hypergradients, or None."""
+    check_object("method", method, "bilevel.LinearSolve()", "estimate", or_none=True)
+
+
+def check_same_shape(y: Vector, start: Vector) -> None:
+    """Two points of one space."""
+    if _describe(tree_map(Tensor.double, y)) != _describe(tree_map(Tensor.double, start)):
+        raise InvalidInputError(
+            f"y is {_describe(y)}, and y0 of the problem {_describe(start)}: pass a y of that shape"
+        )
+
+
+def check_number(
+    name: str,
+    value: Any,
+    low: float = 0.0,
+    high: float = math.inf,
+    *,
+    closed: Literal["neither", "left", "right", "both"] = "neither",
+    or_auto: bool = False,
+    remedy: str = "",
+) -> Any:
+    """A number between low and high (positive, if they are not given), or "auto" where that is allowed.
+
+    `closed` says which ends belong to the interval; `remedy` ends the message. Numbers of NumPy become Python's.
+    """
+    if or_auto and isinstance(value, str) and value == "auto":
+        return value
+    left, right = closed in ("left", "both"), closed in ("right", "both")
+    number: Any = value if isinstance(value, Real) and not isinstance(value, bool) else math.nan
+    if not (low < number < high or (left and number == low) or (right and number == high)):
+        wanted = f"lie in {'[' if left else '('}{low:g}, {high:g}{']' if right else ')'}"
+        if (low, high) == (0, math.inf):
+            wanted = f"be a {'non-negative' if left else 'positive'} number"
+        auto = ' or "auto"' if or_auto else ""
+        raise InvalidInputError(f"{name} must {wanted}{auto}, got {value!r}{remedy}")
+    if isinstance(value, int) and value > 1 << 53:  # torch takes no larger integers beside tensors
+        size = f"{float(value):g}" if value < 1 << 1000 else "1e300, at most"
+        raise InvalidInputError(f"{name} = {str(value)[:40]} is a very large integer: write it as {size}")
+    return value if isinstance(value, int | float) else float(value)
+
+
+def check_count(name: str, value: Any, least: int = 1, *, remedy: str = "") -> int:
+    """An integer of at least 1 (or `least`); one beyond a billion is a mistake, and would never be reached."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
+        raise InvalidInputError(f"{name} must be an integer of at least {least}, got {value!r}{remedy}")
+    if int(value) > 1_000_000_000:
+        raise InvalidInputError(f"{name} must be at most a billion, got {value}")
+    return int(value)
+
+
+def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
+    """One of a few words."""
+    if value not in choices:
+        raise InvalidInputError(f"{name} must be one of {', '.join(repr(choice) for choice in choices)}, got {value!r}")
+
+
+def check_fields(settings: Any, *names: str, check: Callable[..., Any] = check_number, **options: Any) -> None:
+    """`check` each of these fields of a dataclass: positive numbers, unless another check or its options are given."""
+    for name in names:
+        object.__setattr__(settings, name, check(name, getattr(settings, name), **options))
+
+
+def check_dependence(depends: dict[str, bool], *, moving: bool = False) -> None:
+    """f and g depend on what a bilevel problem needs them to depend on."""
+    hint = "(or its graph is cut: look for detach(), item(), numpy() or torch.no_grad())"
+    if not depends["lower y"]:
+        raise InvalidInputError(f"lower does not depend on y {hint}: there is nothing to minimise over y")
+    if not depends["upper x"] and not depends["upper y"]:
+        raise InvalidInputError(f"upper depends neither on x nor on y {hint}: F is constant")
+    if not depends["upper y"]:
+        raise InvalidInputError(
+            f"upper does not depend on y {hint}: F(x) is then f(x) alone; minimise it with torch.optim"
+        )
+    if not (depends["upper x"] or depends["lower cross"] or moving):
+        raise InvalidInputError(
+            f"neither upper nor the gradient of lower in y depends on x {hint}: F does not depend on x"
+        )

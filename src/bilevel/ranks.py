@@ -1,0 +1,403 @@
+"""The processes of one run, called ranks: sums over all of them, and errors that every rank raises.
+
+A run over several processes is one program in each of them. Every exchange says what is asked: a rank that failed, or
+that asks for something else than the others, is an error on all ranks that names it, instead of a wait that never ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import hashlib
+import json
+import os
+import struct
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from datetime import timedelta
+from functools import reduce
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from . import errors
+from .errors import InvalidInputError, RankConnectionError, RankError
+
+TIMEOUT = 300.0
+"""Seconds that a rank waits for the others."""
+VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+"""What `torchrun` tells its processes."""
+ROOM, SHORT = 1 << 13, 1 << 16
+"""Bytes that travel with a question, and bytes of a tensor that is sent whole to every rank; longer ones are summed by
+`all_reduce`.
+"""
+RAISED_AS_THEY_ARE = ("NonFiniteError", "NotConvergedError", "EmptySetError")
+"""Errors that end a run with a status of its own: all ranks raise them as such, others as RankError."""
+_HEAD = struct.Struct("<96sI")  # the question, and how many bytes come with it
+_FAILED = "failed"
+_ALONE = contextlib.nullcontext()
+
+
+class Ranks:
+    """The ranks of a process group of torch.distributed, or a single process; `connect` returns those of `torchrun`.
+
+    Parameters
+    ----------
+    group
+        A process group with the backend gloo; None for a single process.
+
+    Attributes
+    ----------
+    rank, size
+        The number of this process, from 0, and how many there are.
+    device
+        The device for this rank: a GPU if each rank of the machine has its own, else the CPU.
+    rounds, bytes
+        The number of exchanges between the ranks, and of the bytes that this rank has sent.
+
+    Examples
+    --------
+    >>> alone = Ranks()
+    >>> alone.rank, alone.size, alone.sum(torch.ones(2))
+    (0, 1, tensor([1., 1.]))
+    """
+
+    def __init__(self, group: Any = None) -> None:
+        self._group = group
+        self.rank = 0 if group is None else dist.get_rank(group)
+        self.size = 1 if group is None else dist.get_world_size(group)
+        self.rounds, self.bytes = 0, 0
+        self._attempt: Any = None  # stores of torch.distributed: of these processes, and of torchrun
+        self._torchrun: Any = None
+
+    @property
+    def device(self) -> torch.device:
+        local, per_machine = (int(os.environ.get(name, "0")) for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
+        own = self.size > 1 and 0 < per_machine <= torch.cuda.device_count()
+        return torch.device("cuda", local) if own else torch.device("cpu")
+
+    def sum(self, part: Tensor) -> Tensor:
+        """part_0 + part_1 + ..., the same bits on every rank; `part` itself on one rank.
+
+        Differentiable: the loss of a run is the sum of what its ranks call their loss, so the derivative of a part is
+        the sum of what all ranks pass back. A loss that depends on the sum alone is divided by `size`. Every rank must
+        take part, forwards and backwards.
+        """
+        return part if self.size == 1 else _Sum.apply(part, self)  # type: ignore[return-value]
+
+    def max(self, part: Tensor) -> Tensor:
+        """The largest over the ranks, entry by entry (no NaN), without derivatives."""
+        return self._reduce("max", part, torch.maximum, dist.ReduceOp.MAX)
+
+    def gather(self, value: Any) -> list[Any]:
+        """What each rank gives, in the order of ranks: anything that JSON can hold. Nothing is pickled."""
+        if self.size == 1:
+            return [value]
+        return [json.loads(each) for each in self._exchange("gather", json.dumps(value).encode())]
+
+    def concat(self, rows: Tensor) -> Tensor | None:
+        """The rows of all ranks below each other, on rank 0; None on the others."""
+        if self.size == 1:
+            return rows
+        rows = rows.detach().contiguous()
+        question = f"rows of {str(rows.dtype).removeprefix('torch.')} {tuple(rows.shape[1:])}"
+        counts = [int(count) for count in self._exchange(question, str(len(rows)).encode())]
+        if self.rank > 0:
+            if rows.numel():
+                self._call(dist.send, rows.cpu(), group_dst=0)
+            return None
+        whole = rows.new_empty(sum(counts), *rows.shape[1:], device="cpu")
+        whole[: counts[0]] = rows
+        for rank, part in list(enumerate(whole.split(counts)))[1:]:
+            if part.numel():
+                self._call(dist.recv, part, group_src=rank)
+        return whole.to(rows.device)
+
+    def part(self, whole: Any, count: int | None = None) -> Any:
+        """This rank's rows of a tensor or array that every rank has: the inverse of `concat`.
+
+        Parameters
+        ----------
+        whole
+            All rows.
+        count
+            How many of them this rank holds; every rank gives it, or none. Default: rows are divided evenly.
+        """
+        if count is None:
+            return whole[len(whole) * self.rank // self.size : len(whole) * (self.rank + 1) // self.size]
+        counts = self.gather(count)
+        if sum(counts) != len(whole):
+            raise InvalidInputError(
+                f"the {self.size} ranks hold {sum(counts)} rows in total, but {len(whole)} were given"
+            )
+        first = sum(counts[: self.rank])
+        return whole[first : first + count]
+
+    def agree(self, facts: Mapping[str, Any], remedy: str) -> None:
+        """Raise on every rank unless all of them have the same facts, which JSON can hold.
+
+        Parameters
+        ----------
+        facts
+            Values by what they are called.
+        remedy
+            What to do when they differ.
+        """
+        found = self.gather(dict(facts))
+        for name in dict.fromkeys(name for each in found for name in each):
+            values = [each.get(name) for each in found]
+            other = next((rank for rank, value in enumerate(values) if value != values[0]), None)
+            if other is not None:
+                raise RankError(f"{name} is {values[0]!r} on rank 0 and {values[other]!r} on rank {other}: {remedy}")
+
+    def guard(self, doing: str, *, wait: bool = True) -> contextlib.AbstractContextManager[None]:
+        """When the work inside fails on one rank, all ranks raise an error that names the rank and the cause.
+
+        The others raise it in the sum that they are at, or at the end of the block, where all ranks wait for each
+        other; without `wait`, in the next sum.
+        """
+        return _ALONE if self.size == 1 else self._guard(doing, wait)
+
+    @contextlib.contextmanager
+    def _guard(self, doing: str, wait: bool) -> Iterator[None]:
+        try:
+            yield
+            if wait:
+                self._exchange("end of a guarded block")
+        except Exception as error:
+            if isinstance(error, RankError) or getattr(error, "on_all_ranks", False):
+                raise
+            text = f"{doing}: {str(error) or type(error).__name__}"[: ROOM // 8]  # JSON may take 6 bytes for a letter
+            try:
+                self._exchange(_FAILED, json.dumps([type(error).__name__, text]).encode())
+            except Exception as heard:
+                raise heard from error
+
+    def sync(self, bad: bool, pressed: bool, seconds: float) -> tuple[bool, bool, float]:
+        """Whether some rank's step was bad, whether Ctrl-C was pressed at some rank, and the longest time."""
+        if self.size == 1:
+            return bad, pressed, seconds
+        found = self.max(torch.tensor([bad, pressed, seconds], dtype=torch.float64)).tolist()
+        return bool(found[0]), bool(found[1]), found[2]
+
+    def remember(self, fact: str) -> None:
+        """Tell the processes that `torchrun` may start after these: see `remembers`."""
+        if self._torchrun is not None and self.rank == 0:
+            self._torchrun.set(f"bilevel/fact/{fact}", "")
+
+    def remembers(self, fact: str) -> bool:
+        """Whether `torchrun` started these processes again, after others that called `remember`."""
+        return self._torchrun is not None and self._torchrun.check([f"bilevel/fact/{fact}"])
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(rank={self.rank}, size={self.size})"
+
+    # --- exchanges ----------------------------------------------------------------------------------------------------
+
+    def _reduce(self, name: str, part: Tensor, combine: Callable[[Tensor, Tensor], Tensor], operation: Any) -> Tensor:
+        """Short tensors travel whole to every rank and are combined in the order of ranks."""
+        if self.size == 1 or not part.numel():
+            return part
+        mine = part.detach().cpu().contiguous()
+        question = f"{name} of {str(mine.dtype).removeprefix('torch.')} {tuple(mine.shape)}"
+        if mine.nbytes <= SHORT:
+            sent = self._exchange(question, mine.reshape(-1).view(torch.uint8).numpy().tobytes())
+            parts = [torch.frombuffer(bytearray(each), dtype=mine.dtype).reshape(mine.shape) for each in sent]
+            return reduce(combine, parts).to(part.device)
+        self._exchange(question)
+        total = mine.clone()
+        self.bytes += mine.nbytes
+        self._call(dist.all_reduce, total, operation)
+        return total.to(part.device)
+
+    def _exchange(self, question: str, content: bytes = b"") -> list[bytes]:
+        """What each rank sends with this question, once all ranks have asked the same.
+
+        The first message has the same length whatever is asked: gloo ends the process, or gives wrong numbers, where
+        lengths differ. What does not fit into it follows.
+        """
+        self.bytes += len(content)
+        messages = self._all_gather(_HEAD.pack(question.encode(), len(content)) + content[:ROOM], _HEAD.size + ROOM)
+        heads = [_HEAD.unpack_from(message) for message in messages]
+        asked, lengths = [head.rstrip(b"\0").decode(errors="replace") for head, _ in heads], [each for _, each in heads]
+        contents = [message[_HEAD.size : _HEAD.size + n] for message, n in zip(messages, lengths, strict=True)]
+        self._check(asked, contents)
+        if max(lengths) > ROOM:
+            rest = self._all_gather(content[ROOM:], max(lengths) - ROOM)
+            contents = [(first + more)[:n] for first, more, n in zip(contents, rest, lengths, strict=True)]
+        return contents
+
+    def _all_gather(self, message: bytes, length: int) -> list[bytes]:
+        self.rounds += 1
+        mine = torch.frombuffer(bytearray(message.ljust(length, b"\0")), dtype=torch.uint8)
+        messages = [torch.empty_like(mine) for _ in range(self.size)]
+        self._call(dist.all_gather, messages, mine)
+        return [each.numpy().tobytes() for each in messages]
+
+    def _check(self, asked: list[str], contents: list[bytes]) -> None:
+        """Raise, on every rank, where some rank failed or asks for something else."""
+        failed = {rank: json.loads(contents[rank]) for rank, each in enumerate(asked) if each == _FAILED}
+        other = next((rank for rank, each in enumerate(asked) if each != asked[0]), None)
+        if failed:
+            kinds, texts = ({each[i] for each in failed.values()} for i in (0, 1))
+            everywhere = len(failed) == self.size and len(texts) == 1
+            text = "; ".join(f"rank {rank}, {each[1]}" for rank, each in failed.items())
+            kind = kinds.pop() if len(kinds) == 1 else ""
+            known = getattr(errors, kind) if kind in RAISED_AS_THEY_ARE else RankError
+            error = known(f"every rank, {texts.pop()}" if everywhere else text)
+        elif other is not None:
+            error = RankError(
+                f"rank 0 asks for {asked[0]!r}, and rank {other} for {asked[other]!r}: every rank must ask the same "
+                "questions, in the same order"
+            )
+        else:
+            return
+        error.on_all_ranks = True  # type: ignore[attr-defined]
+        raise error
+
+    def _call(self, communicate: Callable[..., Any], *arguments: Any, **settings: Any) -> None:
+        """Errors of torch.distributed as ours, with the cause where the rank that ended has told it."""
+        try:
+            communicate(*arguments, group=self._group, **settings)
+        except (RuntimeError, OSError) as error:
+            unknown = (
+                f"rank {self.rank} lost the other ranks ({first_line(error)}): one of them ended or hangs; its own "
+                "message tells why, and a run that writes a checkpoint can be resumed"
+            )
+            raise RankError(self._cause() or unknown) from error
+
+    def _cause(self) -> str | None:
+        """Why another rank has left, as far as it could tell."""
+        with contextlib.suppress(RuntimeError, OSError):
+            if self._attempt is not None and self._attempt.check(["cause"]):
+                return self._attempt.get("cause").decode()
+        return None
+
+    def _leave(self, error: BaseException) -> None:
+        """Tell the others, who may wait in a sum, why this rank goes."""
+        if not getattr(error, "on_all_ranks", False) and not isinstance(error, RankError):
+            with contextlib.suppress(RuntimeError, OSError):
+                self._attempt.set("cause", f"rank {self.rank} ended: {type(error).__name__}: {first_line(error)}")
+
+
+class _Sum(torch.autograd.Function):
+    """The sum over ranks, which is its own transpose."""
+
+    @staticmethod
+    def forward(ctx: Any, part: Tensor, ranks: Ranks) -> Tensor:
+        ctx.ranks = ranks
+        return ranks._reduce("sum", part, torch.add, dist.ReduceOp.SUM)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return ctx.ranks.sum(gradient), None
+
+
+@contextlib.contextmanager
+def connect(timeout: float = TIMEOUT) -> Iterator[Ranks]:
+    """The ranks that `torchrun` started, or those of a process group that is already there, or this process alone.
+
+    For trusted networks only: the ports of torchrun and torch.distributed have neither passwords nor encryption.
+
+    Parameters
+    ----------
+    timeout
+        Seconds to wait for the others, at the start and in every sum.
+
+    Yields
+    ------
+    Ranks
+        Of this process.
+
+    Examples
+    --------
+    Without `torchrun` there is one rank:
+
+    >>> with connect() as ranks:
+    ...     ranks.size
+    1
+    """
+    if not timeout > 0:
+        raise InvalidInputError(f"timeout must be a positive number of seconds, got {timeout!r}")
+    wait = timedelta(seconds=timeout)
+    if dist.is_available() and dist.is_initialized():
+        group: Any = dist.new_group(backend="gloo", timeout=wait)
+        try:
+            yield Ranks(group)
+        finally:
+            dist.destroy_process_group(group)
+    elif not started_by_torchrun():
+        yield Ranks()
+    else:
+        ranks = _join(wait)
+        try:
+            yield ranks
+        except BaseException as error:
+            ranks._leave(error)
+            raise
+        finally:
+            gc.collect()  # what still refers to the group would end it while Python ends
+            dist.destroy_process_group()
+
+
+def _join(wait: timedelta) -> Ranks:
+    """Meet the others at the address that torchrun tells."""
+    try:
+        store, rank, size = next(dist.rendezvous("env://", timeout=wait))  # type: ignore[attr-defined]
+        attempt = dist.PrefixStore(_attempt_name(store, rank, size, wait), store)  # type: ignore[attr-defined]
+        dist.init_process_group("gloo", store=attempt, rank=rank, world_size=size, timeout=wait)
+    except (RuntimeError, ValueError, OSError) as error:
+        rank, size, host, port = (os.environ[name] for name in VARIABLES)
+        raise RankConnectionError(
+            f"rank {rank} of {size} could not connect to the others at {host}:{port} within {wait.total_seconds():g} s "
+            f"({first_line(error)}): start as many processes as WORLD_SIZE says, each with its own RANK, and an "
+            "address and port that all of them can reach"
+        ) from error
+    ranks = Ranks(dist.group.WORLD)
+    ranks._attempt = attempt
+    ranks._torchrun = store if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True) else None
+    return ranks
+
+
+def _attempt_name(store: Any, rank: int, size: int, wait: timedelta) -> str:
+    """A name that the processes of this attempt share, and no earlier ones.
+
+    The store of torchrun outlives processes that it starts again, with the addresses of those that ended, and
+    TORCHELASTIC_RESTART_COUNT differs between machines. So every process leaves a number of its own there, and the name
+    is made of all of them, once every rank has seen the same ones.
+    """
+    numbers = [f"bilevel/process/{each}" for each in range(size)]
+    store.set(numbers[rank], uuid.uuid4().hex)
+    ends = time.monotonic() + wait.total_seconds()
+    while time.monotonic() < ends:
+        name = "bilevel/" + hashlib.blake2b(b" ".join(store.multi_get(numbers)), digest_size=16).hexdigest()
+        store.set(f"{name}/{rank}", "seen")
+        if store.check([f"{name}/{each}" for each in range(size)]):
+            return name
+        time.sleep(0.02)
+    raise TimeoutError("not all ranks connected")
+
+
+def started_by_torchrun() -> bool:
+    """Whether this process is one of several; half of what `torchrun` tells is an error."""
+    given = [name for name in VARIABLES if os.environ.get(name)]
+    if given and len(given) < len(VARIABLES) and "WORLD_SIZE" in given:
+        missing = ", ".join(name for name in VARIABLES if name not in given)
+        raise InvalidInputError(f"{', '.join(given)} are set and {missing} are not: use torchrun, or unset them")
+    if len(given) < len(VARIABLES):
+        return False
+    told = {name: os.environ[name] for name in ("RANK", "WORLD_SIZE", "MASTER_PORT")}
+    if not all(value.isdigit() for value in told.values()) or int(told["RANK"]) >= int(told["WORLD_SIZE"]):
+        raise InvalidInputError(
+            f"{', '.join(f'{name}={value}' for name, value in told.items())}: whole numbers are needed, and RANK is 0 "
+            "to WORLD_SIZE - 1; use torchrun, or unset them"
+        )
+    return True
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of what an error says, or what it is."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
