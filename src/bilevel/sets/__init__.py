@@ -1,11 +1,11 @@
 """Convex sets: nearest point, derivative of the nearest point, membership."""
 
 from .affine import AffineSet, HalfSpace, Hyperplane
-from .base import ConvexSet, Face, Membership
+from .base import ConvexSet, Membership, ProjectionJacobian
 from .box import Box, LInfBall, NonNegative
 from .box_section import BoxSection, CappedSimplex
+from .cones import PSDCone, SecondOrderCone
 from .elastic_net_ball import ElasticNetBall
-from .flattened import Flattened
 from .free_space import FreeSpace
 from .from_cvxpy import from_cvxpy
 from .from_projection import from_projection
@@ -17,11 +17,9 @@ from .permutahedron import Permutahedron
 from .polyhedron import Polyhedron
 from .product import ProductSet
 from .proximal import ElasticNetPenalty, GroupL1Penalty, Indicator, L1Penalty, Proximal
-from .psd_cone import PSDCone
-from .second_order_cone import SecondOrderCone
 from .simplex import L1Ball, Simplex
 from .singular_value_balls import NuclearNormBall, SpectralNormBall
-from .transformed import Scaled, Translated
+from .transformed import Flattened, Scaled, Translated
 from .transport_polytope import BirkhoffPolytope, TransportPolytope
 from .weighted_l1_ball import WeightedL1Ball
 
@@ -34,7 +32,7 @@ __all__ = [
     "ConvexSet",
     "ElasticNetBall",
     "ElasticNetPenalty",
-    "Face",
+    "ProjectionJacobian",
     "Flattened",
     "FreeSpace",
     "from_cvxpy",

@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from .. import tolerances
-from ..errors import EmptySet, MissingExtra, NotConverged
-from .implicit_equations import with_implicit_equations
+from ..errors import EmptySetError, MissingExtraError, NotConvergedError
 
 Array = NDArray[Any]
 
@@ -93,7 +92,7 @@ class ActiveSet:
             least = self._least_violation(slack, gap, unit)
             residual, active = self._afresh(slack + 2 * least, gap)
         if residual > ACCEPTABLE:
-            raise NotConverged(
+            raise NotConvergedError(
                 f"projection on a polyhedron: the best active set has a KKT residual of {residual:.2g} times "
                 f"the violation at z; drop rows that nearly depend on others"
             )
@@ -134,11 +133,11 @@ class ActiveSet:
         return None
 
     def _least_violation(self, slack: Array, gap: Array, unit: float) -> float:
-        """In the units of the slacks; EmptySet if no rounding explains it."""
+        """In the units of the slacks; EmptySetError if no rounding explains it."""
         rows, right = np.concatenate([self.A, self.G]), np.concatenate([gap, slack])
         least, size = least_violation(rows, right, len(gap))
         if least > tolerances.feasibility(torch.float64) * size:
-            raise EmptySet(
+            raise EmptySetError(
                 f"no point has Ay = b and Gy <= h: every y breaks a row by {least * unit:.3g} or more, rows scaled to "
                 f"length 1"
             )
@@ -200,7 +199,7 @@ class ActiveSet:
             import clarabel as _clarabel
             from scipy import sparse
         except ImportError:
-            raise MissingExtra("projection on a polyhedron", "sets") from None
+            raise MissingExtraError("projection on a polyhedron", "sets") from None
         clarabel: Any = _clarabel  # its names come from a compiled module
         settings = clarabel.DefaultSettings()
         settings.verbose = False
@@ -274,7 +273,7 @@ def least_violation(rows: Array, right: Array, equations: int) -> tuple[float, f
     try:
         from scipy.optimize import linprog
     except ImportError:
-        raise MissingExtra("the check that a polyhedron is not empty", "sets") from None
+        raise MissingExtraError("the check that a polyhedron is not empty", "sets") from None
     wide = np.pad(rows, ((0, 0), (0, 1)), constant_values=-1.0)
     wide[:equations, -1] = 0.0
     bounds = [(None, None)] * rows.shape[1] + [(0.0, None)]
@@ -299,3 +298,44 @@ def least_violation(rows: Array, right: Array, equations: int) -> tuple[float, f
         proven = float(-m @ left - 1e3 * size * np.linalg.norm(m @ rows))
         y = y + worst * answer.x[:-1]
     return max(min(proven, least), 0.0), size
+
+
+def with_implicit_equations(held: Array, tight: Array, smallest: float) -> Array:
+    """Mask of the `tight` rows t, independent of the `held` rows B and of each other, that span what is fixed on
+
+        {d : B d = 0, t d <= 0 for all tight rows}        (rows of unit length).
+
+    By duality a row is fixed there exactly if some choice of the multipliers makes its own positive. Directions of
+    length below `smallest` count as 0.
+    """
+    chosen = np.zeros(len(tight), dtype=bool)
+    basis = np.linalg.qr(held.T)[0]
+    rest = _orthogonal(tight, basis)
+    length = np.linalg.norm(rest, axis=-1)
+    open_ = np.flatnonzero(length > smallest)
+    fixed = open_[_always_zero(rest[open_] / length[open_, None])] if len(open_) else open_
+    for k in fixed:
+        row = _orthogonal(tight[k], basis)
+        if np.linalg.norm(row) > smallest:
+            chosen[k] = True
+            basis = np.column_stack([basis, row / np.linalg.norm(row)])
+    return chosen
+
+
+def _orthogonal(rows: Array, basis: Array) -> Array:
+    for _ in range(2):  # the second round removes the rounding of the first
+        rows = rows - rows @ basis @ basis.T
+    return rows
+
+
+def _always_zero(rows: Array) -> Array:
+    """Which rows r have r d = 0 for all d with rows d <= 0: max sum s, rows d + s <= 0, 0 <= s <= 1 leaves s = 0."""
+    try:
+        from scipy.optimize import linprog
+    except ImportError:
+        raise MissingExtraError("the derivative of a projection on a polyhedron", "sets") from None
+    m, n = rows.shape
+    cost = np.concatenate([np.zeros(n), -np.ones(m)])
+    bounds = [(-1e4, 1e4)] * n + [(0.0, 1.0)] * m
+    answer = linprog(cost, np.hstack([rows, np.eye(m)]), np.zeros(m), bounds=bounds)
+    return answer.x[n:] < 0.5 if answer.status == 0 else np.zeros(m, dtype=bool)

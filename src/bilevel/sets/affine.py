@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import EmptySet, InvalidInput
+from ..errors import EmptySetError, InvalidInputError
 from .base import (
     ConvexSet,
-    Face,
+    ProjectionJacobian,
     as_point,
     can_look_at_values,
     check_batch,
@@ -19,8 +19,11 @@ from .base import (
     parameter,
     per_point,
     show,
+    tensor_parameter,
     tracked,
+    validated,
 )
+from .jacobians import RankOne
 
 
 class HalfSpace(ConvexSet):
@@ -49,12 +52,10 @@ class HalfSpace(ConvexSet):
     parameters = ("normal", "offset")
 
     def __init__(self, normal: Tensor, offset: float | Tensor = 0.0) -> None:
-        if not isinstance(normal, Tensor) or normal.ndim == 0:
-            raise InvalidInput(f"normal must be a tensor of shape (..., n), {got(normal)}")
-        checked: Tensor = parameter("normal", normal)  # type: ignore[assignment]
+        checked = tensor_parameter("normal", normal)
         some = (checked.detach() != 0).any(-1, keepdim=True)
         if can_look_at_values() and not bool(some.all()):
-            raise InvalidInput("normal is zero: the set would be everything or nothing")
+            raise InvalidInputError("normal is zero: the set would be everything or nothing")
         self.normal = checked if can_look_at_values() else torch.where(some, checked, torch.nan)
         self.offset = parameter("offset", offset)
 
@@ -65,7 +66,7 @@ class HalfSpace(ConvexSet):
         n = normal / scale
         level = per_point(self.offset, z, name="offset") / scale
         if can_look_at_values() and not bool(torch.isfinite(level).all()):
-            raise InvalidInput(
+            raise InvalidInputError(
                 f"{type(self).__name__}: the normal is so small that offset / |normal| overflows in {z.dtype}: "
                 "use a smaller unit for both, or z.double()"
             )
@@ -81,18 +82,18 @@ class HalfSpace(ConvexSet):
         """Whether the constraint holds the point back."""
         return step.detach() > 0
 
+    @validated
     def project(self, z: Tensor) -> Tensor:
-        z = self.checked(z)
         step, n = self._step(z)
         active = self._active(step)
         y = z - step * active * n
         # A second step removes the rounding of a far z: the error is then that of y.
         return y - self._step(y)[0] * active * n
 
-    def jacobian(self, z: Tensor) -> Face:
-        z = self.checked(z).detach()
+    @validated
+    def jacobian(self, z: Tensor) -> ProjectionJacobian:
         step, n = (part.detach() for part in self._step(z))
-        return NormalFace(self, self.project(z).detach(), step, n, self._active(step))
+        return RankOne(n / event_norm(n, keepdim=True) * self._active(step))
 
     def excess(self, y: Tensor) -> tuple[Tensor, Tensor, str]:
         amount = self._slack(y).clamp_min(0)
@@ -103,11 +104,9 @@ class HalfSpace(ConvexSet):
         length = event_norm(self.normal.detach().to(y))
         return event_norm(y.detach()) + per_point(self.offset, y, name="offset", keepdim=False).detach().abs() / length
 
+    @validated
     def margin(self, z: Tensor) -> Tensor:
-        return self._slack(self.checked(z).detach()).abs()
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}(normal=tensor{tuple(self.normal.shape)}, offset={show(self.offset)})"
+        return self._slack(z).abs()
 
 
 class Hyperplane(HalfSpace):
@@ -139,34 +138,9 @@ class Hyperplane(HalfSpace):
         amount = self._slack(y).abs()
         return amount, self._scale(y), f"normal . y differs from the offset {show(self.offset)}"
 
+    @validated
     def margin(self, z: Tensor) -> Tensor:
-        return torch.full_like(self._slack(self.checked(z).detach()), torch.inf)
-
-
-class NormalFace(Face):
-    """H = I - n n' for the batch elements held back by a half-space or hyperplane, I for the others."""
-
-    is_projector = True
-
-    def __init__(self, owner: HalfSpace, y: Tensor, step: Tensor, n: Tensor, active: Tensor) -> None:
-        self._owner, self._y = owner, y
-        self._length = event_norm(owner.normal.detach().to(y), keepdim=True)
-        length = event_norm(n, keepdim=True)
-        self._unit = n / length * active
-        self._multiplier = step * length / self._length * active
-        self.dimension = y.shape[-1] - active.squeeze(-1).to(torch.int64)
-
-    def apply(self, v: Tensor) -> Tensor:
-        return v - (v * self._unit).sum(-1, keepdim=True) * self._unit
-
-    def parameter_vjp(self, u: Tensor) -> dict[str, Tensor]:
-        """With y = z - t normal and w = n.u/|normal|: dP/doffset' u = w, dP/dnormal' u = -t H u - w y."""
-        w = (u * self._unit).sum(-1, keepdim=True) / self._length
-        along = -self._multiplier * self.apply(u) - w * self._y
-        products = {"normal": along.sum_to_size(self._owner.normal.shape)}
-        if isinstance(self._owner.offset, Tensor):
-            products["offset"] = w.squeeze(-1).sum_to_size(self._owner.offset.shape)
-        return products
+        return torch.full_like(self._slack(z), torch.inf)
 
 
 class AffineSet(ConvexSet):
@@ -195,13 +169,11 @@ class AffineSet(ConvexSet):
     parameters = ("matrix", "offset")
 
     def __init__(self, matrix: Tensor, offset: Tensor | None = None) -> None:
-        if not isinstance(matrix, Tensor) or matrix.ndim != 2:
-            raise InvalidInput(f"matrix must be a tensor of shape (m, n), {got(matrix)}")
+        self.matrix = tensor_parameter("matrix", matrix, "(m, n)")
         offset = matrix.new_zeros(matrix.shape[0]) if offset is None else offset
         if not isinstance(offset, Tensor) or offset.shape[-1:] != matrix.shape[:1]:
-            raise InvalidInput(f"offset must have {matrix.shape[0]} entries, one per row of matrix, {got(offset)}")
-        self.matrix: Tensor = parameter("matrix", matrix)  # type: ignore[assignment]
-        self.offset: Tensor = parameter("offset", offset)  # type: ignore[assignment]
+            raise InvalidInputError(f"offset must have {matrix.shape[0]} entries, one per row of matrix, {got(offset)}")
+        self.offset = tensor_parameter("offset", offset)
         self._factor()
 
     def _factor(self) -> None:
@@ -223,7 +195,7 @@ class AffineSet(ConvexSet):
         allowed = 10 * self._cut * (target.abs() + event_norm(best)[..., None])
         self._solvable = (gap <= allowed).all()
         if can_look_at_values() and not bool(self._solvable):
-            raise EmptySet(
+            raise EmptySetError(
                 f"matrix y = offset has no solution: the best y leaves a gap of {float(gap.amax()):.3g} "
                 f"(rank {int(self._rank)}, {matrix.shape[0]} equations); drop or correct the contradicting rows"
             )
@@ -231,10 +203,10 @@ class AffineSet(ConvexSet):
     def answerable(self, z: Tensor) -> Tensor:
         return super().answerable(z) & self._solvable
 
-    def of_kind(self, z: Any) -> Any:
-        z = super().of_kind(z)
+    def check_shape(self, z: Any) -> Any:
+        z = super().check_shape(z)
         if z.shape[-1] != self.matrix.shape[1]:
-            raise InvalidInput(
+            raise InvalidInputError(
                 f"AffineSet: the matrix has {self.matrix.shape[1]} columns, the point {z.shape[-1]} entries"
             )
         check_batch("offset", self.offset, z)
@@ -244,13 +216,11 @@ class AffineSet(ConvexSet):
         """V'y - s^-1 U'offset: how far y is from the set, in an orthonormal basis of the normals."""
         return y @ self._rows.to(y).T - self.offset.to(y) @ self._solve.to(y)
 
+    @validated
     def project(self, z: Tensor) -> Tensor:
-        z = self.checked(z)
         if tracked(self.matrix):  # the same formula, differentiable in the matrix
-            matrix, target = (
-                self.matrix.double().nan_to_num() * self._scale[:, None],
-                self.offset.double() * self._scale,
-            )
+            matrix = self.matrix.double().nan_to_num() * self._scale[:, None]
+            target = self.offset.double() * self._scale
             pseudo, y = torch.linalg.pinv(matrix, rtol=self._cut), z.double()
             for _ in range(2):
                 y = y - (y @ matrix.T - target) @ pseudo.T
@@ -265,38 +235,27 @@ class AffineSet(ConvexSet):
             rounding = torch.finfo(z.dtype).eps * rounding
         return y
 
-    def jacobian(self, z: Tensor) -> Face:
-        z = self.checked(z).detach()
-        return AffineFace(self, z, self.project(z).detach())
+    @validated
+    def jacobian(self, z: Tensor) -> ProjectionJacobian:
+        return AffineJacobian(self._rows.to(z), (z.shape[-1] - self._rank).expand(z.shape[:-1]))
 
     def excess(self, y: Tensor) -> tuple[Tensor, Tensor, str]:
         nearest = (self.offset.to(y) @ self._solve.to(y)).detach()
         scale = event_norm(y.detach()) + event_norm(nearest)
         return event_norm(self._gap(y)), scale, "matrix y = offset does not hold"
 
+    @validated
     def margin(self, z: Tensor) -> Tensor:
-        return torch.full_like(self._gap(self.checked(z).detach()).sum(-1), torch.inf)
-
-    def __repr__(self) -> str:
-        return f"AffineSet(matrix=tensor{tuple(self.matrix.shape)})"
+        return torch.full_like(self._gap(z).sum(-1), torch.inf)
 
 
-class AffineFace(Face):
+class AffineJacobian(ProjectionJacobian):
     """H = I - V V' with orthonormal columns V spanning the row space."""
 
     is_projector = True
 
-    def __init__(self, owner: AffineSet, z: Tensor, y: Tensor) -> None:
-        self._rows, self._solve = owner._rows.to(z), owner._solve.to(z)
-        self._offset_shape = owner.offset.shape
-        self._z, self._y = z, y
-        self.dimension = (z.shape[-1] - owner._rank).expand(y.shape[:-1])
+    def __init__(self, rows: Tensor, dimension: Tensor) -> None:
+        self._rows, self.dimension = rows, dimension
 
     def apply(self, v: Tensor) -> Tensor:
         return v - (v @ self._rows.T) @ self._rows
-
-    def parameter_vjp(self, u: Tensor) -> dict[str, Tensor]:
-        """With z - y = A't and w = (A^+)'u: dP/doffset' u = w, dP/dA' u = -t (H u)' - w y'."""
-        w, t = (v @ self._rows.T @ self._solve.T for v in (u, self._z - self._y))
-        Hu, y, w_, t = (v.flatten(0, -2) if v.ndim > 1 else v[None] for v in (self.apply(u), self._y, w, t))
-        return {"matrix": -(t.T @ Hu) - w_.T @ y, "offset": w.sum_to_size(self._offset_shape)}

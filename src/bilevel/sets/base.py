@@ -15,13 +15,13 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from .. import tolerances
-from ..errors import EmptySet, InvalidInput, InvalidType, NotFinite
+from ..errors import EmptySetError, InvalidInputError, InvalidTypeError, NonFiniteError
 from ..spaces import leaves, tree_map
 
 
 @dataclass(frozen=True)
 class Membership:
-    """The answer of `ConvexSet.contains`: true or false, with the number and the reason.
+    """The result of `ConvexSet.contains`: true or false, with the violation and the reason.
 
     Parameters
     ----------
@@ -46,11 +46,11 @@ class Membership:
         return self.inside
 
 
-class Face(ABC):
+class ProjectionJacobian(ABC):
     """One element H of the generalised Jacobian of P_Y at a point, as the linear map v -> H v in the dtype of v.
 
     P_Y is the gradient of a convex function, so H is symmetric with eigenvalues in [0, 1], and one product serves
-    forward and reverse. For a polyhedral set H is the orthogonal projector on the directions of a face.
+    forward and reverse. For a polyhedral set H is the orthogonal projector onto the directions of a face.
 
     Attributes
     ----------
@@ -69,8 +69,8 @@ class Face(ABC):
     --------
     >>> import torch
     >>> from bilevel.sets import L1Ball
-    >>> face = L1Ball(1.0).jacobian(torch.tensor([1.5, -1.0, 0.1]))
-    >>> face.apply(torch.tensor([1.0, 0.0, 0.0])), face.support, int(face.dimension)
+    >>> H = L1Ball(1.0).jacobian(torch.tensor([1.5, -1.0, 0.1]))
+    >>> H.apply(torch.tensor([1.0, 0.0, 0.0])), H.support, int(H.dimension)
     (tensor([0.5000, 0.5000, 0.0000]), tensor([ True,  True, False]), 1)
     """
 
@@ -82,25 +82,30 @@ class Face(ABC):
     def apply(self, v: Any) -> Any:
         """H v, for v of the shape of the point (leading dimensions may be added); v itself where H = I."""
 
-    def parameter_vjp(self, u: Any) -> dict[str, Tensor]:
-        """P_theta' u for each tensor parameter theta of the set, by name; empty when the set has none."""
-        return {}
 
-    def basis(self) -> Tensor | None:
-        """Orthonormal columns (n, dimension) that span the range of H, for one vector; None when not cheap."""
-        return None
+class Parameterized:
+    """What is known by the arguments of its constructor, each also an attribute: sets and penalties."""
+
+    parameters: ClassVar[tuple[str, ...]] = ()
+    """The arguments of the constructor, each also an attribute; the tensors among them carry derivatives."""
+
+    def __repr__(self) -> str:
+        values = {name: getattr(self, name) for name in self.parameters}
+        shown = (f"{name}={show(value)}" for name, value in values.items() if value is not None)
+        return f"{type(self).__name__}({', '.join(shown)})"
 
 
-class ConvexSet(ABC):
+class ConvexSet(Parameterized, ABC):
     """A closed convex set Y in R^n, by its projection P(z) = argmin over y in Y of |y - z|.
 
-    The last `event_ndim` dimensions of a tensor are one point; the dimensions in front are a batch, and each
-    element of the batch is projected on its own. Parameters with a batch of their own broadcast against it. Device
+    The last `event_ndim` dimensions of a tensor are one point; the leading dimensions are a batch, and each
+    element of the batch is projected separately. Parameters with batch dimensions broadcast against it. Device
     and dtype are those of the point.
 
-    `project` finds the face of the answer without gradients, then writes the projection on that face as a plain
-    formula of z and of the parameters: autograd then gives first and second derivatives. `jacobian` gives the
-    same products in closed form.
+    `project` determines the face without gradients, then computes the projection onto that face as a formula of z and
+    the parameters, so that autograd gives first and second derivatives, also with respect to the parameters. `jacobian`
+    gives products with the first derivative in closed form. Both, and `margin`, are decorated with `validated` and
+    receive validated points.
 
     References
     ----------
@@ -115,28 +120,21 @@ class ConvexSet(ABC):
     (tensor([1., 0.]), tensor([0., 0.]), False)
     """
 
-    event_ndim: ClassVar[int | dict[str, int]] = 1
-    separable: ClassVar[bool] = False
+    event_ndim: Any = 1
+    """An integer; for points that are dictionaries, one for each entry by name."""
+    separable: bool = False
     """Whether Y is a product of intervals, so that a different step per coordinate keeps the fixed points."""
-    polyhedral: ClassVar[bool] = False
-    """Whether Y is a polyhedron: then every H is the orthogonal projector on the directions of a face, and constant
+    polyhedral: bool = False
+    """Whether Y is a polyhedron: then every H is the orthogonal projector onto the directions of a face, and constant
     between kinks. Products, intersections, moved and stretched sets are polyhedral when their parts are.
     """
-    parameters: ClassVar[tuple[str, ...]] = ()
-    """The arguments of the constructor, each also an attribute; the tensors among them carry derivatives."""
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        for name in ("project", "jacobian", "margin"):
-            if name in cls.__dict__:
-                setattr(cls, name, nan_without_answer(cls.__dict__[name]))
 
     @abstractmethod
     def project(self, z: Any) -> Any:
         """P_Y(z), the nearest point of Y, in memory of its own; differentiable by autograd where P_Y is."""
 
     @abstractmethod
-    def jacobian(self, z: Any) -> Face:
+    def jacobian(self, z: Any) -> ProjectionJacobian:
         """An element of the generalised Jacobian of P_Y at z."""
 
     @abstractmethod
@@ -149,8 +147,8 @@ class ConvexSet(ABC):
         Of a batch, all points must lie in Y; the reason tells the one that is furthest outside.
         """
         if tol is not None and not tol >= 0:
-            raise InvalidInput(f"tol must be at least 0, got {tol}")
-        y = tree_map(Tensor.detach, self.of_kind(y))
+            raise InvalidInputError(f"tol must be at least 0, got {tol}")
+        y = tree_map(Tensor.detach, self.check_shape(y))
         bad = sum(int((~torch.isfinite(u)).sum()) for u in leaves(y))
         if bad:
             return Membership(False, math.inf, f"the point has {bad} NaN or infinite entries")
@@ -164,7 +162,7 @@ class ConvexSet(ABC):
 
     def distance(self, y: Any) -> Tensor:
         """|y - P_Y(y)| for each batch element."""
-        return event_norm(y - self.project(y), int(self.event_ndim))  # type: ignore[arg-type]
+        return event_norm(y - self.project(y), self.event_ndim)
 
     def random_point(
         self, generator: torch.Generator, *shape: int, scale: float = 1.0, dtype: torch.dtype | None = None
@@ -174,7 +172,7 @@ class ConvexSet(ABC):
         `scale` is the standard deviation of the draws; half of the points are such projections themselves, so
         that the boundary is visited as well as the interior.
         """
-        event = int(self.event_ndim)  # type: ignore[arg-type]
+        event = self.event_ndim
         check_draw(type(self).__name__, generator, shape)
         options: Any = {"generator": generator, "dtype": dtype, "device": generator.device}
         first, second = (self.project(scale * torch.randn(shape, **options)) for _ in range(2))
@@ -189,33 +187,51 @@ class ConvexSet(ABC):
         """
         return None
 
-    def tensor_parameters(self) -> dict[str, Tensor]:
-        """The parameters that are tensors, under the names that `Face.parameter_vjp` gives their derivatives."""
+    def parts(self) -> dict[str, ConvexSet]:
+        """The sets that this one is made of, by name."""
         values = {name: getattr(self, name) for name in self.parameters}
-        return {name: value for name, value in values.items() if isinstance(value, Tensor)}
+        return {name: value for name, value in values.items() if isinstance(value, ConvexSet)}
+
+    def with_parts(self, parts: dict[str, ConvexSet]) -> Self:
+        """The same set made of other parts, all of them given by name."""
+        return self.replace(**parts)
+
+    def tensor_parameters(self) -> dict[str, Tensor]:
+        """The parameters that carry derivatives, by name; those of a part as "part.name"."""
+        values = {name: getattr(self, name) for name in self.parameters}
+        own = {name: v for name, v in values.items() if isinstance(v, Tensor) and v.is_floating_point()}
+        parts = {name: part.tensor_parameters() for name, part in self.parts().items()}
+        return own | {f"{part}.{name}": value for part, inner in parts.items() for name, value in inner.items()}
 
     def replace(self, **values: Any) -> Self:
         """The same set with some parameters changed."""
+        parts, inner = self.parts(), {}
+        for name in list(values):
+            part = next((part for part in parts if name.startswith(f"{part}.")), None)
+            if part is not None:
+                inner.setdefault(part, {})[name[len(part) + 1 :]] = values.pop(name)
         unknown = set(values) - set(self.parameters)
         if unknown:
-            raise InvalidInput(
-                f"{type(self).__name__} has no parameter {sorted(unknown)}; it has {list(self.parameters)}"
-            )
+            known = list(dict.fromkeys([*self.parameters, *self.tensor_parameters()]))
+            raise InvalidInputError(f"{type(self).__name__} has no parameter {sorted(unknown)}; it has {known}")
+        if inner:
+            changed = self.with_parts(parts | {part: parts[part].replace(**new) for part, new in inner.items()})
+            return changed.replace(**values) if values else changed
         return type(self)(**{**{name: getattr(self, name) for name in self.parameters}, **values})
 
-    def of_kind(self, z: Any) -> Any:
+    def check_shape(self, z: Any) -> Any:
         """z itself, once it is known to be a floating-point tensor of non-empty points, finite or not."""
-        return tensor_of_points(type(self).__name__, z, int(self.event_ndim))  # type: ignore[arg-type]
+        return tensor_of_points(type(self).__name__, z, self.event_ndim)
 
     def checked(self, z: Any) -> Any:
-        """z itself, once it is known to be of the kind that the set takes, and finite: every method starts with it.
+        """z itself, once it is known to be of the kind that the set takes, and finite.
 
         Under torch.compile and torch.func values cannot be looked at, and nothing is refused for them: there the
         answers at a point that is not `answerable` are NaN.
         """
-        z = self.of_kind(z)
-        ndim = 0 if self.separable else int(self.event_ndim)  # type: ignore[arg-type]
-        check_finite(type(self).__name__, z, ndim)
+        z = self.check_shape(z)
+        if can_look_at_values():
+            check_finite(type(self).__name__, z, 0 if self.separable else self.event_ndim)
         return z
 
     def answerable(self, z: Tensor) -> Tensor:
@@ -224,7 +240,7 @@ class ConvexSet(ABC):
         `parameter` marks a value that leaves the set without a point by NaN; a set that can be empty for another
         reason says so here.
         """
-        event = tuple(range(-min(int(self.event_ndim), z.ndim), 0))  # type: ignore[arg-type]
+        event = tuple(range(-min(self.event_ndim, z.ndim), 0))
         size, wide = z.detach().abs(), torch.float32 if z.dtype in HALF else z.dtype
         if self.separable:
             fine = size.amax(event, keepdim=True) < torch.inf
@@ -248,80 +264,108 @@ def judged(amount: Tensor, scale: Tensor | float, what: str, tol: float) -> Memb
     return Membership(False, worst, f"{what} (by {worst:.3g}{where})")
 
 
-def nan_without_answer(method: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """Let `project`, `jacobian` or `margin` answer NaN at points without an answer, where errors cannot be raised.
+Answer = TypeVar("Answer")
 
-    The method itself sees finite points. Products with NaN, unlike a choice of it, have the derivative NaN as well.
+
+def validated(method: Callable[[Any, Any], Answer]) -> Callable[[Any, Any], Answer]:
+    """Let `project`, `jacobian` or `margin` of a set see checked points, in float32 instead of half precision.
+
+    The answer is rounded once. The derivative, `jacobian` and `margin`, sees points without a graph. Where values
+    cannot be looked at, the method sees finite points, and the answer is NaN at points without an answer: products
+    with NaN, unlike a choice of it, have the derivative NaN as well.
     """
 
     @functools.wraps(method)
-    def marked(self: ConvexSet, z: Any) -> Any:
-        if can_look_at_values() or not isinstance(z := self.of_kind(z), Tensor):
+    def wrapped(self: ConvexSet, z: Any) -> Any:
+        z, projects = self.checked(z), method.__name__ == "project"
+        if not isinstance(z, Tensor):  # the sets of a product validate the entries of a dictionary
             return method(self, z)
-        mark = torch.where(self.answerable(z), 1.0, torch.nan).to(z.dtype)
-        z = z.nan_to_num(0.0, 0.0, 0.0)
-        answer = method(self, z)
-        if isinstance(answer, Face):
-            return MarkedFace(answer, mark)
-        if method.__name__ == "project":
+        z = z if projects else z.detach()
+        if can_look_at_values():
+            if z.dtype not in HALF:
+                return method(self, z)
+            mark = torch.ones((), dtype=z.dtype, device=z.device)
+        else:
+            mark = torch.where(self.answerable(z), 1.0, torch.nan).to(z.dtype)
+            z = z.nan_to_num(0.0, 0.0, 0.0)
+        answer: Any = method(self, widened(z))
+        if isinstance(answer, ProjectionJacobian):
+            return GuardedJacobian(answer, mark)
+        if answer is None:
+            return None
+        answer = _rounded(type(self).__name__, answer, z.dtype)
+        if projects:
             return answer * mark + z * (mark - 1)
-        return None if answer is None else answer * mark.reshape(mark.shape[: z.ndim - int(self.event_ndim)])  # type: ignore[arg-type]
+        return answer * mark.reshape(mark.shape[: z.ndim - self.event_ndim])
 
-    return marked
+    return wrapped
+
+
+class GuardedJacobian(ProjectionJacobian):
+    """H with its products taken in float32 rather than half precision, and NaN where the mark is NaN."""
+
+    def __init__(self, inner: ProjectionJacobian, mark: Tensor) -> None:
+        self._inner, self._mark = inner, mark
+        self.is_projector, self.support, self.dimension = inner.is_projector, inner.support, inner.dimension
+
+    def apply(self, v: Tensor) -> Tensor:
+        return self._inner.apply(widened(v)).to(v.dtype) * self._mark.to(v.dtype)
 
 
 def check_draw(owner: str, generator: Any, shape: tuple[Any, ...]) -> None:
     """Refuse what `random_point` cannot draw with."""
     if not isinstance(generator, torch.Generator):
-        raise InvalidType(
+        raise InvalidTypeError(
             f"{owner}.random_point takes a torch.Generator, got {generator!r}: use torch.Generator().manual_seed(0)"
         )
     if not all(hasattr(size, "__index__") and size >= 0 for size in shape):
-        raise InvalidType(f"{owner}.random_point takes sizes, as in random_point(generator, 4, 3), got {shape}")
+        raise InvalidTypeError(f"{owner}.random_point takes sizes, as in random_point(generator, 4, 3), got {shape}")
 
 
 def tensor_of_points(owner: str, z: Any, event_ndim: int) -> Tensor:
     """z itself, once it is known to be a floating-point tensor whose last `event_ndim` dimensions are not empty."""
     if not isinstance(z, Tensor):
         hint = "for dictionaries use ProductSet" if isinstance(z, dict) else "use torch.as_tensor(z)"
-        raise InvalidType(f"{owner} takes a tensor, got {type(z).__name__}: {hint}")
-    check_holds_values("the point", z)
-    if not z.is_floating_point():
-        raise InvalidType(f"{owner} takes floating-point tensors, got {z.dtype}: use z.double()")
+        raise InvalidTypeError(f"{owner} takes a tensor, got {type(z).__name__}: {hint}")
+    if z.is_meta or z.layout is not torch.strided:
+        check_holds_values("the point", z)
+    if not z.dtype.is_floating_point:
+        raise InvalidTypeError(f"{owner} takes floating-point tensors, got {z.dtype}: use z.double()")
     if z.ndim < event_ndim:
-        raise InvalidInput(
+        raise InvalidInputError(
             f"{owner} takes points of {event_ndim} dimension(s), got shape {tuple(z.shape)}: reshape the tensor"
         )
-    if not z.numel() and 0 in z.shape[z.ndim - event_ndim :]:
-        raise InvalidInput(f"{owner}: a point of shape {tuple(z.shape)} has no entries: give at least one")
+    if 0 in z.shape[z.ndim - event_ndim :]:
+        raise InvalidInputError(f"{owner}: a point of shape {tuple(z.shape)} has no entries: give at least one")
     return z
 
 
 def check_holds_values(name: str, tensor: Tensor) -> None:
     """Refuse tensors that have no numbers in memory, or have them in another way than by strides."""
     if tensor.is_meta:
-        raise InvalidInput(f"{name} is on the device 'meta', where tensors have a shape and no values: make it anew")
+        raise InvalidInputError(
+            f"{name} is on the device 'meta', where tensors have a shape and no values: make it anew"
+        )
     if tensor.layout is not torch.strided:
-        raise InvalidType(f"{name} has the layout {tensor.layout}: use to_dense()")
+        raise InvalidTypeError(f"{name} has the layout {tensor.layout}: use to_dense()")
 
 
 def check_finite(owner: str, z: Tensor, event_ndim: int) -> None:
     """Refuse NaN, infinite values, and values so large that their sum over `event_ndim` dimensions overflows."""
-    if not can_look_at_values():
-        return
     # A finite z.z proves all that is asked, at the price of one fast pass; only then is every entry looked at.
-    flat = z.detach() if z.ndim == 1 else z.detach().reshape(-1)
-    if math.isfinite(torch.dot(flat, flat).item()):
+    flat = z.detach() if z.requires_grad else z
+    flat = flat if z.ndim == 1 else flat.reshape(-1)
+    if math.isfinite(torch.dot(flat, flat)):
         return
     bad = int((~torch.isfinite(z)).sum())
     if bad:
-        raise NotFinite(f"{owner}: {bad} of {z.numel()} entries of the point are NaN or infinite")
+        raise NonFiniteError(f"{owner}: {bad} of {z.numel()} entries of the point are NaN or infinite")
     if event_ndim == 0:
         return
     wide = torch.float32 if z.dtype in HALF else z.dtype
     sums = torch.linalg.vector_norm(z.detach().flatten(z.ndim - event_ndim), 1, dim=-1, dtype=wide)
     if bool((sums > largest(wide)).any()):
-        raise InvalidInput(
+        raise InvalidInputError(
             f"{owner}: entries up to {float(z.detach().abs().max()):.3g} cannot be added up in {z.dtype}: "
             "use z.double(), or a larger unit for z and the set"
         )
@@ -341,72 +385,24 @@ def largest(dtype: torch.dtype) -> float:
     return torch.finfo(dtype).max / (1 if dtype in HALF else 4)
 
 
-Answer = TypeVar("Answer")
-
-
-def in_float32(method: Callable[[Any, Any], Answer]) -> Callable[[Any, Any], Answer]:
-    """Let `project`, `jacobian` or `margin` see half-precision points in float32, and round the answer once."""
-
-    @functools.wraps(method)
-    def wide(self: ConvexSet, z: Any) -> Any:
-        if not isinstance(z, Tensor) or z.dtype not in HALF:
-            return method(self, z)
-        answer: Any = method(self, z.float())
-        if isinstance(answer, Face):
-            return RoundedFace(answer)
-        return None if answer is None else _rounded(type(self).__name__, answer, z.dtype)
-
-    return wide
-
-
 def _rounded(owner: str, answer: Tensor, dtype: torch.dtype) -> Tensor:
     """The answer in half precision; float16 ends at 65504."""
     rounded = answer.to(dtype)
     if can_look_at_values() and bool((rounded.isinf() & answer.isfinite()).any()):
-        raise InvalidInput(
+        raise InvalidInputError(
             f"{owner}: the answer has numbers up to {float(answer.detach().abs().max()):.3g}, too large for {dtype}: "
             "use z.float()"
         )
     return rounded
 
 
-class RoundedFace(Face):
-    """H found in float32: its products are taken in float32 and rounded once, to the dtype of v."""
-
-    def __init__(self, face: Face) -> None:
-        self._face = face
-        self.is_projector, self.support, self.dimension = face.is_projector, face.support, face.dimension
-
-    def apply(self, v: Tensor) -> Tensor:
-        return self._face.apply(widened(v)).to(v.dtype)
-
-    def parameter_vjp(self, u: Tensor) -> dict[str, Tensor]:
-        return {name: product.to(u.dtype) for name, product in self._face.parameter_vjp(widened(u)).items()}
-
-    def basis(self) -> Tensor | None:
-        return self._face.basis()
-
-
-class MarkedFace(Face):
-    """H where the mark is 1; NaN where it is NaN."""
-
-    def __init__(self, face: Face, mark: Tensor) -> None:
-        self._face, self._mark = face, mark
-        self.is_projector, self.support, self.dimension = face.is_projector, face.support, face.dimension
-
-    def apply(self, v: Tensor) -> Tensor:
-        return self._face.apply(v) * self._mark.to(v.dtype)
-
-    def parameter_vjp(self, u: Tensor) -> dict[str, Tensor]:
-        mark = self._mark.prod().to(u.dtype)
-        return {name: product * mark for name, product in self._face.parameter_vjp(u).items()}
-
-    def basis(self) -> Tensor | None:
-        return self._face.basis()
-
-
 def parameter(
-    name: str, value: Any, *, low: float = -math.inf, strict: bool = False, error: type[InvalidInput] = EmptySet
+    name: str,
+    value: Any,
+    *,
+    low: float = -math.inf,
+    strict: bool = False,
+    error: type[InvalidInputError] = EmptySetError,
 ) -> float | Tensor:
     """A checked scalar or tensor parameter of a set: finite and at least (strictly above) `low`, else `error`.
 
@@ -415,9 +411,9 @@ def parameter(
     if isinstance(value, Tensor):
         check_holds_values(name, value)
         if not value.is_floating_point():
-            raise InvalidType(f"{name} has dtype {value.dtype}: give a floating-point tensor")
+            raise InvalidTypeError(f"{name} has dtype {value.dtype}: give a floating-point tensor")
         if value.numel() == 0:
-            raise InvalidInput(f"{name} is an empty tensor of shape {tuple(value.shape)}: give a value")
+            raise InvalidInputError(f"{name} is an empty tensor of shape {tuple(value.shape)}: give a value")
         if not can_look_at_values():
             known = value.detach()
             allowed = known.isfinite() & ((known > low) if strict else (known >= low))
@@ -427,10 +423,17 @@ def parameter(
         value = number(name, value)
         smallest, finite = value, math.isfinite(value)
     if not finite:
-        raise InvalidInput(f"{name} must be finite, got {value}")
+        raise InvalidInputError(f"{name} must be finite, got {value}")
     if smallest < low or (strict and smallest <= low):
         raise error(f"{name} must be {'above' if strict else 'at least'} {low:g}, got {smallest:g}")
     return value
+
+
+def tensor_parameter(name: str, value: Any, shape: str = "(..., n)", low: float = -math.inf) -> Tensor:
+    """A checked parameter that is a tensor: of vectors, shape "(..., n)", or one matrix, "(m, n)"."""
+    if not isinstance(value, Tensor) or (value.ndim != 2 if shape == "(m, n)" else value.ndim == 0):
+        raise InvalidInputError(f"{name} must be a tensor of shape {shape}, {got(value)}")
+    return parameter(name, value, low=low)  # type: ignore[return-value]
 
 
 def number(name: str, value: Any) -> float:
@@ -440,7 +443,7 @@ def number(name: str, value: Any) -> float:
             raise TypeError
         return float(value)
     except (TypeError, ValueError):
-        raise InvalidType(f"{name} must be a number or a tensor, {got(value)}") from None
+        raise InvalidTypeError(f"{name} must be a number or a tensor, {got(value)}") from None
 
 
 def got(value: Any) -> str:
@@ -462,7 +465,7 @@ def per_point(
         return _converted(name, value, z)
     batch = z.shape[: z.ndim - event_ndim]
     if _joint_shape(value.shape, batch) is None:
-        raise InvalidInput(
+        raise InvalidInputError(
             f"{name} of shape {tuple(value.shape)} does not fit points of shape {tuple(z.shape)}: give one number, or "
             f"one for each element of the batch {tuple(batch)}"
         )
@@ -476,7 +479,7 @@ def as_point(value: float | Tensor, z: Tensor, event_ndim: int = 1, *, name: str
         joint = _joint_shape(value.shape, z.shape)
         event = z.shape[z.ndim - event_ndim :]
         if joint is None or joint[len(joint) - event_ndim :] != event:
-            raise InvalidInput(
+            raise InvalidInputError(
                 f"{name} of shape {tuple(value.shape)} does not fit points of shape {tuple(z.shape)}: give one number, "
                 f"a tensor of shape {tuple(event)}, or one such tensor for each element of the batch"
             )
@@ -487,7 +490,7 @@ def check_batch(name: str, value: Tensor, points: Tensor, event_ndim: int = 1) -
     """Refuse a parameter (..., k) whose batch does not broadcast against that of the points."""
     batch = points.shape[: points.ndim - event_ndim]
     if value.ndim > 1 and _joint_shape(value.shape[:-1], batch) is None:
-        raise InvalidInput(
+        raise InvalidInputError(
             f"{name} of shape {tuple(value.shape)} does not fit points of shape {tuple(points.shape)}: give one for "
             f"all, or one for each element of the batch {tuple(batch)}"
         )
@@ -515,7 +518,7 @@ def _converted(name: str, value: float | Tensor, z: Tensor) -> Tensor:
 
 def _check_size(name: str, size: float, dtype: torch.dtype) -> None:
     if size > largest(dtype):
-        raise InvalidInput(
+        raise InvalidInputError(
             f"{name} = {size:.3g} is too large for points in {dtype}: use z.double(), or a larger unit for both"
         )
 
@@ -535,20 +538,24 @@ def rounding_scale(size: Tensor) -> Tensor:
     return size * min(1.0, tolerances.rounding(size.dtype) / tolerances.feasibility(size.dtype))
 
 
-def show(value: float | Tensor) -> str:
-    """A parameter in a repr or a message: the number, or the shape of a tensor with several."""
-    if isinstance(value, Tensor) and (value.numel() > 1 or not can_look_at_values()):
-        return f"tensor{tuple(value.shape)}"
-    return f"{float(value.detach() if isinstance(value, Tensor) else value):g}"
+def show(value: Any) -> str:
+    """A parameter in a repr or a message: a number, the shape of a tensor with several, the name of a function."""
+    if isinstance(value, Tensor):
+        one = value.numel() == 1 and can_look_at_values()
+        return f"{float(value.detach()):g}" if one else f"tensor{tuple(value.shape)}"
+    if isinstance(value, float):
+        return f"{value:g}"
+    return getattr(value, "__name__", repr(value)) if callable(value) else repr(value)
 
 
 def tracked(*tensors: Tensor) -> bool:
     """Whether a derivative may be asked of what is computed from these tensors."""
-    return (
-        not can_look_at_values()
-        or forward_ad._current_level >= 0
-        or (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors))
-    )
+    if forward_ad._current_level >= 0 or not can_look_at_values():
+        return True
+    for tensor in tensors:
+        if tensor.requires_grad:
+            return torch.is_grad_enabled()
+    return False
 
 
 def with_value(value: Tensor, formula: Tensor) -> Tensor:

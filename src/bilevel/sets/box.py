@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import EmptySet, InvalidInput, InvalidType
+from ..errors import EmptySetError, InvalidInputError, InvalidTypeError
 from .base import (
     ConvexSet,
-    Face,
+    ProjectionJacobian,
     as_point,
     can_look_at_values,
     check_holds_values,
@@ -19,8 +19,9 @@ from .base import (
     parameter,
     per_point,
     rounding_scale,
-    show,
+    validated,
 )
+from .jacobians import Diagonal
 
 
 class Box(ConvexSet):
@@ -57,22 +58,21 @@ class Box(ConvexSet):
     def answerable(self, z: Tensor) -> Tensor:
         return super().answerable(z) & in_order(*self._bounds(z))
 
+    @validated
     def project(self, z: Tensor) -> Tensor:
-        z = self.checked(z)
         lower, upper = self._bounds(z)
         # `where` rather than clamp: at a kink its derivative is 0, like that of the Jacobian.
         return torch.where(z <= lower, lower, torch.where(z >= upper, upper, z))
 
-    def jacobian(self, z: Tensor) -> Face:
-        z = self.checked(z).detach()
+    @validated
+    def jacobian(self, z: Tensor) -> ProjectionJacobian:
         lower, upper = self._bounds(z)
-        below = z <= lower
-        above = (z >= upper) & ~below
-        return Coordinates(~(below | above), {"lower": (self.lower, below), "upper": (self.upper, above)})
+        return Diagonal(~((z <= lower) | (z >= upper)))
 
     def excess(self, y: Tensor) -> tuple[Tensor, Tensor, str]:
         return *bounds_excess(y, *self._bounds(y)), "an entry leaves its bounds"
 
+    @validated
     def margin(self, z: Tensor) -> Tensor:
         return self.gaps(z).amin(-1)
 
@@ -82,9 +82,6 @@ class Box(ConvexSet):
         lower, upper = (side.detach() for side in self._bounds(z))
         gap = torch.minimum((z - lower).abs(), (z - upper).abs())
         return torch.where(lower < upper, gap, torch.inf)
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}(lower={show(self.lower)}, upper={show(self.upper)})"
 
 
 class NonNegative(Box):
@@ -104,9 +101,6 @@ class NonNegative(Box):
 
     def __init__(self) -> None:
         super().__init__(lower=0.0)
-
-    def __repr__(self) -> str:
-        return "NonNegative()"
 
 
 class LInfBall(Box):
@@ -138,59 +132,21 @@ class LInfBall(Box):
         radius = per_point(self.radius, z, name="radius")
         return -radius, radius
 
-    def jacobian(self, z: Tensor) -> Face:
-        z = self.checked(z).detach()
-        radius = per_point(self.radius, z, name="radius").detach()
-        inside = z.abs() < radius
-        signs = torch.where(z <= -radius, -1.0, 1.0).to(z) * ~inside
-        return Coordinates(inside, {"radius": (self.radius, signs)}, per_batch=True)
-
-    def __repr__(self) -> str:
-        return f"LInfBall(radius={show(self.radius)})"
-
-
-class Coordinates(Face):
-    """H = diag(mask): the face of a box."""
-
-    is_projector = True
-
-    def __init__(
-        self, mask: Tensor, rates: dict[str, tuple[float | Tensor, Tensor]], *, per_batch: bool = False
-    ) -> None:
-        self.support = mask
-        self.dimension = mask.sum(-1)
-        self._rates, self._per_batch = rates, per_batch
-
-    def apply(self, v: Tensor) -> Tensor:
-        return v * self.support
-
-    def parameter_vjp(self, u: Tensor) -> dict[str, Tensor]:
-        """A bound moves exactly the entries that sit on it: dP_i/dtheta is 1 (or a sign) there."""
-        products = {}
-        for name, (value, rate) in self._rates.items():
-            if isinstance(value, Tensor):
-                moved = u * rate
-                products[name] = (moved.sum(-1) if self._per_batch else moved).sum_to_size(value.shape)
-        return products
-
-    def basis(self) -> Tensor | None:
-        return torch.eye(len(self.support))[:, self.support].double() if self.support.ndim == 1 else None
-
 
 def bound(name: str, value: Any) -> float | Tensor:
     """A checked bound: numbers, infinite ones included, but no NaN."""
     if isinstance(value, Tensor):
         check_holds_values(name, value)
         if not value.is_floating_point():
-            raise InvalidType(f"{name} has dtype {value.dtype}: give a floating-point tensor")
+            raise InvalidTypeError(f"{name} has dtype {value.dtype}: give a floating-point tensor")
         if can_look_at_values() and bool(torch.isnan(value).any()):
-            raise InvalidInput(
+            raise InvalidInputError(
                 f"{name} has {int(torch.isnan(value).sum())} NaN entries: use -inf or inf for an open side"
             )
         return value
     value = number(name, value)
     if math.isnan(value):
-        raise InvalidInput(f"{name} is NaN: use -inf or inf for an open side")
+        raise InvalidInputError(f"{name} is NaN: use -inf or inf for an open side")
     return value
 
 
@@ -202,14 +158,14 @@ def check_order(name: str, lower: float | Tensor, upper: float | Tensor) -> None
     try:
         torch.broadcast_shapes(low.shape, high.shape)
     except RuntimeError:
-        raise InvalidInput(
+        raise InvalidInputError(
             f"{name}: lower of shape {tuple(low.shape)} and upper of shape {tuple(high.shape)} do not fit each other"
         ) from None
     if bool((low > high).any()):
         gap = float((low - high).max())
-        raise EmptySet(f"{name}: lower exceeds upper by {gap:g}: no point is left")
+        raise EmptySetError(f"{name}: lower exceeds upper by {gap:g}: no point is left")
     if bool((low == math.inf).any()) or bool((high == -math.inf).any()):
-        raise EmptySet(f"{name}: a lower bound of inf or an upper bound of -inf leaves no point")
+        raise EmptySetError(f"{name}: a lower bound of inf or an upper bound of -inf leaves no point")
 
 
 def in_order(lower: Tensor, upper: Tensor) -> Tensor:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..errors import InvalidInput
+from ..errors import InvalidInputError
 from .base import (
     ConvexSet,
-    Face,
+    ProjectionJacobian,
     can_look_at_values,
     event_norm,
     largest,
@@ -16,7 +16,9 @@ from .base import (
     per_point,
     show,
     unless_one_point,
+    validated,
 )
+from .jacobians import RankOne
 
 
 class ElasticNetBall(ConvexSet):
@@ -50,7 +52,7 @@ class ElasticNetBall(ConvexSet):
     parameters = ("gamma", "radius")
 
     def __init__(self, gamma: float | Tensor = 1.0, radius: float | Tensor = 1.0) -> None:
-        self.gamma = parameter("gamma", gamma, low=0.0, error=InvalidInput)
+        self.gamma = parameter("gamma", gamma, low=0.0, error=InvalidInputError)
         self.radius = parameter("radius", radius, low=0.0)
 
     def _scaled(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -60,32 +62,37 @@ class ElasticNetBall(ConvexSet):
         c = torch.maximum(z.detach().abs().amax(-1, keepdim=True), radius.detach())
         c = torch.where(c > 0, c, 1)
         if can_look_at_values() and not bool((gamma.detach() * c <= largest(z.dtype) ** 0.5 / z.shape[-1]).all()):
-            raise InvalidInput(
+            raise InvalidInputError(
                 f"ElasticNetBall: gamma = {show(self.gamma)} is too large for a point or a radius of size "
                 f"{float(c.max()):.3g}: measure both in a larger unit"
             )
         return z / c, gamma * c, radius / c, c
 
+    @validated
     def project(self, z: Tensor) -> Tensor:
-        z = self.checked(z)
         u, gamma, radius, c = self._scaled(z)
         outside = c * z.sign() * _outside(unless_one_point(u, radius).abs(), gamma, radius)[0]
         return torch.where(_is_inside(u, gamma, radius), z, outside.to(z.dtype))
 
-    def jacobian(self, z: Tensor) -> Face:
-        z = self.checked(z).detach()
-        u, gamma, radius, c = (part.detach() for part in self._scaled(z))
+    @validated
+    def jacobian(self, z: Tensor) -> ProjectionJacobian:
+        u, gamma, radius, _ = (part.detach() for part in self._scaled(z))
         y, support, t = _outside(u.abs(), gamma, radius)
-        return ElasticFace(self, u.sign() * support, y, t, gamma, _is_inside(u, gamma, radius), c)
+        inside = _is_inside(u, gamma, radius)
+        normal = u.sign() * support * (1 + gamma * y)
+        length = event_norm(normal, keepdim=True)
+        # With radius 0 the answer is one point, and no direction is left.
+        return RankOne(
+            torch.where(inside, 0.0, normal / torch.where(length > 0, length, 1)),
+            mask=((u.sign() * support != 0) & (y > 0).any(-1, keepdim=True)) | inside,
+            shrink=torch.where(inside, 1.0, 1 / (1 + gamma * t)),
+        )
 
     def excess(self, y: Tensor) -> tuple[Tensor, Tensor, str]:
         u, gamma, radius, c = self._scaled(y)
         amount = (c * (_value(u, gamma) - radius)).clamp_min(0).squeeze(-1)
         what = f"|y|_1 + (gamma/2) |y|^2 exceeds the radius {show(self.radius)}"
         return amount, (c * radius).expand(*amount.shape, 1).squeeze(-1), what
-
-    def __repr__(self) -> str:
-        return f"ElasticNetBall(gamma={show(self.gamma)}, radius={show(self.radius)})"
 
 
 def _value(y: Tensor, gamma: Tensor) -> Tensor:
@@ -137,45 +144,3 @@ def _find_support(magnitude: Tensor, gamma: Tensor, radius: Tensor) -> tuple[Ten
         t = torch.minimum(t.clamp_min(0), top)
         support = (magnitude > t) | (magnitude == top)
     return support, t
-
-
-class ElasticFace(Face):
-    """H = (diag(S) - n n') / (1 + gamma t), n the unit vector along s + gamma y on S; I where inside the ball.
-
-    All arguments but the last belong to the problem divided by `unit`.
-    """
-
-    def __init__(
-        self,
-        owner: ElasticNetBall,
-        signs: Tensor,
-        y: Tensor,
-        t: Tensor,
-        gamma: Tensor,
-        inside: Tensor,
-        unit: Tensor,
-    ) -> None:
-        self._owner, self._inside, self._t, self._unit = owner, inside, t, unit
-        self._shrink = 1 / (1 + gamma * t)
-        self._y = y * signs
-        normal = signs * (1 + gamma * y)
-        self._length = event_norm(normal, keepdim=True)
-        self._length = torch.where(self._length > 0, self._length, 1)
-        self._normal = normal / self._length
-        # With radius 0 the answer is one point, and no direction is left.
-        self.support = ((signs != 0) & (y > 0).any(-1, keepdim=True)) | inside
-        self.is_projector = can_look_at_values() and bool((inside | (gamma == 0)).all())
-        self.dimension = (self.support.sum(-1) - (~inside).squeeze(-1).to(torch.int64)).clamp_min(0)
-
-    def apply(self, v: Tensor) -> Tensor:
-        along = (v * self._normal).sum(-1, keepdim=True)
-        moved = self._shrink * self.support * (v - along * self._normal)
-        return torch.where(self._inside, v, moved.to(v.dtype))
-
-    def parameter_vjp(self, u: Tensor) -> dict[str, Tensor]:
-        """With a = s + gamma y and q = a.u/(a.a): radius q; gamma -t (H u).y - q |y|^2/2 (zero inside)."""
-        q = (u * self._normal).sum(-1, keepdim=True) / self._length * ~self._inside
-        turn = (self.apply(u) * self._y).sum(-1, keepdim=True) * self._t * ~self._inside
-        gamma = (-turn - q * self._y.square().sum(-1, keepdim=True) / 2) * self._unit.square()
-        rates = {"radius": q.squeeze(-1).to(u.dtype), "gamma": gamma.squeeze(-1).to(u.dtype)}
-        return {name: rates[name].sum_to_size(value.shape) for name, value in self._owner.tensor_parameters().items()}

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from ..spaces import tree_map
-from .base import ConvexSet, Face, check_finite, tensor_of_points
+from .base import ConvexSet, ProjectionJacobian, tensor_of_points, validated
+from .jacobians import Identity
 
 
 class FreeSpace(ConvexSet):
@@ -28,22 +29,21 @@ class FreeSpace(ConvexSet):
     separable = True
     polyhedral = True
 
-    def of_kind(self, z: Any) -> Any:
+    def check_shape(self, z: Any) -> Any:
         if isinstance(z, Mapping):
-            return {name: self.of_kind(entry) for name, entry in z.items()}
+            return {name: self.check_shape(entry) for name, entry in z.items()}
         return tensor_of_points("FreeSpace", z, min(1, getattr(z, "ndim", 1)))
 
     def checked(self, z: Any) -> Any:
-        z = self.of_kind(z)
-        tree_map(lambda u: check_finite("FreeSpace", u, 0), z)
-        return z
+        return tree_map(super().checked, self.check_shape(z))
 
+    @validated
     def project(self, z: Any) -> Any:
         """A copy of z: what is done to the answer in place is not done to z."""
-        return tree_map(torch.clone, self.checked(z))
+        return tree_map(torch.clone, z)
 
-    def jacobian(self, z: Any) -> Face:
-        z = self.checked(z)
+    @validated
+    def jacobian(self, z: Any) -> ProjectionJacobian:
         return Identity(None if isinstance(z, dict) else z)
 
     def excess(self, y: Any) -> tuple[Tensor, float, str]:
@@ -62,25 +62,10 @@ class FreeSpace(ConvexSet):
             return {name: self.random_point(generator, *s, scale=scale, dtype=dtype) for name, s in shape[0].items()}
         return super().random_point(generator, *shape, scale=scale, dtype=dtype)
 
+    @validated
     def margin(self, z: Any) -> Any:
         """Infinite; for dictionaries, that of each entry by name."""
-        return tree_map(lambda u: torch.full_like(_one_per_point(u), torch.inf), self.checked(z))
-
-    def __repr__(self) -> str:
-        return "FreeSpace()"
-
-
-class Identity(Face):
-    """H = I."""
-
-    is_projector = True
-
-    def __init__(self, z: Tensor | None) -> None:
-        if z is not None and z.ndim > 0:
-            self.dimension = torch.full(z.shape[:-1], z.shape[-1])
-
-    def apply(self, v: Any) -> Any:
-        return v
+        return tree_map(lambda u: torch.full_like(_one_per_point(u), torch.inf), z)
 
 
 def _one_per_point(z: Tensor) -> Tensor:

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import EmptySet, Incompatible, InvalidInput, MissingExtra, NotConverged
-from .base import ConvexSet, Face, can_look_at_values, event_norm, tracked
-from .psd_cone import PSDCone
-from .second_order_cone import SecondOrderCone
+from ..errors import EmptySetError, IncompatibleError, InvalidInputError, MissingExtraError, NotConvergedError
+from .base import ConvexSet, ProjectionJacobian, can_look_at_values, event_norm, tracked, validated
+from .cones import PSDCone, SecondOrderCone
+from .jacobians import Matrix
 
 _TIGHT = {"tol_gap_abs": 1e-12, "tol_gap_rel": 1e-12, "tol_feas": 1e-12, "accept_unknown": True}
 _ATTEMPTS: tuple[dict[str, Any], ...] = (
@@ -52,13 +52,15 @@ def from_cvxpy(constraints: Callable[[Any], Any], shape: int | tuple[int, ...]) 
 class ConicSet(ConvexSet):
     """A set given by cvxpy constraints; made by `from_cvxpy`."""
 
+    parameters = ("constraints", "shape")
+
     def __init__(self, constraints: Callable[[Any], Any], shape: tuple[int, ...]) -> None:
         try:
             import cvxpy
         except ImportError:
-            raise MissingExtra("from_cvxpy", "sets") from None
-        self.shape = shape
-        self.event_ndim = len(shape)  # type: ignore[misc]
+            raise MissingExtraError("from_cvxpy", "sets") from None
+        self.constraints, self.shape = constraints, shape
+        self.event_ndim = len(shape)
         self._solver = cvxpy.CLARABEL
         self._variable, self._point = cvxpy.Variable(shape), cvxpy.Parameter(shape)
         gain = cvxpy.sum(cvxpy.multiply(self._point, self._variable))
@@ -66,13 +68,13 @@ class ConicSet(ConvexSet):
         rules = constraints(self._variable)
         self._problem = cvxpy.Problem(objective, list(rules) if isinstance(rules, (list, tuple)) else [rules])
         if not self._problem.is_dcp():
-            raise Incompatible("from_cvxpy: the constraints are not convex by cvxpy's rules (problem.is_dcp())")
+            raise IncompatibleError("from_cvxpy: the constraints are not convex by cvxpy's rules (problem.is_dcp())")
         self._read_cones()
 
-    def of_kind(self, z: Any) -> Any:
-        z = super().of_kind(z)
+    def check_shape(self, z: Any) -> Any:
+        z = super().check_shape(z)
         if z.shape[z.ndim - len(self.shape) :] != self.shape:
-            raise InvalidInput(
+            raise InvalidInputError(
                 f"ConicSet takes points of shape {self.shape}, batch dimensions in front, got {tuple(z.shape)}"
             )
         return z
@@ -84,7 +86,7 @@ class ConicSet(ConvexSet):
         data = self._data(labels)[0]
         dims = data["dims"]
         if dims.exp or dims.p3d or getattr(dims, "pnd", ()):
-            raise Incompatible(
+            raise IncompatibleError(
                 "from_cvxpy takes linear, second-order and semidefinite constraints; these "
                 "need an exponential or power cone, whose projection has no derivative here"
             )
@@ -136,7 +138,7 @@ class ConicSet(ConvexSet):
     def _solve(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor, float]:
         """x, w, the inverse and `far` for one point: how many times larger than P(z) it is, if that is a lot."""
         if not can_look_at_values():
-            raise Incompatible("from_cvxpy calls a solver: give leading batch dimensions instead of vmap")
+            raise IncompatibleError("from_cvxpy calls a solver: give leading batch dimensions instead of vmap")
         size = float(self._b.abs().max()) if len(self._b) else 0.0
         unit = max(float(z.abs().max()), size) or 1.0
         left, solution, status = self._attempts(z, unit, 1.0)
@@ -145,7 +147,7 @@ class ConicSet(ConvexSet):
             if unit > 100 * near:
                 left, solution, status = self._attempts(z, near, unit / near)
         if not left <= 1e-6:
-            raise NotConverged(
+            raise NotConvergedError(
                 f"from_cvxpy: the solver ({status}) leaves a KKT residual of {left:.2g} of the size of the answer: "
                 f"z has the size {unit:.2g}; bring it nearer, or use a set of bilevel.sets with a closed form"
             )
@@ -183,7 +185,7 @@ class ConicSet(ConvexSet):
                     raise
                 return None
         if "Infeasible" in str(raw.status):
-            raise EmptySet(f"from_cvxpy: no point satisfies the constraints (solver: {raw.status})")
+            raise EmptySetError(f"from_cvxpy: no point satisfies the constraints (solver: {raw.status})")
         return raw
 
     def _newton(self, q: Tensor, x: Tensor, w: Tensor, far: float) -> tuple[float, Tensor, Tensor, Tensor]:
@@ -199,8 +201,9 @@ class ConicSet(ConvexSet):
             inverse = self._inverse(w, far)
         return left, x, w, inverse
 
+    @validated
     def project(self, z: Tensor) -> Tensor:
-        points = self.checked(z).double().reshape(-1, *self.shape)
+        points = z.double().reshape(-1, *self.shape)
         answers = []
         for point in points:
             x, w, inverse, far = self._solve(point.detach())
@@ -211,13 +214,14 @@ class ConicSet(ConvexSet):
             answers.append(x[self._place])
         return torch.stack(answers).reshape(z.shape).to(z) if answers else z.clone()
 
-    def jacobian(self, z: Tensor) -> Face:
-        points = self.checked(z).detach().double().reshape(-1, *self.shape)
+    @validated
+    def jacobian(self, z: Tensor) -> ProjectionJacobian:
+        points = z.double().reshape(-1, *self.shape)
         size = len(self._place)
         blocks = [inverse[self._place][:, self._place] / far for _, _, inverse, far in map(self._solve, points)]
         H = torch.stack(blocks) if blocks else points.new_zeros(0, size, size)
         H = H.reshape(*z.shape[: z.ndim - len(self.shape)], size, size)
-        return MatrixFace((H + H.mT) / 2, len(self.shape))
+        return Matrix((H + H.mT) / 2, len(self.shape))
 
     def excess(self, y: Tensor) -> tuple[Tensor, Tensor, str]:
         """The largest violation that cvxpy finds in its constraints."""
@@ -228,20 +232,6 @@ class ConicSet(ConvexSet):
         amount = torch.tensor(amounts, dtype=y.dtype).reshape(y.shape[: y.ndim - len(self.shape)])
         scale = event_norm(y.detach(), len(self.shape)) + float(self._b.abs().max() if len(self._b) else 0)
         return amount, scale, "a cvxpy constraint is violated"
-
-    def __repr__(self) -> str:
-        return f"ConicSet(shape={self.shape}, {len(self._problem.constraints)} constraints)"
-
-
-class MatrixFace(Face):
-    """H as a matrix (..., n, n)."""
-
-    def __init__(self, matrix: Tensor, event_ndim: int) -> None:
-        self._matrix, self._event_ndim = matrix, event_ndim
-
-    def apply(self, v: Tensor) -> Tensor:
-        flat = v.to(self._matrix).flatten(v.ndim - self._event_ndim)
-        return (self._matrix @ flat.unsqueeze(-1)).reshape(v.shape).to(v)
 
 
 def _unpack(part: Tensor, k: int) -> Tensor:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..errors import InvalidInput, InvalidType
-from .base import ConvexSet, Face, can_look_at_values, event_norm
+from ..errors import InvalidInputError, InvalidTypeError
+from .base import ConvexSet, ProjectionJacobian, can_look_at_values, event_norm, validated
 
 
 def from_projection(function: Callable[[Tensor], Tensor], *, event_ndim: int = 1, name: str | None = None) -> ConvexSet:
@@ -37,27 +37,30 @@ def from_projection(function: Callable[[Tensor], Tensor], *, event_ndim: int = 1
     tensor([0., 2.])
     """
     if not callable(function):
-        raise InvalidType(f"from_projection takes a function of a tensor, got {function!r}")
+        raise InvalidTypeError(f"from_projection takes a function of a tensor, got {function!r}")
     return ProjectionSet(function, event_ndim, name or getattr(function, "__name__", "function"))
 
 
 class ProjectionSet(ConvexSet):
     """{y : function(y) = y}; made by `from_projection`."""
 
+    parameters = ("function", "event_ndim", "name")
+
     def __init__(self, function: Callable[[Tensor], Tensor], event_ndim: int, name: str) -> None:
         self.function, self.name = function, name
-        self.event_ndim = event_ndim  # type: ignore[misc]
+        self.event_ndim = event_ndim
         self._seen_to_project = False
 
+    @validated
     def project(self, z: Tensor) -> Tensor:
-        y = self.function(self.checked(z))
+        y = self.function(z)
         if not isinstance(y, Tensor) or y.shape != z.shape:
             got = tuple(y.shape) if isinstance(y, Tensor) else type(y).__name__
-            raise InvalidType(f"{self}: points of shape {tuple(z.shape)} must give as many, got {got}")
+            raise InvalidTypeError(f"{self}: points of shape {tuple(z.shape)} must give as many, got {got}")
         if not self._seen_to_project and can_look_at_values():
             self._check_once(z.detach(), y.detach())
         if can_look_at_values() and torch.is_grad_enabled() and z.requires_grad and not y.requires_grad:
-            raise InvalidInput(
+            raise InvalidInputError(
                 f"{self}: {self.name} returns a tensor without a graph, so that its derivative is lost: write it with "
                 "torch functions of z, or as a class with its own jacobian (a single point is L2Ball(0.0, point))"
             )
@@ -68,30 +71,26 @@ class ProjectionSet(ConvexSet):
         """P(P(z)) = P(z): asked at the first point that moves."""
         if bool((y == z).all()):
             return
-        ndim = int(self.event_ndim)  # type: ignore[arg-type]
-        moved = event_norm(self.function(y) - y, ndim)
-        size = torch.maximum(event_norm(z, ndim), event_norm(y, ndim))
+        moved = event_norm(self.function(y) - y, self.event_ndim)
+        size = torch.maximum(event_norm(z, self.event_ndim), event_norm(y, self.event_ndim))
         if not bool((moved <= torch.finfo(z.dtype).eps ** 0.5 * size).all()):
-            raise InvalidInput(
+            raise InvalidInputError(
                 f"{self}: {self.name} is no projection: applied to its own answer it moves the point by "
                 f"{float(moved.max()):.3g}; it must return the nearest point of one fixed convex set"
             )
         self._seen_to_project = True
 
-    def jacobian(self, z: Tensor) -> Face:
+    @validated
+    def jacobian(self, z: Tensor) -> ProjectionJacobian:
         with torch.enable_grad():
-            z = self.checked(z).detach().requires_grad_()
-            return AutogradFace(z, self.project(z))
+            z = z.clone().requires_grad_()
+            return AutogradJacobian(z, self.project(z))
 
     def excess(self, y: Tensor) -> tuple[Tensor, Tensor, str]:
-        ndim = int(self.event_ndim)  # type: ignore[arg-type]
-        return event_norm(y - self.project(y), ndim), event_norm(y, ndim), f"{self.name} moves the point"
-
-    def __repr__(self) -> str:
-        return f"ProjectionSet({self.name})"
+        return self.distance(y), event_norm(y, self.event_ndim), f"{self.name} moves the point"
 
 
-class AutogradFace(Face):
+class AutogradJacobian(ProjectionJacobian):
     """H v by one backward pass: H is symmetric."""
 
     def __init__(self, z: Tensor, y: Tensor) -> None:

@@ -7,8 +7,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from ..errors import InvalidInput, InvalidType
-from .base import ConvexSet, Face, can_look_at_values, in_float32, parameter, per_point, show
+from ..errors import InvalidInputError, InvalidTypeError
+from .base import ConvexSet, ProjectionJacobian, can_look_at_values, parameter, per_point, show, validated
 from .simplex import L1Ball, onto_simplex, within
 
 
@@ -41,18 +41,15 @@ class GroupL1Ball(ConvexSet):
     def __init__(self, groups: int | Tensor, radius: float | Tensor = 1.0) -> None:
         if isinstance(groups, Tensor):
             if groups.is_floating_point() or groups.ndim != 1 or groups.numel() == 0:
-                raise InvalidType(
+                raise InvalidTypeError(
                     f"groups must be an integer tensor (n,), got {groups.dtype} of shape {tuple(groups.shape)}"
                 )
         elif isinstance(groups, bool) or not isinstance(groups, int):
-            raise InvalidType(f"groups must be an integer or an integer tensor, got {groups!r}")
+            raise InvalidTypeError(f"groups must be an integer or an integer tensor, got {groups!r}")
         elif groups < 1:
-            raise InvalidInput(f"a group has at least 1 entry, got groups={groups}")
+            raise InvalidInputError(f"a group has at least 1 entry, got groups={groups}")
         self._layout = Layout(groups)
         self.groups, self.radius = groups, parameter("radius", radius, low=0.0)
-
-    def tensor_parameters(self) -> dict[str, Tensor]:
-        return {"radius": self.radius} if isinstance(self.radius, Tensor) else {}
 
     def _norms(self, z: Tensor) -> Tensor:
         """|z_g| for each group, with derivative 0 at 0."""
@@ -61,34 +58,29 @@ class GroupL1Ball(ConvexSet):
         square = self._layout.sum((z / scale).square())
         return torch.where(square > 0, torch.where(square > 0, square, 1).sqrt(), 0) * scale
 
-    @in_float32
+    @validated
     def project(self, z: Tensor) -> Tensor:
-        wide = self.checked(z).double()  # in float32, the norms of a far z would round by more than the radius
+        wide = z.double()  # in float32, the norms of a far z would round by more than the radius
         radius = per_point(self.radius, wide, name="radius")
         norms = self._norms(wide)
         factor = onto_simplex(norms, radius) / torch.where(norms > 0, norms, 1)
         return torch.where(within(norms, radius), z, (wide * self._layout.spread(factor)).to(z.dtype))
 
-    @in_float32
-    def jacobian(self, z: Tensor) -> Face:
-        z = self.checked(z).detach()
+    @validated
+    def jacobian(self, z: Tensor) -> ProjectionJacobian:
         radius = per_point(self.radius, z, name="radius").detach()
         norms = self._norms(z)
-        return GroupFace(self, self._layout, z, norms, onto_simplex(norms, radius), within(norms, radius))
+        return GroupJacobian(self._layout, z, norms, onto_simplex(norms, radius), within(norms, radius))
 
     def excess(self, y: Tensor) -> tuple[Tensor, Tensor, str]:
         radius = per_point(self.radius, y, name="radius", keepdim=False)
         amount = (self._norms(y).sum(-1) - radius).clamp_min(0)
         return amount, radius.detach(), f"the sum of the group norms exceeds the radius {show(self.radius)}"
 
-    @in_float32
+    @validated
     def margin(self, z: Tensor) -> Tensor:
         """That of the norms on the l1 ball: a norm changes no faster than z, and as fast along its group."""
-        return L1Ball(self.radius).margin(self._norms(self.checked(z).detach()))
-
-    def __repr__(self) -> str:
-        groups = self.groups if isinstance(self.groups, int) else f"{self._layout.count} groups"
-        return f"GroupL1Ball({groups}, radius={show(self.radius)})"
+        return L1Ball(self.radius).margin(self._norms(z))
 
 
 class Layout:
@@ -105,10 +97,10 @@ class Layout:
         n = x.shape[-1]
         if self._size:
             if n % self._size:
-                raise InvalidInput(f"GroupL1Ball: {n} entries cannot be split into groups of {self._size}")
+                raise InvalidInputError(f"GroupL1Ball: {n} entries cannot be split into groups of {self._size}")
             return x.unflatten(-1, (n // self._size, self._size)).sum(-1)
         if len(self._labels) != n:
-            raise InvalidInput(f"GroupL1Ball: {len(self._labels)} group numbers for a point of {n} entries")
+            raise InvalidInputError(f"GroupL1Ball: {len(self._labels)} group numbers for a point of {n} entries")
         return x.new_zeros((*x.shape[:-1], self.count)).index_add(-1, self._labels.to(x.device), x)
 
     def spread(self, t: Tensor) -> Tensor:
@@ -118,13 +110,11 @@ class Layout:
         return t.index_select(-1, self._labels.to(t.device))
 
 
-class GroupFace(Face):
+class GroupJacobian(ProjectionJacobian):
     """H v = shrink (v - n (n.v)) + n (n.v - mean over the support of n.v), group by group."""
 
-    def __init__(
-        self, owner: GroupL1Ball, layout: Layout, z: Tensor, norms: Tensor, projected: Tensor, inside: Tensor
-    ) -> None:
-        self._owner, self._layout, self._inside = owner, layout, inside
+    def __init__(self, layout: Layout, z: Tensor, norms: Tensor, projected: Tensor, inside: Tensor) -> None:
+        self._layout, self._inside = layout, inside
         on = projected.sign()
         safe = torch.where(norms > 0, norms, 1)
         self._shrink = layout.spread(projected / safe)
@@ -146,10 +136,3 @@ class GroupFace(Face):
         radial = self._layout.spread(along)
         turned = self._shrink * (v - self._normal * radial) + self._normal * (radial - mean)
         return torch.where(self._inside, v, turned)
-
-    def parameter_vjp(self, u: Tensor) -> dict[str, Tensor]:
-        """dP/dradius = n/|S|: growing the ball moves every group of the support outwards alike."""
-        if not isinstance(self._owner.radius, Tensor):
-            return {}
-        rate = (u * self._normal).sum(-1, keepdim=True) / self._count.clamp_min(1) * ~self._inside
-        return {"radius": rate.squeeze(-1).sum_to_size(self._owner.radius.shape)}

@@ -23,9 +23,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..errors import EmptySet, Incompatible, NotConverged, NotFinite
+from ..errors import EmptySetError, IncompatibleError, NonFiniteError, NotConvergedError
+from ..krylov import conjugate_gradients
 from ..spaces import Space, Vector, tree_map
-from .base import ConvexSet, Face
+from .base import ConvexSet, ProjectionJacobian
 from .free_space import FreeSpace
 
 ROUNDS = 40
@@ -55,16 +56,18 @@ class InequalitySet(ConvexSet):
     [0.6, 0.8]
     """
 
+    parameters = ("function", "within")
+
     def __init__(self, function: Callable[[Any], Tensor], within: ConvexSet | None = None) -> None:
         self.function = function
         self.within = FreeSpace() if within is None else within
-        self.event_ndim = self.within.event_ndim  # type: ignore[misc]
+        self.event_ndim = self.within.event_ndim
 
     def project(self, z: Any) -> Any:
         return joint_projection([z], self.function, [self.within]).parts[0]
 
-    def jacobian(self, z: Any) -> Face:
-        raise Incompatible(
+    def jacobian(self, z: Any) -> ProjectionJacobian:
+        raise IncompatibleError(
             "function constraints have no projection Jacobian here: use a set of bilevel.sets, or a solver that takes "
             "h(x, y) <= 0 itself (BiCGAFFA, LVHBA)"
         )
@@ -76,14 +79,11 @@ class InequalitySet(ConvexSet):
         relative = torch.where(out > 0, out / torch.as_tensor(scale).to(out), out).max().to(amount)
         return (relative, 1.0, what) if bool(relative > amount) else (amount, 1.0, "h(y) <= 0 fails")
 
-    def of_kind(self, z: Any) -> Any:
-        return self.within.of_kind(z)
+    def check_shape(self, z: Any) -> Any:
+        return self.within.check_shape(z)
 
     def distance(self, y: Any) -> Tensor:
         return Space().norm(Space().add(y, self.project(y), -1.0))
-
-    def __repr__(self) -> str:
-        return f"InequalitySet(h, within={self.within!r})"
 
 
 class JointProjection(NamedTuple):
@@ -150,7 +150,7 @@ class _Search:
             if stalls >= 2 and max(error, slope / rho) <= self.eps**0.75 * self.size:  # as close as rounding allows
                 return self._inside(u)
         error = max(float(self._values(u).max()), slope / rho)
-        raise NotConverged(
+        raise NotConvergedError(
             f"the projection on h(y) <= 0 is off by {error:.2g} after {ROUNDS} rounds: is h convex and twice "
             "differentiable, and is there a point with h(y) < 0? Where a set of bilevel.sets describes the "
             "constraint, use that"
@@ -163,7 +163,11 @@ class _Search:
         for _ in range(NEWTON_STEPS):
             if slope <= tol:
                 break
-            direction = _conjugate_gradients(here.product, -here.gradient, tol=min(0.1, slope))
+            downhill, most = -here.gradient, 2 * len(here.gradient) + 10
+            solved: Any = conjugate_gradients(
+                here.product, downhill, None, Space(), tol=min(0.1, slope), max_iterations=most
+            ).value
+            direction = solved if bool((solved != 0).any()) else downhill
             ahead = self._line_search(here, direction, m, pull, rho)
             if ahead is None:
                 break
@@ -192,7 +196,7 @@ class _Search:
     def _checked(self, value: Tensor) -> Tensor:
         if not bool(torch.isfinite(value).all()):
             bad = int((~torch.isfinite(value)).sum())
-            raise NotFinite(f"{bad} of {len(value)} entries of h(y) are NaN or infinite")
+            raise NonFiniteError(f"{bad} of {len(value)} entries of h(y) are NaN or infinite")
         return value
 
     def _inside(self, u: Tensor) -> Tensor:
@@ -226,7 +230,7 @@ class _Search:
         if square > FAR * self.size * float(g.norm()) + self.eps * self.size:
             shown = float((value * self.lengths).max())
             where = "" if self.within is None else " in its set"
-            raise EmptySet(
+            raise EmptySetError(
                 f"no point y{where} has h(y) <= 0: the largest entry of h cannot be brought below about {shown:.3g} "
                 "(up to the scales of the entries). Relax h, or change the x it depends on"
             )
@@ -292,22 +296,3 @@ def _gradient(output: Tensor, leaf: Tensor, vector: Tensor | None = None, *, cre
     return torch.autograd.grad(
         output, leaf, vector, retain_graph=True, create_graph=create_graph, allow_unused=True, materialize_grads=True
     )[0]
-
-
-def _conjugate_gradients(product: Function, b: Tensor, *, tol: float) -> Tensor:
-    """A descent direction: A x = b for positive definite A, to a relative residual or 2 n + 10 products."""
-    x, residual = torch.zeros_like(b), b
-    direction, square = b, float(b @ b)
-    target = square * tol * tol
-    for _ in range(2 * len(b) + 10):
-        if square <= target:
-            break
-        image = product(direction)
-        along = float(direction @ image)
-        if not along > 0:
-            break
-        x = x + (square / along) * direction
-        residual = residual - (square / along) * image
-        previous, square = square, float(residual @ residual)
-        direction = residual + (square / previous) * direction
-    return x if bool((x != 0).any()) else b

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor
 
-from ..errors import EmptySet, Incompatible, InvalidInput, InvalidType, NotConverged
-from .base import ConvexSet, Face, can_look_at_values, event_norm, tracked, with_value
-from .linearised_kkt import KKTFace, LinearisedKKT
+from ..errors import EmptySetError, IncompatibleError, InvalidInputError, InvalidTypeError, NotConvergedError
+from .base import ConvexSet, ProjectionJacobian, can_look_at_values, event_norm, tracked, validated, with_value
+from .jacobians import Matrix
 
 ROUNDING, GOOD = 1e-14, 1e-11
 """Relative errors: Newton steps aim at the first; no more multipliers are tried below the second."""
@@ -17,6 +17,8 @@ INNER, HALVINGS, POLISH, PATIENCE = 30, 30, 40, 2
 """Newton steps for given multipliers, halvings of a step; Newton steps on the KKT equations, those without gain."""
 NEARBY, CHANGED = 1e-8, 1e-4
 """At a kink H is that of a point so far away, relative; entries of Jacobians that differ by more tell of a kink."""
+FLAT, PARALLEL = 1e-9, 1e-10
+"""Eigenvalues of a Jacobian that count as 0; sines of angles between normals that count as 0."""
 FAR = 1e6
 """No common point within this many times the size of the problem: the intersection counts as empty."""
 
@@ -54,34 +56,31 @@ class Intersection(ConvexSet):
 
     def __init__(self, *sets: ConvexSet, tol: float = 1e-7, max_rounds: int = 15) -> None:
         if not sets or not all(isinstance(part, ConvexSet) for part in sets):
-            raise InvalidType(f"Intersection takes one or more convex sets, got {sets!r}")
+            raise InvalidTypeError(f"Intersection takes one or more convex sets, got {sets!r}")
         kinds = {str(part.event_ndim) for part in sets}
         if len(kinds) > 1 or not isinstance(sets[0].event_ndim, int):
-            raise Incompatible(f"the sets must have points of the same kind, got event_ndim {sorted(kinds)}")
+            raise IncompatibleError(f"the sets must have points of the same kind, got event_ndim {sorted(kinds)}")
         if not 0 < tol < 1:
-            raise InvalidInput(f"tol must lie between 0 and 1, got {tol}")
+            raise InvalidInputError(f"tol must lie between 0 and 1, got {tol}")
         if max_rounds < 1:
-            raise InvalidInput(f"max_rounds must be at least 1, got {max_rounds}")
+            raise InvalidInputError(f"max_rounds must be at least 1, got {max_rounds}")
         self.sets, self.tol, self.max_rounds = sets, tol, max_rounds
-        self.event_ndim = sets[0].event_ndim  # type: ignore[misc]
-        self.separable = all(part.separable for part in sets)  # type: ignore[misc]
-        self.polyhedral = all(part.polyhedral for part in sets)  # type: ignore[misc]
+        self.event_ndim = sets[0].event_ndim
+        self.separable = all(part.separable for part in sets)
+        self.polyhedral = all(part.polyhedral for part in sets)
 
-    def tensor_parameters(self) -> dict[str, Tensor]:
-        parts = enumerate(part.tensor_parameters() for part in self.sets)
-        return {f"{k}.{name}": value for k, part in parts for name, value in part.items()}
+    def __repr__(self) -> str:
+        return f"Intersection({', '.join(map(repr, self.sets))})"
 
-    def replace(self, **values: Any) -> Self:
-        sets = list(self.sets)
-        for name, value in values.items():
-            k, _, inner = name.partition(".")
-            if not k.isdigit() or int(k) >= len(sets):
-                raise InvalidInput(f"Intersection has no parameter {name!r}; it has {list(self.tensor_parameters())}")
-            sets[int(k)] = sets[int(k)].replace(**{inner: value})
-        return type(self)(*sets, tol=self.tol, max_rounds=self.max_rounds)
+    def parts(self) -> dict[str, ConvexSet]:
+        return {str(k): part for k, part in enumerate(self.sets)}
 
+    def with_parts(self, parts: dict[str, ConvexSet]) -> Self:
+        return type(self)(*parts.values(), tol=self.tol, max_rounds=self.max_rounds)
+
+    @validated
     def project(self, z: Tensor) -> Tensor:
-        wide = self.checked(z).double()
+        wide = z.double()
         with torch.no_grad():
             y, normals, weight = self._solve(wide.detach())
         if tracked(z, *self.tensor_parameters().values()):
@@ -94,14 +93,17 @@ class Intersection(ConvexSet):
                 fixed = kink  # where there is no second derivative
         return y.to(z)
 
-    def jacobian(self, z: Tensor) -> Face:
-        wide = self.checked(z).detach().double()
+    @validated
+    def jacobian(self, z: Tensor) -> ProjectionJacobian:
+        wide = z.double()
         with torch.no_grad():
-            return KKTFace(self._derivative(wide, *self._solve(wide))[0])
+            kkt = self._derivative(wide, *self._solve(wide))[0]
+            H = kkt.factors[3]  # which makes kkt.rank known as well
+            return Matrix(H, self.event_ndim, kkt.rank, kkt.projectors)
 
     def _derivative(self, z: Tensor, y: Tensor, normals: Tensor, weight: Tensor) -> tuple[LinearisedKKT, Tensor]:
         """The linearised equations, those of a point nearby where some P_i has a kink; and where that is so."""
-        ndim = int(self.event_ndim)  # type: ignore[arg-type]
+        ndim = self.event_ndim
         with torch.no_grad():
             here, shift = self._linearised(y, normals, weight), _direction(y, ndim)
             size = _size(torch.cat([y[None], normals / weight]), ndim)
@@ -120,16 +122,16 @@ class Intersection(ConvexSet):
 
     def _linearised(self, y: Tensor, normals: Tensor, weight: Tensor) -> LinearisedKKT:
         with torch.no_grad():
-            faces = [part.jacobian(y + u / weight) for part, u in zip(self.sets, normals, strict=True)]
-            return LinearisedKKT(faces, y, weight, int(self.event_ndim))  # type: ignore[arg-type]
+            jacobians = [part.jacobian(y + u / weight) for part, u in zip(self.sets, normals, strict=True)]
+            return LinearisedKKT(jacobians, y, weight, self.event_ndim)
 
     def _solve(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """y, the normals u (k, ...) and a weight for which u/weight is no larger than z or y; without gradients."""
         if not can_look_at_values():
-            raise Incompatible("Intersection iterates on values: give leading batch dimensions instead of vmap")
+            raise IncompatibleError("Intersection iterates on values: give leading batch dimensions instead of vmap")
         nearest = torch.stack(torch.broadcast_tensors(*(part.project(z) for part in self.sets)))
         z = z.expand_as(nearest[0])  # a parameter may have one value per batch element
-        best = Best(z, nearest, int(self.event_ndim))  # type: ignore[arg-type]
+        best = Best(z, nearest, self.event_ndim)
         if not z.numel():
             return best.answer()
         self._try_each_alone(best, nearest)
@@ -161,7 +163,7 @@ class Intersection(ConvexSet):
         error = max(best.worst(), float(best.rounding.max()))
         if error > self.tol:
             apart = float(event_norm(self._gaps(best.y, 0 * best.normals, best.weight), best.ndim).max())
-            raise NotConverged(
+            raise NotConvergedError(
                 f"Intersection: the estimated error is {error:.2g} of the size of the point and a gap of {apart:.2g} "
                 f"is left between the sets, which hardly touch: enlarge one of them, or raise tol (now {self.tol:.2g})"
             )
@@ -206,7 +208,7 @@ class Intersection(ConvexSet):
         """y = argmin |y - z|^2/2 + (weight/2) sum dist(y + u_i/weight, C_i)^2, then u_i = weight times the i-th gap,
         for the elements of the batch still to do.
         """
-        ndim = int(self.event_ndim)  # type: ignore[arg-type]
+        ndim = self.event_ndim
         stiff = weight.reshape(weight.shape[: weight.ndim - ndim])
 
         def look(y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -238,7 +240,7 @@ class Intersection(ConvexSet):
         return y, updated
 
     def _check_not_empty(self, best: Best, y: Tensor) -> None:
-        """EmptySet if normals n_i at points q_i of the sets show that every common point w is far away:
+        """EmptySetError if normals n_i at points q_i of the sets show that every common point w is far away:
         <n_i, w - q_i> <= 0 for all i gives <sum n_i, w - y> <= sum <n_i, q_i - y> = -g, so |w - y| >= g/|sum n_i|.
         """
         ndim, eps, one = best.ndim, torch.finfo(y.dtype).eps, y.new_ones(())
@@ -250,7 +252,7 @@ class Intersection(ConvexSet):
         far = g > FAR * best.set_size(y) * event_norm(normals.sum(0), ndim)
         empty = far & (g > 100 * eps * total * torch.maximum(reach, best.set_size(y)))
         if bool(empty.any()):
-            raise EmptySet(
+            raise EmptySetError(
                 f"Intersection: the sets have no common point within {FAR:g} times their size: "
                 f"every point is at least {float((g / total)[empty].max()):.3g} away from one of them"
             )
@@ -264,9 +266,6 @@ class Intersection(ConvexSet):
             judged.append(((amount.detach() / scale).max(), amount.detach() / scale, f"in set {k}: {what}"))
         _, worst, what = max(judged, key=lambda entry: float(entry[0].nan_to_num(torch.inf)))
         return worst, worst.new_ones(()), what
-
-    def __repr__(self) -> str:
-        return f"Intersection({', '.join(map(repr, self.sets))})"
 
 
 def _size(points: Tensor, event_ndim: int) -> Tensor:
@@ -344,3 +343,64 @@ class Best:
 
     def answer(self) -> tuple[Tensor, Tensor, Tensor]:
         return self.y, self.normals, self.weight
+
+
+class LinearisedKKT:
+    """The equations y + sum u_i = z, y = P_i(y + u_i/weight) with P_i replaced by its Jacobian J_i.
+
+    Where J_i = 0 the set fixes y (projectors Q_i on these directions); elsewhere it acts as a spring of stiffness
+    weight J_i^+ (I - J_i). So y moves in the common null space of all Q_i, against M = I + the springs.
+    """
+
+    def __init__(self, jacobians: list[ProjectionJacobian], y: Tensor, weight: Tensor, event_ndim: int) -> None:
+        self.event_ndim = event_ndim
+        self.projectors = all(jacobian.is_projector for jacobian in jacobians)
+        batch, event = y.shape[: y.ndim - event_ndim], y.shape[y.ndim - event_ndim :]
+        n = event.numel()
+        self.eye = torch.eye(n, dtype=y.dtype, device=y.device)
+        points = self.eye.reshape(n, *(1,) * len(batch), *event).expand(n, *batch, *event)
+        J = torch.stack([jacobian.apply(points).reshape(n, *batch, n).movedim(0, -1) for jacobian in jacobians])
+        self.J = (J + J.mT) / 2
+        self.weight = weight.reshape((*weight.shape[: weight.ndim - event_ndim], 1, 1))
+
+    def descent(self, slope: Tensor) -> Tensor:
+        """(I + weight sum (I - J_i))^-1 slope: the Newton direction of the augmented Lagrangian."""
+        hessian = self.eye + self.weight * (self.eye - self.J).sum(0)
+        return torch.linalg.solve(hessian, self.column(slope)).reshape(slope.shape)
+
+    def column(self, v: Tensor) -> Tensor:
+        return v.flatten(v.ndim - self.event_ndim).unsqueeze(-1)
+
+    @property
+    def factors(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """weight J_i^+, the springs weight J_i^+ (I - J_i), M, H and the pseudo-inverse of the stacked Q_i."""
+        if not hasattr(self, "_factors"):
+            values, vectors = torch.linalg.eigh(self.J)
+            values = values.clamp(0, 1)
+            fixed = values <= FLAT
+            inverse = torch.where(fixed, 0.0, 1 / torch.where(fixed, 1.0, values))
+            give = self.weight * (vectors * inverse.unsqueeze(-2)) @ vectors.mT
+            spring = self.weight * (vectors * ((1 - values) * inverse).unsqueeze(-2)) @ vectors.mT
+            Q = (vectors * fixed.unsqueeze(-2)) @ vectors.mT
+            left, angles, right = torch.linalg.svd(Q.movedim(0, -3).flatten(-3, -2), full_matrices=False)
+            held = angles > PARALLEL
+            back = (right.mT * torch.where(held, 1 / angles, 0.0).unsqueeze(-2)) @ left.mT
+            free = (right.mT * (~held).unsqueeze(-2)) @ right
+            M = self.eye + spring.sum(0)
+            H = free @ torch.linalg.solve(free @ M @ free + self.eye - free, free)
+            self.rank = (~held).sum(-1)
+            self.angle = torch.where(held, angles, 1.0).amin(-1)
+            self._factors = give, Q, M, (H + H.mT) / 2, back
+        return self._factors
+
+    def newton(self, y: Tensor, normals: Tensor, off: Tensor, gaps: Tensor) -> tuple[Tensor, Tensor]:
+        """(y, u) after one Newton step, for off = y + sum u - z and gaps = y - P_i(y + u_i/weight)."""
+        give, Q, M, H, back = self.factors
+        off, F = self.column(off), gaps.flatten(y.ndim + 1 - self.event_ndim).unsqueeze(-1)
+        # Q_i dy = -Q_i F_i;  M dy + sum weight J_i^+ F_i + sum Q_i nu_i = -off
+        right = -off - (give @ F).sum(0)
+        start = -back @ (Q @ F).movedim(0, -3).flatten(-3, -2)
+        dy = start + H @ (right - M @ start)
+        nu = (back.mT @ (right - M @ dy)).unflatten(-2, (len(Q), -1)).movedim(-3, 0)
+        du = give @ ((self.eye - self.J) @ dy + F) + Q @ nu
+        return y + dy.reshape(y.shape), normals + du.reshape(normals.shape)

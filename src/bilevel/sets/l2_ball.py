@@ -7,16 +7,16 @@ from torch import Tensor
 
 from .base import (
     ConvexSet,
-    Face,
+    ProjectionJacobian,
     as_point,
-    can_look_at_values,
     event_norm,
-    in_float32,
     parameter,
     per_point,
     rounding_scale,
     show,
+    validated,
 )
+from .jacobians import RankOne
 
 
 class L2Ball(ConvexSet):
@@ -53,21 +53,19 @@ class L2Ball(ConvexSet):
         center, radius = as_point(self.center, z, name="center"), per_point(self.radius, z, name="radius")
         return center, radius, z - center, event_norm(z - center, keepdim=True)
 
-    @in_float32
+    @validated
     def project(self, z: Tensor) -> Tensor:
-        z = self.checked(z)
         center, radius, offset, norm = self._parts(z)
         outside = (norm > radius) | (radius == 0)
         return torch.where(outside, center + radius * (offset / torch.where(norm > 0, norm, 1)), z)
 
-    @in_float32
-    def jacobian(self, z: Tensor) -> Face:
-        z = self.checked(z).detach()
+    @validated
+    def jacobian(self, z: Tensor) -> ProjectionJacobian:
         _, radius, offset, norm = (part.detach() for part in self._parts(z))
         outside = (norm > radius) | (radius == 0)
         norm = torch.where(norm > 0, norm, 1)
         shrink = torch.where(outside, radius / norm, 1)
-        return SphereFace(torch.where(outside, offset / norm, 0.0), shrink, outside, self.radius, self.center)
+        return RankOne(torch.where(outside, offset / norm, 0.0), shrink=shrink)
 
     def excess(self, y: Tensor) -> tuple[Tensor, Tensor, str]:
         center, radius, _, norm = self._parts(y)
@@ -76,35 +74,7 @@ class L2Ball(ConvexSet):
         amount = (norm - radius).clamp_min(0)
         return amount.squeeze(-1), scale.squeeze(-1), f"the norm exceeds the radius {show(self.radius)}"
 
-    @in_float32
+    @validated
     def margin(self, z: Tensor) -> Tensor:
-        z = self.checked(z).detach()
         _, radius, _, norm = (part.detach() for part in self._parts(z))
         return torch.where(radius > 0, (norm - radius).abs(), torch.inf).squeeze(-1)
-
-    def __repr__(self) -> str:
-        return f"L2Ball(radius={show(self.radius)}, center={show(self.center)})"
-
-
-class SphereFace(Face):
-    """H = shrink (I - n n') with the unit normal n and shrink = radius/|d|; the identity inside the ball."""
-
-    def __init__(
-        self, normal: Tensor, shrink: Tensor, outside: Tensor, radius: float | Tensor, center: float | Tensor
-    ) -> None:
-        self._normal, self._shrink, self._radius, self._center = normal, shrink, radius, center
-        self.is_projector = can_look_at_values() and not bool(outside.any())
-        full = normal.shape[-1]
-        self.dimension = torch.where(outside, full - 1, full).squeeze(-1) * (shrink > 0).squeeze(-1)
-
-    def apply(self, v: Tensor) -> Tensor:
-        return self._shrink * (v - (v * self._normal).sum(-1, keepdim=True) * self._normal)
-
-    def parameter_vjp(self, u: Tensor) -> dict[str, Tensor]:
-        """dP/dradius = n, and dP/dcenter = I - H."""
-        products = {}
-        if isinstance(self._radius, Tensor):
-            products["radius"] = (u * self._normal).sum(-1).sum_to_size(self._radius.shape)
-        if isinstance(self._center, Tensor):
-            products["center"] = (u - self.apply(u)).sum_to_size(self._center.shape)
-        return products

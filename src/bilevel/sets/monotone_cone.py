@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..errors import MissingExtra
-from .base import ConvexSet, Face, in_float32
+from ..errors import MissingExtraError
+from .base import ConvexSet, ProjectionJacobian, validated
 
 
 class MonotoneCone(ConvexSet):
     """{y : y_1 <= y_2 <= ... <= y_n} (or >=); P(z) replaces each block of pooled entries by its mean.
 
-    H averages over the blocks that pool-adjacent-violators finds: the projector on the vectors that are
+    H averages over the blocks that pool-adjacent-violators finds: the projector onto the vectors that are
     constant on each block. At a kink (equal neighbouring blocks) the blocks are pooled.
 
     Parameters
@@ -39,16 +39,15 @@ class MonotoneCone(ConvexSet):
     def _blocks(self, z: Tensor) -> Tensor:
         return isotonic_blocks(z if self.increasing else -z)
 
-    @in_float32
+    @validated
     def project(self, z: Tensor) -> Tensor:
-        z = self.checked(z)
         blocks = self._blocks(z.detach())
         center = block_mean(z.detach(), blocks)  # only small differences are added up in the second pass
         return center + block_mean(z - center, blocks)
 
-    @in_float32
-    def jacobian(self, z: Tensor) -> Face:
-        return BlockFace(self._blocks(self.checked(z).detach()), z.dtype)
+    @validated
+    def jacobian(self, z: Tensor) -> ProjectionJacobian:
+        return BlockMeanJacobian(self._blocks(z))
 
     def excess(self, y: Tensor) -> tuple[Tensor, Tensor, str]:
         step = y.diff(dim=-1) if self.increasing else -y.diff(dim=-1)
@@ -56,32 +55,21 @@ class MonotoneCone(ConvexSet):
         word = "smaller" if self.increasing else "larger"
         return amount, y.detach().abs().amax(-1), f"an entry is {word} than the one before it"
 
-    @in_float32
+    @validated
     def margin(self, z: Tensor) -> Tensor:
-        z = self.checked(z).detach()
         return block_margin(z if self.increasing else -z, self._blocks(z))
 
-    def __repr__(self) -> str:
-        return f"MonotoneCone(increasing={self.increasing})"
 
-
-class BlockFace(Face):
+class BlockMeanJacobian(ProjectionJacobian):
     """H v = the mean of v over each block."""
 
     is_projector = True
 
-    def __init__(self, blocks: Tensor, dtype: torch.dtype) -> None:
-        self._blocks, self._dtype = blocks, dtype
-        self.dimension = blocks[..., -1] + 1
+    def __init__(self, blocks: Tensor) -> None:
+        self._blocks, self.dimension = blocks, blocks[..., -1] + 1
 
     def apply(self, v: Tensor) -> Tensor:
         return block_mean(v, self._blocks)
-
-    def basis(self) -> Tensor | None:
-        if self._blocks.ndim > 1:
-            return None
-        indicator = torch.nn.functional.one_hot(self._blocks).to(self._dtype)
-        return indicator / indicator.norm(dim=0)
 
 
 @torch.library.custom_op("bilevel::isotonic_blocks", mutates_args=())
@@ -90,7 +78,7 @@ def isotonic_blocks(z: Tensor) -> Tensor:
     try:
         from scipy.optimize import isotonic_regression
     except ImportError:
-        raise MissingExtra("isotonic regression (MonotoneCone, Permutahedron)", "sets") from None
+        raise MissingExtraError("isotonic regression (MonotoneCone, Permutahedron)", "sets") from None
     import numpy
 
     rows = z.detach().reshape(-1, z.shape[-1]).to("cpu", torch.float64).numpy()

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from .. import tolerances
-from ..errors import InvalidInput
-from .base import ConvexSet, Face, check_batch, got, in_float32, parameter
+from ..errors import InvalidInputError
+from .base import ConvexSet, ProjectionJacobian, check_batch, tensor_parameter, validated
 from .monotone_cone import block_first, block_margin, block_mean, block_sum, isotonic_blocks
 
 
@@ -35,57 +35,51 @@ class Permutahedron(ConvexSet):
     parameters = ("vertex",)
 
     def __init__(self, vertex: Tensor) -> None:
-        self.vertex: Tensor = parameter("vertex", vertex)  # type: ignore[assignment]
-        if not isinstance(self.vertex, Tensor) or self.vertex.ndim == 0:
-            raise InvalidInput(f"vertex must be a tensor of shape (..., n), {got(vertex)}")
+        self.vertex = tensor_parameter("vertex", vertex)
 
-    def of_kind(self, z: Any) -> Any:
-        z = super().of_kind(z)
+    def check_shape(self, z: Any) -> Any:
+        z = super().check_shape(z)
         if z.shape[-1] != self.vertex.shape[-1]:
-            raise InvalidInput(f"points have {z.shape[-1]} entries, the vertex has {self.vertex.shape[-1]}")
+            raise InvalidInputError(f"points have {z.shape[-1]} entries, the vertex has {self.vertex.shape[-1]}")
         check_batch("vertex", self.vertex, z)
         return z
 
-    def _sorted(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """z and vertex downwards, their orders, and the blocks of the regression."""
-        z, vertex = self.checked(z), self.vertex.to(z)
-        z, vertex = torch.broadcast_tensors(z, vertex)
+    def _sorted(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """z and vertex downwards, the order of z, and the blocks of the regression."""
+        z, vertex = torch.broadcast_tensors(z, self.vertex.to(z))
         order = z.detach().argsort(dim=-1, descending=True, stable=True)
         ranking = vertex.detach().argsort(dim=-1, descending=True, stable=True)
         z, vertex = z.gather(-1, order), vertex.gather(-1, ranking)
-        return z, vertex, order, ranking, smallest_blocks(z.detach(), vertex.detach())
+        return z, vertex, order, smallest_blocks(z.detach(), vertex.detach())
 
-    @in_float32
+    @validated
     def project(self, z: Tensor) -> Tensor:
-        z, vertex, order, _, blocks = self._sorted(z)
+        z, vertex, order, blocks = self._sorted(z)
         # The differences within a block are small and exact, however large z is.
         inner, level = z - block_first(z.detach(), blocks), block_mean(vertex.detach(), blocks)
         y = inner - block_mean(inner, blocks) + (level + block_mean(vertex - level, blocks))
         return y.gather(-1, order.argsort(-1))
 
-    @in_float32
-    def jacobian(self, z: Tensor) -> Face:
-        _, _, order, ranking, blocks = self._sorted(self.checked(z).detach())
-        return RankFace(order, ranking, blocks, self.vertex.shape)  # type: ignore[union-attr]
+    @validated
+    def jacobian(self, z: Tensor) -> ProjectionJacobian:
+        _, _, order, blocks = self._sorted(z)
+        return SortedBlocksJacobian(order, blocks)
 
     def excess(self, y: Tensor) -> tuple[Tensor, Tensor, str]:
         """Majorisation: the k largest entries of y add up to at most those of vertex, all n to as much."""
-        vertex = self.vertex.detach().to(y).sort(-1, descending=True).values  # type: ignore[union-attr]
+        vertex = self.vertex.detach().to(y).sort(-1, descending=True).values
         surplus = (y.detach().sort(-1, descending=True).values - vertex).cumsum(-1)
         amount = torch.maximum(surplus.amax(-1), surplus[..., -1].abs()).clamp_min(0)
         what = "the largest entries add up to more than those of the vertex, or all to another sum"
         return amount, vertex.abs().sum(-1), what
 
-    @in_float32
+    @validated
     def margin(self, z: Tensor) -> Tensor:
-        z, vertex, _, _, blocks = self._sorted(self.checked(z).detach())
+        z, vertex, _, blocks = self._sorted(z)
         idle = vertex[..., 1:] == vertex[..., :-1]  # equal entries of the vertex in any order are the same point
         count = block_sum(torch.ones_like(z), blocks)
         idle = idle & (count[..., 1:] == 1) & (count[..., :-1] == 1)
         return block_margin(vertex - (z - z[..., :1]), blocks, idle)
-
-    def __repr__(self) -> str:
-        return f"Permutahedron(vertex=tensor{tuple(self.vertex.shape)})"  # type: ignore[union-attr]
 
 
 def smallest_blocks(z: Tensor, vertex: Tensor) -> Tensor:
@@ -102,23 +96,15 @@ def smallest_blocks(z: Tensor, vertex: Tensor) -> Tensor:
     return torch.cat([torch.zeros_like(blocks[..., :1]), ends.to(blocks)], -1).cumsum(-1)
 
 
-class RankFace(Face):
+class SortedBlocksJacobian(ProjectionJacobian):
     """H v = v minus its mean over each block, the blocks being of the entries in sorted order."""
 
     is_projector = True
 
-    def __init__(self, order: Tensor, ranking: Tensor, blocks: Tensor, shape: torch.Size) -> None:
-        self._order, self._ranking, self._blocks, self._shape = order, ranking, blocks, shape
+    def __init__(self, order: Tensor, blocks: Tensor) -> None:
+        self._order, self._blocks = order, blocks
         self.dimension = blocks.shape[-1] - 1 - blocks[..., -1]
 
-    def _mean(self, v: Tensor, order: Tensor) -> Tensor:
-        """The block means of v, placed by the inverse of `order`."""
-        means = block_mean(v.gather(-1, self._order.expand_as(v)), self._blocks)
-        return means.gather(-1, order.argsort(-1).expand_as(v))
-
     def apply(self, v: Tensor) -> Tensor:
-        return v - self._mean(v, self._order)
-
-    def parameter_vjp(self, u: Tensor) -> dict[str, Tensor]:
-        """A vertex entry moves all entries of its block alike."""
-        return {"vertex": self._mean(u, self._ranking).sum_to_size(self._shape)}
+        means = block_mean(v.gather(-1, self._order.expand_as(v)), self._blocks)
+        return v - means.gather(-1, self._order.argsort(-1).expand_as(v))

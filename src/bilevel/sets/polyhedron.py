@@ -8,10 +8,20 @@ import torch
 from torch import Tensor
 
 from .. import tolerances
-from ..errors import EmptySet, InvalidInput
+from ..errors import EmptySetError, InvalidInputError
 from .active_set import active_rows, least_violation
-from .base import ConvexSet, Face, can_look_at_values, check_batch, event_norm, got, parameter, tracked, with_value
-from .held_rows import HeldRows, adjoint, product
+from .base import (
+    ConvexSet,
+    ProjectionJacobian,
+    can_look_at_values,
+    check_batch,
+    event_norm,
+    got,
+    parameter,
+    tracked,
+    validated,
+    with_value,
+)
 
 FAR = 1e4
 """A point is far away when it is so many times as large as its projection and the right-hand sides."""
@@ -20,7 +30,7 @@ FAR = 1e4
 class Polyhedron(ConvexSet):
     """{y : Ay = b, Gy <= h}; P(z) = z - B^+ (Bz - c) with B, c the rows of A and the active rows of G.
 
-    H = I - B^+ B, the projector on the null space of the active rows: those that some choice of the multipliers makes
+    H = I - B^+ B, the projector onto the null space of the active rows: those that some choice of the multipliers makes
     positive, chosen independent. At a kink a row whose multiplier can only be 0 counts as inactive, so that on the
     boundary H is that of the inside. The active rows of the last call are the warm start; where they do not lead to
     the new ones, Clarabel (extra `sets`) finds them, and its answer is made exact (`active_set`).
@@ -59,7 +69,7 @@ class Polyhedron(ConvexSet):
         given = [matrix for matrix in (self.A, self.G) if matrix is not None]
         if not given or len({matrix.shape[-1] for matrix in given}) > 1:
             shapes = [tuple(matrix.shape) for matrix in given]
-            raise InvalidInput(f"Polyhedron needs G, A or both, with as many columns, got shapes {shapes}")
+            raise InvalidInputError(f"Polyhedron needs G, A or both, with as many columns, got shapes {shapes}")
         if self.h is not None and self.b is not None:
             check_batch("h", self.h, self.b)
         self.size = given[0].shape[-1]
@@ -70,13 +80,15 @@ class Polyhedron(ConvexSet):
             # A set that follows x is rebuilt at every step: then a projection notices if inequalities leave nothing.
             if not any(value.requires_grad for value in self.tensor_parameters().values()):
                 if not bool(torch.isfinite(self.system()[1]).all()):
-                    raise InvalidInput("Polyhedron: a row of G or A is so short that dividing by its length overflows")
+                    raise InvalidInputError(
+                        "Polyhedron: a row of G or A is so short that dividing by its length overflows"
+                    )
                 self._check_inequalities()
 
-    def of_kind(self, z: Any) -> Any:
-        z = super().of_kind(z)
+    def check_shape(self, z: Any) -> Any:
+        z = super().check_shape(z)
         if z.shape[-1] != self.size:
-            raise InvalidInput(f"points have {z.shape[-1]} entries, the polyhedron lives in dimension {self.size}")
+            raise InvalidInputError(f"points have {z.shape[-1]} entries, the polyhedron lives in dimension {self.size}")
         for name, side in (("h", self.h), ("b", self.b)):
             if side is not None:
                 check_batch(name, side, z)
@@ -113,8 +125,8 @@ class Polyhedron(ConvexSet):
         rows, side = self.system()
         return HeldRows(rows.detach(), self._active(z, rows, side, complete)), rows, side
 
+    @validated
     def project(self, z: Tensor) -> Tensor:
-        z = self.checked(z)
         y = self._nearest(z.double())
         if can_look_at_values() and self._is_far(z.detach(), y.detach()):
             # The rounding of z may hide some rows. P(y) lies in the set, and no further from P(z) than y does.
@@ -142,10 +154,9 @@ class Polyhedron(ConvexSet):
                 size = torch.maximum(size, side.detach().to(y).abs().amax(-1))
         return bool((z.abs().amax(-1) > FAR * size).any())
 
-    def jacobian(self, z: Tensor) -> Face:
-        z = self.checked(z).detach()
-        held, rows, side = self._held(z)
-        return PolyhedronFace(self, held, z.double(), rows.detach(), side.detach())
+    @validated
+    def jacobian(self, z: Tensor) -> ProjectionJacobian:
+        return NullSpaceJacobian(self._held(z)[0])
 
     def excess(self, y: Tensor) -> tuple[Tensor, Tensor, str]:
         rows, side = (value.detach() for value in self.system())
@@ -154,13 +165,28 @@ class Polyhedron(ConvexSet):
         scale = torch.maximum(y.detach().double().abs().amax(-1), side.abs().amax(-1))
         return amount.to(y), scale, "Ay = b or Gy <= h fails, rows scaled to length 1"
 
+    @validated
     def margin(self, z: Tensor) -> Tensor:
-        z = self.checked(z).detach()
+        """Distance to the z at which an idle row is touched or a multiplier vanishes.
+
+        Where the tight rows depend on each other (a degenerate vertex) another choice of the multipliers may last
+        longer: there it is a lower bound.
+        """
         held, rows, side = self._held(z)
-        return PolyhedronFace(self, held, z.double(), rows.detach(), side.detach()).margin().to(z)
+        rows, side = rows.detach(), side.detach()
+        y, multipliers = held.nearest(z.double(), held.take(side))
+        slack = (side - y @ rows.mT).clamp_min(0)
+        speed = torch.stack([held.tangent(row.expand_as(y)).norm(dim=-1) for row in rows], -1)
+        touch = torch.where(~held.mask & (speed > 1e-9), slack / speed.clamp_min(1e-300), torch.inf)
+        # The multiplier of a row changes by the length of its column of B^+ per unit of z.
+        units = torch.eye(y.shape[-1]).to(slack)
+        columns = torch.stack([held.spread(held.along(unit.expand_as(y))) for unit in units], -1)
+        vanish = held.spread(multipliers).clamp_min(0) / columns.norm(dim=-1).clamp_min(1e-300)
+        equation = torch.arange(len(rows), device=slack.device) < len(self.independent)
+        return torch.where(held.mask & ~equation, vanish, touch).amin(-1).to(z)
 
     def _check_equations(self) -> None:
-        """EmptySet if Ay = b has no solution: a projection looks at the independent rows only."""
+        """EmptySetError if Ay = b has no solution: a projection looks at the independent rows only."""
         if self.A is None or self.b is None:
             return
         A, b = self.A.detach().double(), self.b.detach().double().reshape(-1, len(self.A)).mT
@@ -169,10 +195,10 @@ class Polyhedron(ConvexSet):
         best = torch.linalg.pinv(A) @ b
         gap = (A @ best - b).abs()
         if bool((gap > 1e-12 * (b.abs() + best.norm(dim=0))).any()):
-            raise EmptySet(f"Ay = b has no solution: the best y leaves a gap of {float(gap.max()):.3g}")
+            raise EmptySetError(f"Ay = b has no solution: the best y leaves a gap of {float(gap.max()):.3g}")
 
     def _check_inequalities(self) -> None:
-        """EmptySet with the least violation that some y reaches."""
+        """EmptySetError with the least violation that some y reaches."""
         rows, side = (value.detach() for value in self.system())
         m = len(self.independent)
         for right in side.reshape(-1, side.shape[-1]):
@@ -181,77 +207,23 @@ class Polyhedron(ConvexSet):
                 continue
             least, size = least_violation(rows.cpu().numpy(), right.cpu().numpy(), m)
             if least > tolerances.feasibility(torch.float64) * size:
-                raise EmptySet(
+                raise EmptySetError(
                     f"Ay = b and Gy <= h have no common point: every y breaks a row by {least:.3g} or more, "
                     f"rows scaled to length 1"
                 )
 
-    def __repr__(self) -> str:
-        shapes = [f"{name}=tensor{tuple(value.shape)}" for name, value in self.tensor_parameters().items()]
-        return f"{type(self).__name__}({', '.join(shapes)})"
 
-
-class PolyhedronFace(Face):
+class NullSpaceJacobian(ProjectionJacobian):
     """H = I - B^+ B with B the active rows."""
 
     is_projector = True
 
-    def __init__(self, polyhedron: Polyhedron, held: HeldRows, z: Tensor, rows: Tensor, side: Tensor) -> None:
-        self._polyhedron, self._held, self._rows, self._side = polyhedron, held, rows, side
-        self._y, multipliers = held.nearest(z, held.take(side))
-        self._multipliers = held.spread(multipliers)
-        self.dimension = z.shape[-1] - held.mask.sum(-1)
-
-    def _along(self, v: Tensor) -> Tensor:
-        """(B^+)' v, zero in the idle rows."""
-        return self._held.spread(self._held.along(v))
+    def __init__(self, held: HeldRows) -> None:
+        self._held = held
+        self.dimension = held.B.shape[-1] - held.mask.sum(-1)
 
     def apply(self, v: Tensor) -> Tensor:
         return self._held.tangent(v.double()).to(v)
-
-    def basis(self) -> Tensor | None:
-        if self._held.mask.ndim > 1:
-            return None
-        return torch.linalg.qr(self._held.B.mT, mode="complete")[0][:, len(self._held.B) :]
-
-    def margin(self) -> Tensor:
-        """Distance to the z at which an idle row is touched or a multiplier vanishes.
-
-        Where the tight rows depend on each other (a degenerate vertex) another choice of the multipliers may last
-        longer: there it is a lower bound.
-        """
-        slack = (self._side - self._y @ self._rows.mT).clamp_min(0)
-        speed = torch.stack([self.apply(row.expand_as(self._y)).norm(dim=-1) for row in self._rows], -1)
-        mask = self._held.mask
-        touch = torch.where(~mask & (speed > 1e-9), slack / speed.clamp_min(1e-300), torch.inf)
-        # The multiplier of a row changes by the length of its column of B^+ per unit of z.
-        columns = torch.stack(
-            [self._along(unit.expand_as(self._y)) for unit in torch.eye(self._y.shape[-1]).to(slack)], -1
-        )
-        vanish = self._multipliers.clamp_min(0) / columns.norm(dim=-1).clamp_min(1e-300)
-        equation = torch.arange(len(self._rows), device=slack.device) < len(self._polyhedron.independent)
-        return torch.where(mask & ~equation, vanish, touch).amin(-1)
-
-    def parameter_vjp(self, u: Tensor) -> dict[str, Tensor]:
-        """For row g, side c, multiplier m and l = (B^+)'u: dc gives l and dg gives -m Hu - l y."""
-        side = self._along(u.double())
-        turn = -self._multipliers.unsqueeze(-1) * self.apply(u.double()).unsqueeze(-2)
-        turn = turn - side.unsqueeze(-1) * self._y.unsqueeze(-2)
-        Y, products = self._polyhedron, {}
-        parts = (("A", Y.A, "b", Y.b, Y.independent, 0), ("G", Y.G, "h", Y.h, None, len(Y.independent)))
-        for name, matrix, side_name, right, index, first in parts:
-            if matrix is None or right is None:
-                continue
-            index = torch.arange(len(matrix)) if index is None else index
-            part = slice(first, first + len(index))
-            length = matrix.detach().double()[index].norm(dim=-1).clamp_min(1e-300)
-            sides = side.new_zeros(*side.shape[:-1], len(matrix))
-            sides[..., index] = side[..., part] / length
-            turns = turn.new_zeros(*turn.shape[:-2], *matrix.shape)
-            turns[..., index, :] = turn[..., part, :] / length[:, None]
-            products[name] = turns.sum_to_size(matrix.shape).to(matrix)
-            products[side_name] = sides.sum_to_size(right.shape).to(right)
-        return products
 
 
 def _checked_rows(
@@ -260,9 +232,9 @@ def _checked_rows(
     if matrix is None and side is None:
         return None, None
     if not isinstance(matrix, Tensor) or matrix.ndim != 2:
-        raise InvalidInput(f"{name} must be a tensor of shape (m, n) to go with {side_name}, {got(matrix)}")
+        raise InvalidInputError(f"{name} must be a tensor of shape (m, n) to go with {side_name}, {got(matrix)}")
     if not isinstance(side, Tensor) or side.ndim == 0 or side.shape[-1] != len(matrix):
-        raise InvalidInput(f"{side_name} must have {len(matrix)} entries, one per row of {name}, {got(side)}")
+        raise InvalidInputError(f"{side_name} must have {len(matrix)} entries, one per row of {name}, {got(side)}")
     return parameter(name, matrix), parameter(side_name, side)  # type: ignore[return-value]
 
 
@@ -280,3 +252,70 @@ def _independent(matrix: Tensor | None) -> Tensor:
             kept.append(k)
             basis = torch.cat([basis, (rest / rest.norm())[None]])
     return torch.tensor(kept, dtype=torch.int64)
+
+
+class HeldRows:
+    """The active rows B (..., k, n) of each point, B' = QR; zero rows fill up where a point has fewer than others.
+
+    Not B B', which would square the angles between the rows.
+    """
+
+    def __init__(self, rows: Tensor, mask: Tensor) -> None:
+        self.mask = mask
+        most = min(rows.shape)
+        if can_look_at_values():
+            most = min(most, int(mask.sum(-1).max()) if mask.numel() else 0)
+        self.index = mask.to(torch.int8).argsort(dim=-1, descending=True, stable=True)[..., :most]
+        self.used = mask.gather(-1, self.index)
+        self.B = self.take_rows(rows)
+        Q, R = torch.linalg.qr(self.B.mT)
+        self._Q = Q * self.used.unsqueeze(-2)
+        self._R = R + torch.diag_embed((~self.used).to(R)) * (1 - R.diagonal(dim1=-2, dim2=-1)).unsqueeze(-1)
+
+    def take(self, side: Tensor) -> Tensor:
+        """The entries (..., k) of the active rows."""
+        return side.expand(self.mask.shape).gather(-1, self.index) * self.used
+
+    def take_rows(self, rows: Tensor) -> Tensor:
+        return rows[self.index] * self.used.unsqueeze(-1)
+
+    def tangent(self, v: Tensor) -> Tensor:
+        """(I - B^+ B) v."""
+        for _ in range(2):
+            v = v - product(self._Q, adjoint(self._Q, v))
+        return v
+
+    def pseudo(self, f: Tensor) -> Tensor:
+        """B^+ f."""
+        return product(self._Q, torch.linalg.solve_triangular(self._R.mT, f.unsqueeze(-1), upper=False).squeeze(-1))
+
+    def along(self, v: Tensor) -> Tensor:
+        """(B^+)' v, shape (..., k)."""
+        inner = adjoint(self._Q, v).unsqueeze(-1)
+        return torch.linalg.solve_triangular(self._R, inner, upper=True).squeeze(-1) * self.used
+
+    def spread(self, entries: Tensor) -> Tensor:
+        """Entries (..., k) of the active rows in the places of all rows, zero elsewhere."""
+        index = self.index.expand(entries.shape)
+        empty = entries.new_zeros(*entries.shape[:-1], self.mask.shape[-1])
+        return empty.scatter(-1, index, entries * self.used)
+
+    def nearest(self, z: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+        """y = z - B^+ (Bz - c) and the multipliers m, z - y = B'm."""
+        y = z
+        for _ in range(3):  # the second and third rounds remove the rounding of the first
+            y = y - self.pseudo(product(self.B, y) - c)
+        return y, self.along(z - y)
+
+    def newton(self, y: Tensor, multipliers: Tensor, off: Tensor, gap: Tensor) -> tuple[Tensor, Tensor]:
+        """One Newton step for z = y + B'm, c = By, with what is missing in the two equations."""
+        dy = self.tangent(off) + self.pseudo(gap)
+        return y + dy, multipliers + self.along(off - dy)
+
+
+def product(matrix: Tensor, v: Tensor) -> Tensor:
+    return (matrix @ v.unsqueeze(-1)).squeeze(-1)
+
+
+def adjoint(matrix: Tensor, v: Tensor) -> Tensor:
+    return (matrix.mT @ v.unsqueeze(-1)).squeeze(-1)

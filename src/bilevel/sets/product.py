@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from ..errors import InvalidInput, InvalidType
-from .base import ConvexSet, Face
+from ..errors import InvalidInputError, InvalidTypeError
+from .base import ConvexSet, ProjectionJacobian, validated
 
 
 class ProductSet(ConvexSet):
@@ -39,36 +40,40 @@ class ProductSet(ConvexSet):
     tensor([ 0.,  2., -1.])
     """
 
+    parameters = ("sets", "sizes")
+
     def __init__(self, sets: Mapping[str, ConvexSet] | Sequence[ConvexSet], sizes: Sequence[int] | None = None) -> None:
         if sizes is not None and isinstance(sets, Sequence):
             sets = {str(k): part for k, part in enumerate(sets)}
         if not isinstance(sets, Mapping) or not sets:
-            raise InvalidType(
+            raise InvalidTypeError(
                 f"sets must be a non-empty dictionary of convex sets, or a sequence of them with sizes, got {sets!r}"
             )
         for name, part in sets.items():
             if not isinstance(part, ConvexSet):
-                raise InvalidType(f"sets[{name!r}] must be a convex set, got {part!r}")
+                raise InvalidTypeError(f"sets[{name!r}] must be a convex set, got {part!r}")
         self.sets, self.sizes = dict(sets), None if sizes is None else list(sizes)
-        self.separable = all(part.separable for part in self.sets.values())  # type: ignore[misc]
-        self.polyhedral = all(part.polyhedral for part in self.sets.values())  # type: ignore[misc]
+        self.separable = all(part.separable for part in self.sets.values())
+        self.polyhedral = all(part.polyhedral for part in self.sets.values())
         if self.sizes is None:
-            self.event_ndim = {name: part.event_ndim for name, part in self.sets.items()}  # type: ignore[misc]
+            self.event_ndim = {name: part.event_ndim for name, part in self.sets.items()}
             return
         if len(self.sizes) != len(self.sets) or not all(isinstance(k, int) and k > 0 for k in self.sizes):
-            raise InvalidInput(f"sizes must be {len(self.sets)} positive integers, one per set, got {self.sizes}")
+            raise InvalidInputError(f"sizes must be {len(self.sets)} positive integers, one per set, got {self.sizes}")
         for name, part in self.sets.items():
             if part.event_ndim != 1:
-                raise InvalidInput(
+                raise InvalidInputError(
                     f"slices are vectors, but sets[{name!r}] = {part} has points of {part.event_ndim} dimensions"
                 )
 
-    def of_kind(self, z: Any) -> Any:
+    def check_shape(self, z: Any) -> Any:
         if self.sizes is None:
-            return self._each("of_kind", z)
-        z = super().of_kind(z)
+            return self._each("check_shape", z)
+        z = super().check_shape(z)
         if z.shape[-1] != sum(self.sizes):
-            raise InvalidInput(f"ProductSet takes {sum(self.sizes)} entries (sizes {self.sizes}), got {z.shape[-1]}")
+            raise InvalidInputError(
+                f"ProductSet takes {sum(self.sizes)} entries (sizes {self.sizes}), got {z.shape[-1]}"
+            )
         return z
 
     def checked(self, z: Any) -> Any:
@@ -77,16 +82,18 @@ class ProductSet(ConvexSet):
     def _each(self, check: str, z: Any) -> dict[str, Any]:
         """A dictionary of points, each checked by its own set."""
         if not isinstance(z, Mapping):
-            raise InvalidType(f"ProductSet takes a dictionary with entries {sorted(self.sets)}, got {type(z).__name__}")
+            raise InvalidTypeError(
+                f"ProductSet takes a dictionary with entries {sorted(self.sets)}, got {type(z).__name__}"
+            )
         if set(z) != set(self.sets):
-            raise InvalidInput(
+            raise InvalidInputError(
                 f"ProductSet takes a dictionary with entries {sorted(self.sets)}, got one with {sorted(map(str, z))}"
             )
         points = {}
         for name, entry in z.items():
             try:
                 points[name] = getattr(self.sets[name], check)(entry)
-            except (InvalidInput, InvalidType) as error:
+            except (InvalidInputError, InvalidTypeError) as error:
                 raise type(error)(f"ProductSet, entry {name!r}: {error}") from None
         return points
 
@@ -97,14 +104,15 @@ class ProductSet(ConvexSet):
     def _join(self, parts: Mapping[str, Any]) -> Any:
         return dict(parts) if self.sizes is None else _cat([parts[name] for name in self.sets])
 
+    @validated
     def project(self, z: Any) -> Any:
-        parts = self._split(self.checked(z))
+        parts = self._split(z)
         return self._join({name: self.sets[name].project(entry) for name, entry in parts.items()})
 
-    def jacobian(self, z: Any) -> Face:
-        z = self.checked(z)
-        faces = {name: self.sets[name].jacobian(entry) for name, entry in self._split(z).items()}
-        return ProductFace(faces, self.sizes, z)
+    @validated
+    def jacobian(self, z: Any) -> ProjectionJacobian:
+        jacobians = {name: self.sets[name].jacobian(entry) for name, entry in self._split(z).items()}
+        return ProductJacobian(jacobians, self.sizes, z)
 
     def excess(self, y: Any) -> tuple[Tensor, Tensor, str]:
         """The part that is furthest outside, in units of its own set's scale."""
@@ -130,84 +138,66 @@ class ProductSet(ConvexSet):
         if self.sizes is not None:
             shapes = {name: (*shape[:-1], size) for name, size in zip(self.sets, self.sizes, strict=True)}
             if not shape or shape[-1] != sum(self.sizes):
-                raise InvalidInput(f"ProductSet has points of {sum(self.sizes)} entries, got shape {shape}")
+                raise InvalidInputError(f"ProductSet has points of {sum(self.sizes)} entries, got shape {shape}")
         elif len(shape) == 1 and isinstance(shape[0], Mapping) and set(shape[0]) == set(self.sets):
             shapes = {name: (size,) if isinstance(size, int) else size for name, size in shape[0].items()}
         else:
             example = "{" + ", ".join(f"{name!r}: (3,)" for name in self.sets) + "}"
-            raise InvalidType(f"random_point of a dictionary takes a dictionary of shapes like {example}, got {shape}")
-        return self._join(
-            {
-                name: part.random_point(generator, *shapes[name], scale=scale, dtype=dtype)
-                for name, part in self.sets.items()
-            }
-        )
+            raise InvalidTypeError(
+                f"random_point of a dictionary takes a dictionary of shapes like {example}, got {shape}"
+            )
+        draws = {}
+        for name, part in self.sets.items():
+            draws[name] = part.random_point(generator, *shapes[name], scale=scale, dtype=dtype)
+        return self._join(draws)
 
+    @validated
     def margin(self, z: Any) -> Any:
         """The smallest of the parts' margins; for dictionaries, that of each entry by name, as `{"bias": tensor(0.5)}`.
 
         None where a part has no formula.
         """
-        margins = {name: self.sets[name].margin(entry) for name, entry in self._split(self.checked(z)).items()}
+        margins = {name: self.sets[name].margin(entry) for name, entry in self._split(z).items()}
         if self.sizes is None:
             return margins
         if any(margin is None for margin in margins.values()):
             return None
         return torch.stack(torch.broadcast_tensors(*margins.values())).amin(0)  # type: ignore[arg-type]
 
-    def tensor_parameters(self) -> dict[str, Tensor]:
-        """The parameters of the parts, as "name.parameter"."""
-        return {
-            f"{name}.{key}": value
-            for name, part in self.sets.items()
-            for key, value in part.tensor_parameters().items()
-        }
+    def parts(self) -> dict[str, ConvexSet]:
+        return self.sets
 
-    def replace(self, **values: Any) -> Self:
-        changed: dict[str, dict[str, Any]] = {}
-        for name, value in values.items():
-            part, _, key = name.partition(".")
-            if part not in self.sets or not key:
-                raise InvalidInput(f"ProductSet has no parameter {name!r}; it has {sorted(self.tensor_parameters())}")
-            changed.setdefault(part, {})[key] = value
-        sets = {name: part.replace(**changed.get(name, {})) for name, part in self.sets.items()}
-        return type(self)(sets, self.sizes)
-
-    def __repr__(self) -> str:
-        return f"ProductSet({self.sets}{'' if self.sizes is None else f', sizes={self.sizes}'})"
+    def with_parts(self, parts: dict[str, ConvexSet]) -> Self:
+        return type(self)(parts, self.sizes)
 
 
-class ProductFace(Face):
-    """H acts on each part by that part's face."""
+class ProductJacobian(ProjectionJacobian):
+    """H acts on each part by the Jacobian of that part."""
 
-    def __init__(self, faces: dict[str, Face], sizes: list[int] | None, z: Any) -> None:
-        self.faces, self._sizes = faces, sizes
-        self.is_projector = all(face.is_projector for face in faces.values())
-        self.support = {name: face.support for name, face in faces.items()}
-        self.dimension = {name: face.dimension for name, face in faces.items()}
-        if sizes is not None:
-            full = [
-                torch.ones_like(part, dtype=torch.bool) if face.support is None else face.support
-                for face, part in zip(faces.values(), z.detach().split(sizes, -1), strict=True)
-            ]
-            self.support = _cat(full)
-            known = all(face.dimension is not None for face in faces.values())
-            self.dimension = sum(face.dimension for face in faces.values()) if known else None
+    def __init__(self, jacobians: dict[str, ProjectionJacobian], sizes: list[int] | None, z: Any) -> None:
+        self.jacobians, self._sizes, self._z = jacobians, sizes, z
+        self.is_projector = all(jacobian.is_projector for jacobian in jacobians.values())
+
+    @cached_property
+    def support(self) -> Any:  # type: ignore[override]
+        if self._sizes is None:
+            return {name: jacobian.support for name, jacobian in self.jacobians.items()}
+        parts = zip(self.jacobians.values(), self._z.detach().split(self._sizes, -1), strict=True)
+        return _cat([torch.ones_like(z, dtype=torch.bool) if j.support is None else j.support for j, z in parts])
+
+    @cached_property
+    def dimension(self) -> Any:  # type: ignore[override]
+        dimensions = {name: jacobian.dimension for name, jacobian in self.jacobians.items()}
+        if self._sizes is None:
+            return dimensions
+        return None if any(each is None for each in dimensions.values()) else sum(dimensions.values())
 
     def _split(self, v: Any) -> Mapping[str, Tensor]:
-        return v if self._sizes is None else dict(zip(self.faces, v.split(self._sizes, -1), strict=True))
+        return v if self._sizes is None else dict(zip(self.jacobians, v.split(self._sizes, -1), strict=True))
 
     def apply(self, v: Any) -> Any:
-        parts = {name: self.faces[name].apply(entry) for name, entry in self._split(v).items()}
+        parts = {name: self.jacobians[name].apply(entry) for name, entry in self._split(v).items()}
         return parts if self._sizes is None else _cat(list(parts.values()))
-
-    def parameter_vjp(self, u: Any) -> dict[str, Tensor]:
-        parts = self._split(u)
-        return {
-            f"{name}.{key}": product
-            for name, face in self.faces.items()
-            for key, product in face.parameter_vjp(parts[name]).items()
-        }
 
 
 def _cat(parts: list[Tensor]) -> Tensor:

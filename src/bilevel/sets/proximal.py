@@ -9,29 +9,30 @@ as for a projection; a convex set is the case of its indicator function, whateve
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from .. import tolerances
-from ..errors import InvalidInput, InvalidType
+from ..errors import InvalidInputError, InvalidTypeError
 from .base import (
     ConvexSet,
-    Face,
+    Parameterized,
+    ProjectionJacobian,
     as_point,
+    can_look_at_values,
     check_finite,
     parameter,
     per_point,
-    show,
     tensor_of_points,
     widened,
 )
+from .jacobians import Diagonal
 
 Step = float | Tensor
 
 
-class Proximal(ABC):
+class Proximal(Parameterized, ABC):
     """A closed convex penalty r, by prox(z) = argmin over y of r(y) + |y - z|^2 / (2 step).
 
     The last `event_ndim` dimensions are one point, those in front a batch.
@@ -48,16 +49,14 @@ class Proximal(ABC):
     tensor([2.5000, 0.0000])
     """
 
-    event_ndim: ClassVar[int] = 1
-    parameters: ClassVar[tuple[str, ...]] = ()
-    """The arguments of the constructor, each also an attribute; the tensors among them carry derivatives."""
+    event_ndim: int = 1
 
     @abstractmethod
     def prox(self, z: Tensor, step: Step = 1.0) -> Tensor:
         """argmin_y |y - z|^2/2 + step value(y); differentiable by autograd where it is."""
 
     @abstractmethod
-    def jacobian(self, z: Tensor, step: Step = 1.0) -> Face:
+    def jacobian(self, z: Tensor, step: Step = 1.0) -> ProjectionJacobian:
         """An element of the generalised Jacobian of prox(., step) at z."""
 
     @abstractmethod
@@ -66,12 +65,13 @@ class Proximal(ABC):
 
     def _checked(self, z: Tensor) -> Tensor:
         z = tensor_of_points(type(self).__name__, z, self.event_ndim)
-        check_finite(type(self).__name__, z, self.event_ndim)
+        if can_look_at_values():
+            check_finite(type(self).__name__, z, self.event_ndim)
         return z
 
     def _step(self, step: Step, z: Tensor) -> Tensor:
         """The step, non-negative, one for all or one per batch element, broadcasting against z."""
-        return per_point(parameter("step", step, low=0.0, error=InvalidInput), z, self.event_ndim, name="step")
+        return per_point(parameter("step", step, low=0.0, error=InvalidInputError), z, self.event_ndim, name="step")
 
 
 class ElasticNetPenalty(Proximal):
@@ -97,8 +97,8 @@ class ElasticNetPenalty(Proximal):
     parameters = ("l1", "l2")
 
     def __init__(self, l1: float | Tensor = 1.0, l2: float | Tensor = 0.0) -> None:
-        self.l1 = parameter("l1", l1, low=0.0, error=InvalidInput)
-        self.l2 = parameter("l2", l2, low=0.0, error=InvalidInput)
+        self.l1 = parameter("l1", l1, low=0.0, error=InvalidInputError)
+        self.l2 = parameter("l2", l2, low=0.0, error=InvalidInputError)
 
     def _weights(self, z: Tensor) -> tuple[Tensor, Tensor]:
         return as_point(self.l1, z, name="l1"), as_point(self.l2, z, name="l2")
@@ -110,17 +110,16 @@ class ElasticNetPenalty(Proximal):
         shrunk = torch.where(kept, wide - wide.detach().sign() * (step * l1), torch.zeros_like(wide))
         return (shrunk / (1 + step * l2)).to(z.dtype)
 
-    def jacobian(self, z: Tensor, step: Step = 1.0) -> Face:
+    def jacobian(self, z: Tensor, step: Step = 1.0) -> ProjectionJacobian:
         wide = widened(self._checked(z).detach())
-        return ShrinkageFace(wide, self._step(step, wide).detach(), self)
+        step, (l1, l2) = self._step(step, wide).detach(), (weight.detach() for weight in self._weights(wide))
+        gain = None if isinstance(self.l2, float) and self.l2 == 0 else 1 / (1 + step * l2)
+        return Diagonal(_kept(wide.abs(), step * l1), gain)
 
     def value(self, y: Tensor) -> Tensor:
         wide = widened(self._checked(y))
         l1, l2 = self._weights(wide)
         return (l1 * wide.abs() + l2 * wide.square() / 2).sum(-1).to(y.dtype)
-
-    def __repr__(self) -> str:
-        return f"ElasticNetPenalty(l1={show(self.l1)}, l2={show(self.l2)})"
 
 
 class L1Penalty(ElasticNetPenalty):
@@ -145,37 +144,6 @@ class L1Penalty(ElasticNetPenalty):
 
     def __init__(self, l1: float | Tensor = 1.0) -> None:
         super().__init__(l1=l1)
-
-    def __repr__(self) -> str:
-        return f"L1Penalty(l1={show(self.l1)})"
-
-
-class ShrinkageFace(Face):
-    """H = diag(kept)/(1 + step l2)."""
-
-    def __init__(self, z: Tensor, step: Tensor, penalty: ElasticNetPenalty) -> None:
-        l1, l2 = (weight.detach() for weight in penalty._weights(z))
-        self.support = _kept(z.abs(), step * l1)
-        self.dimension = self.support.sum(-1)
-        self._gain = self.support / (1 + step * l2)
-        self.is_projector = not isinstance(penalty.l2, Tensor) and penalty.l2 == 0
-        self._sign, self._shrunk, self._step, self._penalty = z.sign(), z - z.sign() * (step * l1), step, penalty
-
-    def apply(self, v: Tensor) -> Tensor:
-        return (v * self._gain).to(v.dtype)
-
-    def parameter_vjp(self, u: Tensor) -> dict[str, Tensor]:
-        """d prox/dl1 = -step sign(z) H, d prox/dl2 = -step prox/(1 + step l2)."""
-        changes = {
-            "l1": -self._step * self._sign * self._gain,
-            "l2": -self._step * self._shrunk * self._gain * self._gain,
-        }
-        values = {name: getattr(self._penalty, name) for name in self._penalty.parameters}
-        return {
-            name: (u * changes[name]).sum_to_size(value.shape).to(u.dtype)
-            for name, value in values.items()
-            if isinstance(value, Tensor)
-        }
 
 
 class GroupL1Penalty(Proximal):
@@ -202,16 +170,20 @@ class GroupL1Penalty(Proximal):
     def __init__(self, groups: Tensor, weight: float | Tensor = 1.0) -> None:
         numbers = isinstance(groups, Tensor) and groups.ndim == 1 and not groups.is_floating_point()
         if not numbers or not len(groups) or int(groups.min()) < 0:
-            raise InvalidInput(f"groups must be an integer tensor of shape (n,) with values from 0, got {groups!r}")
+            raise InvalidInputError(
+                f"groups must be an integer tensor of shape (n,) with values from 0, got {groups!r}"
+            )
         self.groups, self.count = groups.long(), int(groups.max()) + 1
-        self.weight = parameter("weight", weight, low=0.0, error=InvalidInput)
+        self.weight = parameter("weight", weight, low=0.0, error=InvalidInputError)
         if isinstance(self.weight, Tensor) and self.weight.ndim and self.weight.shape != (self.count,):
-            raise InvalidInput(f"weight must have one value per group, {self.count}, got {tuple(self.weight.shape)}")
+            raise InvalidInputError(
+                f"weight must have one value per group, {self.count}, got {tuple(self.weight.shape)}"
+            )
 
     def norms(self, z: Tensor) -> Tensor:
         """|z_g| for each group, (..., count), with derivative 0 at 0."""
         if z.shape[-1] != len(self.groups):
-            raise InvalidInput(
+            raise InvalidInputError(
                 f"GroupL1Penalty: points have {z.shape[-1]} entries, groups has {len(self.groups)}: give as many"
             )
         scale = z.detach().abs().amax(-1, keepdim=True)
@@ -230,44 +202,30 @@ class GroupL1Penalty(Proximal):
         ratio, _ = self._ratio(wide, step)
         return (wide * (1 - ratio)[..., self.groups.to(z.device)]).to(z.dtype)
 
-    def jacobian(self, z: Tensor, step: Step = 1.0) -> Face:
-        return GroupFace(widened(self._checked(z).detach()), step, self)
+    def jacobian(self, z: Tensor, step: Step = 1.0) -> ProjectionJacobian:
+        return GroupPenaltyJacobian(widened(self._checked(z).detach()), step, self)
 
     def value(self, y: Tensor) -> Tensor:
         wide = widened(self._checked(y))
         return (self.norms(wide) * torch.as_tensor(self.weight).to(wide)).sum(-1).to(y.dtype)
 
-    def __repr__(self) -> str:
-        return f"GroupL1Penalty({self.count} groups, weight={show(self.weight)})"
 
-
-class GroupFace(Face):
+class GroupPenaltyJacobian(ProjectionJacobian):
     """H = (1 - r) I + r n n' on each kept group."""
 
     def __init__(self, z: Tensor, step: Step, penalty: GroupL1Penalty) -> None:
         ratio, kept = (v.detach() for v in penalty._ratio(z, step))
         norms = penalty.norms(z)
         groups = penalty.groups.to(z.device)
-        self._penalty, self._step = penalty, penalty._step(step, z).detach()
-        self._groups, self._ratio = groups, ratio[..., groups]
+        self._groups, self._count, self._ratio = groups, penalty.count, ratio[..., groups]
         self.support = kept[..., groups]
         self._normal = z / _nonzero(norms)[..., groups] * self.support
         self.dimension = self.support.sum(-1)
 
-    def _group_sums(self, v: Tensor) -> Tensor:
-        return v.new_zeros(*v.shape[:-1], self._penalty.count).index_add(-1, self._groups, v)
-
     def apply(self, v: Tensor) -> Tensor:
-        along = self._group_sums(self._normal * v)[..., self._groups]
+        sums = v.new_zeros(*v.shape[:-1], self._count).index_add(-1, self._groups, (self._normal * v).to(v.dtype))
+        along = sums[..., self._groups]
         return ((1 - self._ratio) * v + self._ratio * along * self._normal).to(v.dtype)
-
-    def parameter_vjp(self, u: Tensor) -> dict[str, Tensor]:
-        """d prox_g/dweight_g = -step n."""
-        weight = self._penalty.weight
-        if not isinstance(weight, Tensor):
-            return {}
-        change = -self._group_sums(self._normal * u) * self._step
-        return {"weight": change.sum_to_size(weight.shape).to(u.dtype)}
 
 
 def _kept(size: Tensor, level: Tensor) -> Tensor:
@@ -303,22 +261,19 @@ class Indicator(Proximal):
 
     def __init__(self, constraint: ConvexSet) -> None:
         if not isinstance(constraint, ConvexSet):
-            raise InvalidType(f"Indicator takes a convex set, got {constraint!r}")
+            raise InvalidTypeError(f"Indicator takes a convex set, got {constraint!r}")
         self.constraint = constraint
-        self.event_ndim = constraint.event_ndim  # type: ignore[misc, assignment]
+        self.event_ndim = constraint.event_ndim
 
     def prox(self, z: Tensor, step: Step = 1.0) -> Tensor:
-        parameter("step", step, low=0.0, error=InvalidInput)
+        parameter("step", step, low=0.0, error=InvalidInputError)
         return self.constraint.project(z)
 
-    def jacobian(self, z: Tensor, step: Step = 1.0) -> Face:
-        parameter("step", step, low=0.0, error=InvalidInput)
+    def jacobian(self, z: Tensor, step: Step = 1.0) -> ProjectionJacobian:
+        parameter("step", step, low=0.0, error=InvalidInputError)
         return self.constraint.jacobian(z)
 
     def value(self, y: Tensor) -> Tensor:
         amount, scale, _ = self.constraint.excess(widened(self.constraint.checked(y)))
         inside = amount <= tolerances.feasibility(y.dtype) * torch.as_tensor(scale).to(amount)
         return torch.where(inside, 0.0, torch.inf).to(y)
-
-    def __repr__(self) -> str:
-        return f"Indicator({self.constraint})"

@@ -7,23 +7,22 @@ from torch import Tensor
 
 from .base import (
     ConvexSet,
-    Face,
-    in_float32,
+    ProjectionJacobian,
     parameter,
     per_point,
     show,
     tracked,
     unless_one_point,
-    widened,
+    validated,
     with_value,
 )
-from .spectral import Dilation, ShrinkFace, without_rounding
+from .spectral import Dilation, SoftThresholdJacobian, without_rounding
 
 
 class SpectralNormBall(ConvexSet):
     """{Y : largest singular value <= radius}; P(Z) = U min(diag(s), radius) V' with Z = U diag(s) V'.
 
-    H D = D - S D with S the derivative of soft-thresholding at the radius (`spectral.ShrinkFace`). The
+    H D = D - S D with S the derivative of soft-thresholding at the radius (`spectral.SoftThresholdJacobian`). The
     kinks are singular values equal to the radius; they count as inside. With radius 0 the projection is constant and
     H = 0. Matrices are decomposed in float64: all singular values carry the rounding of the largest.
 
@@ -49,9 +48,9 @@ class SpectralNormBall(ConvexSet):
     def __init__(self, radius: float | Tensor = 1.0) -> None:
         self.radius = parameter("radius", radius, low=0.0)
 
-    @in_float32
+    @validated
     def project(self, z: Tensor) -> Tensor:
-        wide = self.checked(z).double()
+        wide = z.double()
         radius = _per_matrix(self.radius, wide)
         if not tracked(z, radius):
             return _clipped(wide, radius, *torch.linalg.svd(wide, full_matrices=False)).to(z.dtype)
@@ -60,34 +59,30 @@ class SpectralNormBall(ConvexSet):
         value = _clipped(wide.detach(), radius.detach(), dilation.left, dilation.values, dilation.right)
         return with_value(value, moving - dilation.shrink(radius.detach(), radius)).to(z.dtype)
 
-    @in_float32
-    def jacobian(self, z: Tensor) -> Face:
-        z = self.checked(z).detach().double()
+    @validated
+    def jacobian(self, z: Tensor) -> ProjectionJacobian:
+        z = z.double()
         left, values, right = torch.linalg.svd(z, full_matrices=False)
         radius = _per_matrix(self.radius, z).detach()
-        shrink = ShrinkFace(left, values, right, without_rounding(values - radius, values))
-        return ClipFace(shrink, self.radius, moves=(radius > 0).unsqueeze(-1))
+        shrink = SoftThresholdJacobian(left, values, right, without_rounding(values - radius, values))
+        return ClippedJacobian(shrink, moves=(radius > 0).unsqueeze(-1))
 
     def excess(self, y: Tensor) -> tuple[Tensor, float | Tensor, str]:
-        amount = torch.linalg.matrix_norm(widened(y.detach()), 2).to(y.dtype) - self.radius
+        amount = torch.linalg.matrix_norm(y.detach(), 2) - self.radius
         return amount.clamp_min(0), self.radius, f"the spectral norm exceeds the radius {show(self.radius)}"
 
-    @in_float32
+    @validated
     def margin(self, z: Tensor) -> Tensor:
-        z = self.checked(z).detach()
         radius = _per_matrix(self.radius, z).detach()
         kinks = (torch.linalg.svdvals(z) - radius).abs()
         return torch.where(radius > 0, kinks, torch.inf).amin(-1)
-
-    def __repr__(self) -> str:
-        return f"SpectralNormBall(radius={show(self.radius)})"
 
 
 class NuclearNormBall(ConvexSet):
     """{Y : sum of singular values <= radius}; P(Z) = U max(diag(s) - theta, 0) V' for Z = U diag(s) V'.
 
     Inside (and on the boundary) H = I. Outside, with S the derivative of soft-thresholding at theta
-    (`spectral.ShrinkFace`) and E = sum of u_i v_i' over the k singular values above theta,
+    (`spectral.SoftThresholdJacobian`) and E = sum of u_i v_i' over the k singular values above theta,
     H D = S D - <E, D> E/k. Singular values equal to theta count as below it. With radius 0 the projection is constant
     and H = 0. Matrices are decomposed in float64: all singular values carry the rounding of the largest.
 
@@ -113,9 +108,9 @@ class NuclearNormBall(ConvexSet):
     def __init__(self, radius: float | Tensor = 1.0) -> None:
         self.radius = parameter("radius", radius, low=0.0)
 
-    @in_float32
+    @validated
     def project(self, z: Tensor) -> Tensor:
-        wide = self.checked(z).double()
+        wide = z.double()
         radius = _per_matrix(self.radius, wide)
         if not tracked(z, radius):
             left, values, right = torch.linalg.svd(wide, full_matrices=False)
@@ -131,21 +126,20 @@ class NuclearNormBall(ConvexSet):
         inner = with_value(value, dilation.shrink(level, moved))
         return torch.where(outside.unsqueeze(-1), inner, wide).to(z.dtype)
 
-    @in_float32
-    def jacobian(self, z: Tensor) -> Face:
-        z = self.checked(z).detach().double()
+    @validated
+    def jacobian(self, z: Tensor) -> ProjectionJacobian:
+        z = z.double()
         left, values, right = torch.linalg.svd(z, full_matrices=False)
         shrunk, outside = _threshold(values, _per_matrix(self.radius, z).detach())
-        return NuclearFace(ShrinkFace(left, values, right, shrunk), outside, self.radius)
+        return NuclearJacobian(SoftThresholdJacobian(left, values, right, shrunk), outside)
 
     def excess(self, y: Tensor) -> tuple[Tensor, float | Tensor, str]:
-        amount = torch.linalg.svdvals(widened(y.detach())).sum(-1).to(y.dtype) - self.radius
+        amount = torch.linalg.svdvals(y.detach()).sum(-1) - self.radius
         return amount.clamp_min(0), self.radius, f"the nuclear norm exceeds the radius {show(self.radius)}"
 
-    @in_float32
+    @validated
     def margin(self, z: Tensor) -> Tensor:
         """The distance to s_i = theta, with theta moving along, or to the sphere."""
-        z = self.checked(z).detach()
         values = torch.linalg.svdvals(z)
         radius = _per_matrix(self.radius, z).detach()
         shrunk, outside = _threshold(values, radius)
@@ -155,44 +149,28 @@ class NuclearNormBall(ConvexSet):
         kinks = torch.where(outside, shrunk.abs() / slope, torch.inf).amin(-1, keepdim=True)
         return torch.where(radius > 0, torch.minimum(kinks, sphere), torch.inf).squeeze(-1)
 
-    def __repr__(self) -> str:
-        return f"NuclearNormBall(radius={show(self.radius)})"
 
-
-class ClipFace(Face):
+class ClippedJacobian(ProjectionJacobian):
     """H = I - S with S the derivative of soft-thresholding: the singular values are clipped; 0 where nothing moves."""
 
-    def __init__(self, shrink: ShrinkFace, radius: float | Tensor, moves: Tensor) -> None:
-        self._shrink, self._radius, self._moves = shrink, radius, moves
+    def __init__(self, shrink: SoftThresholdJacobian, moves: Tensor) -> None:
+        self._shrink, self._moves = shrink, moves
 
     def apply(self, v: Tensor) -> Tensor:
         return ((v - self._shrink.apply(v)) * self._moves).to(v)
 
-    def parameter_vjp(self, u: Tensor) -> dict[str, Tensor]:
-        """dP/dradius = E."""
-        if not isinstance(self._radius, Tensor):
-            return {}
-        return {"radius": (u * self._shrink.edge()).sum((-2, -1)).sum_to_size(self._radius.shape).to(self._radius)}
 
-
-class NuclearFace(Face):
+class NuclearJacobian(ProjectionJacobian):
     """H D = S D - <E, D> E/k outside the ball, D inside."""
 
-    def __init__(self, shrink: ShrinkFace, outside: Tensor, radius: float | Tensor) -> None:
-        self._shrink, self._outside, self._radius = shrink, outside.unsqueeze(-1), radius
+    def __init__(self, shrink: SoftThresholdJacobian, outside: Tensor) -> None:
+        self._shrink, self._outside = shrink, outside.unsqueeze(-1)
         self._edge = shrink.edge() * self._outside
         self._count = shrink.top.sum(-1).clamp_min(1)[..., None, None]
 
     def apply(self, v: Tensor) -> Tensor:
         along = (self._edge * v).sum((-2, -1), keepdim=True) / self._count
         return torch.where(self._outside, self._shrink.apply(v) - along * self._edge, v).to(v)
-
-    def parameter_vjp(self, u: Tensor) -> dict[str, Tensor]:
-        """dP/dradius = E/k."""
-        if not isinstance(self._radius, Tensor):
-            return {}
-        change = (u * self._edge / self._count).sum((-2, -1))
-        return {"radius": change.sum_to_size(self._radius.shape).to(self._radius)}
 
 
 def _per_matrix(radius: float | Tensor, z: Tensor) -> Tensor:

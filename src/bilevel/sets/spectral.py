@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .base import Face
+from .base import ProjectionJacobian
 
 
 def positive_part(values: Tensor, change: Tensor | None) -> Tensor:
@@ -47,7 +47,7 @@ def divided_differences(values: Tensor) -> Tensor:
     return torch.where(both, torch.ones_like(ratio), ratio)
 
 
-class ShrinkFace(Face):
+class SoftThresholdJacobian(ProjectionJacobian):
     """The derivative of Z = U diag(s) V' -> U max(diag(s) - theta, 0) V'.
 
     With f the soft threshold, M = U'DV, its symmetric part M_s and its antisymmetric part M_a,

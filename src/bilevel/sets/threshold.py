@@ -60,12 +60,37 @@ def is_short(z: Tensor) -> bool:
     return z.numel() < SHORT and z.device.type == "cpu" and z.dtype in (torch.float32, torch.float64)
 
 
-def above_level_of_short(z: Tensor, radius: float) -> Tensor:
-    """(z - max z - level)_+ for one short vector z of shape (n,)."""
-    array = z.numpy()
-    b = array - array.max()
-    b -= b.dtype.type(_by_sorting_array(b, radius))
-    return torch.from_numpy(np.maximum(b, 0, out=b))
+def above_level(z: Tensor, radius: float | Tensor) -> Tensor:
+    """(z - max z - level)_+ without derivatives; the radius has shape (..., 1), or is a number for one vector z."""
+    if not isinstance(radius, Tensor) and is_short(z):
+        array = z.detach().numpy()
+        b = array - np.maximum.reduce(array, axis=None)
+        b -= b.dtype.type(_by_sorting_array(b, radius))
+        return torch.from_numpy(np.maximum(b, 0, out=b))
+    z = z.detach()
+    b = z - z.amax(-1, keepdim=True)
+    level = cut_level(b, radius) if isinstance(radius, Tensor) else cut_level_of_one(b.reshape(-1), radius)
+    return (b - level).clamp_min_(0)
+
+
+def clipped_at_level(z: Tensor, cap: float, total: float) -> Tensor:
+    """clip(z - level, 0, cap) with the sum `total`, 0 < total < n cap, for one vector z up to 1e6 cap; no derivatives.
+
+    The sum falls with the level, and is linear between the sorted values of z - cap, where an entry leaves the cap,
+    and of z, where it arrives at 0. Newton steps from the level that running sums give remove their rounding.
+    """
+    near = z.detach().double().numpy()
+    breaks = np.concatenate([near - cap, near])
+    order = breaks.argsort(kind="stable")
+    breaks = breaks[order]
+    moving = np.where(order < near.size, 1.0, -1.0).cumsum()  # entries between their bounds, to the right of each break
+    sums = near.size * cap - np.concatenate([[0.0], (moving[:-1] * np.diff(breaks)).cumsum()])
+    k = np.count_nonzero(sums >= total) - 1
+    near = near - (breaks[k] + (sums[k] - total) / max(moving[k], 1.0))
+    for _ in range(3):
+        excess = np.clip(near, 0, cap).sum() - total
+        near -= excess / max(np.count_nonzero((near > 0) & (near < cap)), 1)
+    return torch.from_numpy(np.clip(near, 0, cap)).to(z.dtype)
 
 
 _RANKS = np.arange(1.0, SHORT + 1)
@@ -73,11 +98,12 @@ _RANKS = np.arange(1.0, SHORT + 1)
 
 def _by_sorting_array(b: np.ndarray, radius: float) -> float:
     """`_by_sorting` in NumPy, the sums in float64, over the entries that the level -radius leaves in play."""
-    few = b[b >= -radius]
-    excess = -np.sort(-few).astype(np.float64).cumsum()
+    few = -b[b >= -radius]
+    few.sort()
+    excess = -few.cumsum(dtype=np.float64)
     excess -= radius
     excess /= _RANKS[: excess.size]
-    return float(excess.max())
+    return float(np.maximum.reduce(excess))
 
 
 def _candidates(b: Tensor, level: float) -> Tensor | None:

@@ -1,44 +1,32 @@
-"""A set moved or stretched: solvers rewrite both as a fixed set by y = factor y' + shift."""
+"""A set moved, stretched or reshaped; solvers rewrite the first two as a fixed set by y = factor y' + shift."""
 
 from __future__ import annotations
-
-from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from ..errors import InvalidInput, InvalidType
+from ..errors import InvalidInputError, InvalidTypeError
 from .base import (
     ConvexSet,
-    Face,
+    ProjectionJacobian,
     as_point,
     can_look_at_values,
-    in_float32,
     parameter,
     per_point,
     rounding_scale,
     show,
+    validated,
 )
 
 
 class _OfBase(ConvexSet):
-    """What both share: a base set, whose parameters are named `base.radius` and the like."""
+    """What they share: a base set, whose parameters are named `base.radius` and the like."""
 
     def __init__(self, base: ConvexSet) -> None:
         if not isinstance(base, ConvexSet) or not isinstance(base.event_ndim, int):
-            raise InvalidType(f"base must be a convex set of tensors, got {base!r}")
+            raise InvalidTypeError(f"base must be a convex set of tensors, got {base!r}")
         self.base = base
-        self.event_ndim = base.event_ndim  # type: ignore[misc]
-        self.separable = base.separable  # type: ignore[misc]
-        self.polyhedral = base.polyhedral  # type: ignore[misc]
-
-    def tensor_parameters(self) -> dict[str, Tensor]:
-        inner = {f"base.{name}": value for name, value in self.base.tensor_parameters().items()}
-        return {**super().tensor_parameters(), **inner}
-
-    def replace(self, **values: Any) -> Self:
-        inner = {name[5:]: values.pop(name) for name in list(values) if name.startswith("base.")}
-        return super().replace(**({"base": self.base.replace(**inner)} if inner else {}), **values)
+        self.event_ndim, self.separable, self.polyhedral = base.event_ndim, base.separable, base.polyhedral
 
 
 class Translated(_OfBase):
@@ -69,59 +57,30 @@ class Translated(_OfBase):
         self.shift = parameter("shift", shift)
 
     def _shift(self, z: Tensor) -> Tensor:
-        return as_point(self.shift, z, int(self.event_ndim), name="shift")  # type: ignore[arg-type]
+        return as_point(self.shift, z, self.event_ndim, name="shift")
 
-    @in_float32
+    @validated
     def project(self, z: Tensor) -> Tensor:
-        self._shift(self.checked(z))  # refuses a shift that does not fit the dtype of z
+        self._shift(z)  # refuses a shift that does not fit the dtype of z
         wide = z.double()  # in float32, z - shift would round a far z by more than the size of the set
         shift = self._shift(wide)
         return (shift + self.base.project(wide - shift)).to(z.dtype)
 
-    @in_float32
-    def jacobian(self, z: Tensor) -> Face:
-        z = self.checked(z).detach()
-        return TranslatedFace(self.base.jacobian(z - self._shift(z).detach()), self.shift)
+    @validated
+    def jacobian(self, z: Tensor) -> ProjectionJacobian:
+        return self.base.jacobian(z - self._shift(z).detach())
 
     def excess(self, y: Tensor) -> tuple[Tensor, Tensor | float, str]:
         shift = self._shift(y).detach()
         amount, scale, what = self.base.excess(y - shift)
         # y - shift carries the rounding of both.
-        rounded = (y.abs() + shift.abs()).sum(tuple(range(-int(self.event_ndim), 0)))  # type: ignore[arg-type]
-        return (
-            amount,
-            torch.as_tensor(scale).to(y) + rounding_scale(rounded),
-            f"after taking the shift away, {what}",
-        )
+        rounded = (y.abs() + shift.abs()).sum(tuple(range(-self.event_ndim, 0)))
+        scale = torch.as_tensor(scale).to(y) + rounding_scale(rounded)
+        return amount, scale, f"after taking the shift away, {what}"
 
-    @in_float32
+    @validated
     def margin(self, z: Tensor) -> Tensor | None:
-        z = self.checked(z).detach()
         return self.base.margin(z - self._shift(z).detach())
-
-    def __repr__(self) -> str:
-        return f"Translated({self.base}, shift={show(self.shift)})"
-
-
-class TranslatedFace(Face):
-    """H of the base at z - shift."""
-
-    def __init__(self, face: Face, shift: float | Tensor) -> None:
-        self._face, self._shift = face, shift
-        self.is_projector, self.support, self.dimension = face.is_projector, face.support, face.dimension
-
-    def apply(self, v: Tensor) -> Tensor:
-        return self._face.apply(v)
-
-    def basis(self) -> Tensor | None:
-        return self._face.basis()
-
-    def parameter_vjp(self, u: Tensor) -> dict[str, Tensor]:
-        """dP/dshift = I - H."""
-        products = {f"base.{name}": value for name, value in self._face.parameter_vjp(u).items()}
-        if isinstance(self._shift, Tensor):
-            products["shift"] = (u - self.apply(u)).sum_to_size(self._shift.shape)
-        return products
 
 
 class Scaled(_OfBase):
@@ -149,33 +108,30 @@ class Scaled(_OfBase):
 
     def __init__(self, base: ConvexSet, factor: float | Tensor) -> None:
         super().__init__(base)
-        self.factor = parameter("factor", factor, low=0.0, strict=True, error=InvalidInput)
+        self.factor = parameter("factor", factor, low=0.0, strict=True, error=InvalidInputError)
 
     def _factor(self, z: Tensor, *, keepdim: bool = True) -> Tensor:
-        return per_point(self.factor, z, int(self.event_ndim), name="factor", keepdim=keepdim)  # type: ignore[arg-type]
+        return per_point(self.factor, z, self.event_ndim, name="factor", keepdim=keepdim)
 
     def _divided(self, z: Tensor, factor: Tensor) -> Tensor:
         scaled = z / factor
         if can_look_at_values() and not bool(torch.isfinite(scaled.detach()).all()):
-            raise InvalidInput(
+            raise InvalidInputError(
                 f"Scaled: a point of size {float(z.detach().abs().max()):.3g} divided by the factor "
                 f"{show(self.factor)} overflows {z.dtype}: use z.double(), or a base of another size"
             )
         return scaled
 
-    @in_float32
+    @validated
     def project(self, z: Tensor) -> Tensor:
-        self._factor(self.checked(z))  # refuses a factor that does not fit the dtype of z
+        self._factor(z)  # refuses a factor that does not fit the dtype of z
         wide = z.double()  # in float32, z / factor would round a far z by more than the size of the set
         factor = self._factor(wide)
         return (factor * self.base.project(self._divided(wide, factor))).to(z.dtype)
 
-    @in_float32
-    def jacobian(self, z: Tensor) -> Face:
-        z = self.checked(z).detach()
-        factor = self._factor(z).detach()
-        scaled = self._divided(z, factor)
-        return ScaledFace(self.base.jacobian(scaled), scaled, self.base.project(scaled).detach(), factor, self)
+    @validated
+    def jacobian(self, z: Tensor) -> ProjectionJacobian:
+        return self.base.jacobian(self._divided(z, self._factor(z).detach()))
 
     def excess(self, y: Tensor) -> tuple[Tensor, Tensor | float, str]:
         factor = self._factor(y).detach()
@@ -183,35 +139,70 @@ class Scaled(_OfBase):
         per_batch = self._factor(y, keepdim=False).detach()
         return amount * per_batch, scale * per_batch, f"divided by the factor, {what}"
 
-    @in_float32
+    @validated
     def margin(self, z: Tensor) -> Tensor | None:
-        z = self.checked(z).detach()
         factor, per_batch = self._factor(z).detach(), self._factor(z, keepdim=False).detach()
         margin = self.base.margin(self._divided(z, factor))
         return None if margin is None else margin * per_batch
 
-    def __repr__(self) -> str:
-        return f"Scaled({self.base}, factor={show(self.factor)})"
+
+class Flattened(_OfBase):
+    """{Y : vec(Y) in base}, all entries of Y taken as one vector; P(Z) = P_base(vec(Z)), and H likewise.
+
+    A set of vectors holds for each row of a matrix on its own; `Flattened(base)` holds for all of its entries together.
+
+    Parameters
+    ----------
+    base
+        A convex set of vectors.
+    ndim
+        How many trailing dimensions are one vector.
+
+    References
+    ----------
+    Parikh & Boyd (2014), Proximal algorithms, section 6.
+
+    Examples
+    --------
+    >>> from bilevel.sets import L1Ball
+    >>> Flattened(L1Ball(1.0)).project(torch.eye(2))
+    tensor([[0.5000, 0.0000],
+            [0.0000, 0.5000]])
+    """
+
+    parameters = ("base", "ndim")
+
+    def __init__(self, base: ConvexSet, ndim: int = 2) -> None:
+        super().__init__(base)
+        if base.event_ndim != 1:
+            raise InvalidTypeError(f"base must be a convex set of vectors, got {base!r}")
+        if isinstance(ndim, bool) or not isinstance(ndim, int) or ndim < 1:
+            raise InvalidInputError(f"ndim must be an integer of at least 1, got {ndim!r}")
+        self.ndim = self.event_ndim = ndim
+
+    @validated
+    def project(self, z: Tensor) -> Tensor:
+        return self.base.project(z.flatten(-self.ndim)).unflatten(-1, z.shape[-self.ndim :])
+
+    @validated
+    def jacobian(self, z: Tensor) -> ProjectionJacobian:
+        return FlattenedJacobian(self.base.jacobian(z.flatten(-self.ndim)), z.shape[-self.ndim :])
+
+    def excess(self, y: Tensor) -> tuple[Tensor, Tensor | float, str]:
+        return self.base.excess(y.flatten(-self.ndim))
+
+    @validated
+    def margin(self, z: Tensor) -> Tensor | None:
+        return self.base.margin(z.flatten(-self.ndim))
 
 
-class ScaledFace(Face):
-    """H of the base at z/factor."""
+class FlattenedJacobian(ProjectionJacobian):
+    """H of the base, between matrices."""
 
-    def __init__(self, face: Face, z: Tensor, y: Tensor, factor: Tensor, owner: Scaled) -> None:
-        self._face, self._z, self._y, self._factor, self._owner = face, z, y, factor, owner
-        self.is_projector, self.support, self.dimension = face.is_projector, face.support, face.dimension
+    def __init__(self, inner: ProjectionJacobian, shape: tuple[int, ...]) -> None:
+        self._inner, self._shape = inner, shape
+        self.is_projector, self.dimension = inner.is_projector, inner.dimension
+        self.support = None if inner.support is None else inner.support.unflatten(-1, shape)
 
     def apply(self, v: Tensor) -> Tensor:
-        return self._face.apply(v)
-
-    def basis(self) -> Tensor | None:
-        return self._face.basis()
-
-    def parameter_vjp(self, u: Tensor) -> dict[str, Tensor]:
-        """dP/dfactor = P_base - H z/factor; a parameter of the base gains the factor."""
-        products = {f"base.{name}": value for name, value in self._face.parameter_vjp(u * self._factor).items()}
-        if isinstance(self._owner.factor, Tensor):
-            dims = tuple(range(-int(self._owner.event_ndim), 0))  # type: ignore[arg-type]
-            change = (u * self._y - self.apply(u) * self._z).sum(dims)
-            products["factor"] = change.sum_to_size(self._owner.factor.shape)
-        return products
+        return self._inner.apply(v.flatten(-len(self._shape))).unflatten(-1, self._shape)

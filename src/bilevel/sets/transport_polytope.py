@@ -7,8 +7,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import EmptySet, InvalidInput, InvalidType, NotConverged
-from .base import ConvexSet, Face, can_look_at_values, check_batch, event_norm, got, parameter
+from ..errors import EmptySetError, InvalidInputError, InvalidTypeError, NotConvergedError
+from .base import (
+    ConvexSet,
+    ProjectionJacobian,
+    can_look_at_values,
+    check_batch,
+    event_norm,
+    tensor_parameter,
+    validated,
+)
 
 ROUNDS, HALVINGS, SEARCHES = 200, 40, 20
 NEAR, CUT = 1e7, 1e5
@@ -40,16 +48,13 @@ class TransportPolytope(ConvexSet):
     parameters = ("row_sums", "column_sums")
 
     def __init__(self, row_sums: Tensor, column_sums: Tensor) -> None:
-        for name, value in (("row_sums", row_sums), ("column_sums", column_sums)):
-            if not isinstance(value, Tensor) or value.ndim == 0:
-                raise InvalidInput(f"{name} must be a tensor of shape (..., n), {got(value)}")
-        self.row_sums: Tensor = parameter("row_sums", row_sums, low=0.0)  # type: ignore[assignment]
-        self.column_sums: Tensor = parameter("column_sums", column_sums, low=0.0)  # type: ignore[assignment]
+        self.row_sums = tensor_parameter("row_sums", row_sums, low=0.0)
+        self.column_sums = tensor_parameter("column_sums", column_sums, low=0.0)
         check_batch("row_sums", self.row_sums, self.column_sums)
         gap, allowed = self._gap()
         if can_look_at_values() and bool((gap > allowed).any()):
             worst = float(gap[gap > allowed].max())
-            raise EmptySet(f"{type(self).__name__}: rows and columns add up to totals that differ by {worst:.3g}")
+            raise EmptySetError(f"{type(self).__name__}: rows and columns add up to totals that differ by {worst:.3g}")
 
     def _gap(self) -> tuple[Tensor, Tensor]:
         """By how much the totals of rows and columns differ, and by how much they may, for each batch element."""
@@ -62,8 +67,14 @@ class TransportPolytope(ConvexSet):
         return super().answerable(z) & (gap <= allowed)
 
     def _sums(self) -> tuple[Tensor, Tensor]:
-        """Row sums as a column and column sums as a row, in float64."""
-        return self.row_sums.double().unsqueeze(-1), self.column_sums.double().unsqueeze(-2)
+        """Row sums as a column and column sums as a row, in float64, scaled to one total: theirs differ by rounding."""
+        rows, columns = self.row_sums.double(), self.column_sums.double()
+        totals = [sums.detach().sum(-1, keepdim=True) for sums in (rows, columns)]
+        total = (totals[0] + totals[1]) / 2
+        rows, columns = (
+            sums * torch.where(own > 0, total / own, 1.0) for sums, own in zip((rows, columns), totals, strict=True)
+        )
+        return rows.unsqueeze(-1), columns.unsqueeze(-2)
 
     def _support(self, work: Tensor) -> tuple[Tensor, Tensor]:
         """Z less its potentials, and the support; where totals differ and no error can be raised, for other sums."""
@@ -76,30 +87,34 @@ class TransportPolytope(ConvexSet):
 
     def _wide(self, z: Tensor) -> Tensor:
         """Z in float64, without a part a 1' + 1 b', which P ignores."""
-        return _centred(self.checked(z).double())
+        return _centred(z.double())
 
-    def of_kind(self, z: Any) -> Any:
-        z = super().of_kind(z)
+    def check_shape(self, z: Any) -> Any:
+        z = super().check_shape(z)
         rows, columns = self.row_sums.shape[-1], self.column_sums.shape[-1]
         if z.shape[-2:] != (rows, columns):
-            raise InvalidInput(f"{type(self).__name__} takes {rows} x {columns} matrices, got shape {tuple(z.shape)}")
+            raise InvalidInputError(
+                f"{type(self).__name__} takes {rows} x {columns} matrices, got shape {tuple(z.shape)}"
+            )
         check_batch("row_sums", self.row_sums, z, 2)
         check_batch("column_sums", self.column_sums, z, 2)
         return z
 
+    @validated
     def project(self, z: Tensor) -> Tensor:
         work = self._wide(z)
         rows, columns = self._sums()
         near, support = self._support(work)
-        face = TransportFace(support, self)
+        jacobian = TransportJacobian(support)
         # P is affine on the face; the large part of z that the potentials take away is gone.
         y = support * (near + (work - work.detach()))
         for _ in range(2):
-            y = y - support * face.potentials(y.sum(-1, keepdim=True) - rows, y.sum(-2, keepdim=True) - columns)
+            y = y - support * jacobian.potentials(y.sum(-1, keepdim=True) - rows, y.sum(-2, keepdim=True) - columns)
         return y.to(z)
 
-    def jacobian(self, z: Tensor) -> Face:
-        return TransportFace(self._support(self._wide(z))[1], self)
+    @validated
+    def jacobian(self, z: Tensor) -> ProjectionJacobian:
+        return TransportJacobian(self._support(self._wide(z))[1])
 
     def excess(self, y: Tensor) -> tuple[Tensor, Tensor, str]:
         rows, columns = (value.detach().to(y) for value in self._sums())
@@ -107,9 +122,6 @@ class TransportPolytope(ConvexSet):
         off_columns = (y.sum(-2, keepdim=True) - columns).abs().amax((-2, -1))
         amount = torch.maximum(torch.maximum(off_rows, off_columns), (-y).amax((-2, -1)).clamp_min(0))
         return amount, rows.amax((-2, -1)), "entries must be >= 0 with the given row and column sums"
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.row_sums.shape[-1]} x {self.column_sums.shape[-1]})"
 
 
 class BirkhoffPolytope(TransportPolytope):
@@ -135,20 +147,20 @@ class BirkhoffPolytope(TransportPolytope):
 
     def __init__(self, size: int) -> None:
         if not hasattr(size, "__index__"):
-            raise InvalidType(f"size must be an integer, got {size!r}")
+            raise InvalidTypeError(f"size must be an integer, got {size!r}")
         self.size = int(size)
         if self.size < 1:
-            raise EmptySet(f"size must be at least 1, got {size}")
+            raise EmptySetError(f"size must be at least 1, got {size}")
         super().__init__(torch.ones(self.size, dtype=torch.float64), torch.ones(self.size, dtype=torch.float64))
 
 
-class TransportFace(Face):
+class TransportJacobian(ProjectionJacobian):
     """H V = S o (V - a 1' - 1 b'), (a, b) = L^+ (row sums, column sums of S o V), L the Laplacian of S."""
 
     is_projector = True
 
-    def __init__(self, support: Tensor, polytope: TransportPolytope) -> None:
-        self.support, self._polytope = support, polytope
+    def __init__(self, support: Tensor) -> None:
+        self.support = support
         laplacian = _laplacian(support)
         self._inverse = torch.linalg.pinv(laplacian, hermitian=True, rtol=1e-12)
         rank = (self._inverse * laplacian).sum((-2, -1)).round().to(torch.int64)
@@ -169,18 +181,6 @@ class TransportFace(Face):
         for _ in range(2):
             y = y - self.support * self.potentials(y.sum(-1, keepdim=True), y.sum(-2, keepdim=True))
         return y.to(v)
-
-    def parameter_vjp(self, u: Tensor) -> dict[str, Tensor]:
-        """The potentials of u."""
-        if isinstance(self._polytope, BirkhoffPolytope):
-            return {}
-        held = self.support * u.double()
-        a, b = self._solve(held.sum(-1, keepdim=True), held.sum(-2, keepdim=True))
-        rows, columns = self._polytope.row_sums, self._polytope.column_sums
-        return {
-            "row_sums": a.squeeze(-1).sum_to_size(rows.shape).to(rows),
-            "column_sums": b.squeeze(-2).sum_to_size(columns.shape).to(columns),
-        }
 
 
 def _centred(z: Tensor) -> Tensor:
@@ -222,7 +222,7 @@ def transport_support(z: Tensor, rows: Tensor, columns: Tensor) -> tuple[Tensor,
     wrong = ((y.sum(-1, keepdim=True) - rows).abs() > 1e-3 * size).any(-2, keepdim=True)
     wrong = wrong | ((y.sum(-2, keepdim=True) - columns).abs() > 1e-3 * size).any(-1, keepdim=True)
     if bool((wrong & (size > 0)).any()):
-        raise NotConverged(
+        raise NotConvergedError(
             f"projection on a transport polytope: entries up to {float(z.abs().max()):.2g} are too large beside sums "
             f"up to {float(size.max()):.2g}: scale z down"
         )
@@ -271,7 +271,7 @@ def _less_potentials(z: Tensor, rows: Tensor, columns: Tensor) -> tuple[Tensor, 
         a, b = a + step[..., :m, :] * length, b + step[..., m:, :].mT * length
     left = float(slope(a, b).abs().max()) if z.numel() else 0.0
     if left > 1e-10:
-        raise NotConverged(f"projection on a transport polytope: the sums are off by {left:.2g} of the size of z")
+        raise NotConvergedError(f"projection on a transport polytope: the sums are off by {left:.2g} of the size of z")
     return (z - a - b) * unit, z - a - b > -1e-13
 
 

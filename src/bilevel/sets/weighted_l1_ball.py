@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..errors import InvalidInput
-from .base import ConvexSet, Face, as_point, event_norm, in_float32, parameter, per_point, show
-from .section import OnSection, Section, find_section, on_section, wall_distance
+from ..errors import InvalidInputError
+from .base import ConvexSet, ProjectionJacobian, as_point, event_norm, parameter, per_point, show, validated
+from .box_section import OnSection, Section, find_section, on_section, unit_normal, wall_distance
+from .jacobians import RankOne
 from .simplex import within
 
 
@@ -34,7 +35,7 @@ class WeightedL1Ball(ConvexSet):
     parameters = ("weight", "radius")
 
     def __init__(self, weight: float | Tensor, radius: float | Tensor = 1.0) -> None:
-        self.weight = parameter("weight", weight, low=0.0, strict=True, error=InvalidInput)
+        self.weight = parameter("weight", weight, low=0.0, strict=True, error=InvalidInputError)
         self.radius = parameter("radius", radius, low=0.0)
 
     def _parts(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -50,20 +51,18 @@ class WeightedL1Ball(ConvexSet):
         section = find_section(magnitude, *limits)
         return section, on_section(magnitude, section, *limits)
 
-    @in_float32
+    @validated
     def project(self, z: Tensor) -> Tensor:
-        z = self.checked(z)
         magnitude, weight, radius, _ = self._parts(z)
         inside = within(weight * magnitude, radius)
         return torch.where(inside, z, z.sign() * self._section(magnitude, weight, radius)[1].y)
 
-    @in_float32
-    def jacobian(self, z: Tensor) -> Face:
-        z = self.checked(z).detach()
-        magnitude, weight, radius, size = (part.detach() for part in self._parts(z))
+    @validated
+    def jacobian(self, z: Tensor) -> ProjectionJacobian:
+        magnitude, weight, radius, _ = (part.detach() for part in self._parts(z))
         inside = within(weight * magnitude, radius)
-        section, point = self._section(magnitude, weight, radius)
-        return WeightedFace(self, z.sign(), weight, section.free & ~inside, inside, point.y, point.level, size)
+        free = self._section(magnitude, weight, radius)[0].free & ~inside
+        return RankOne(z.sign() * unit_normal(weight, free), mask=free | inside)
 
     def excess(self, y: Tensor) -> tuple[Tensor, Tensor, str]:
         magnitude, weight, radius, size = self._parts(y)
@@ -71,10 +70,9 @@ class WeightedL1Ball(ConvexSet):
         what = f"the weighted l1 norm exceeds the radius {show(self.radius)}"
         return amount.squeeze(-1), (radius * size).expand_as(amount).squeeze(-1), what
 
-    @in_float32
+    @validated
     def margin(self, z: Tensor) -> Tensor:
         """As for the l1 ball: a support entry vanishes, another appears, or z meets the ball."""
-        z = self.checked(z).detach()
         magnitude, weight, radius, _ = (part.detach() for part in self._parts(z))
         section, point = self._section(magnitude, weight, radius)
         walls = wall_distance(point.inner.abs(), section.free, weight)
@@ -82,44 +80,3 @@ class WeightedL1Ball(ConvexSet):
         room = (radius - (weight * magnitude).sum(-1, keepdim=True)).squeeze(-1)
         margin = torch.where(room < 0, torch.minimum(walls, to_ball), room / event_norm(weight))
         return torch.where((radius > 0).squeeze(-1), margin, torch.inf)
-
-    def __repr__(self) -> str:
-        return f"WeightedL1Ball(weight={show(self.weight)}, radius={show(self.radius)})"
-
-
-class WeightedFace(Face):
-    """H = diag(S) - s s'/|s|^2 with s = sign(z) weight on the support S; I where inside the ball.
-
-    `size` is the factor taken from the weight.
-    """
-
-    is_projector = True
-
-    def __init__(
-        self,
-        owner: WeightedL1Ball,
-        signs: Tensor,
-        weight: Tensor,
-        free: Tensor,
-        inside: Tensor,
-        y: Tensor,
-        level: Tensor,
-        size: Tensor,
-    ) -> None:
-        self._owner, self._signs, self._y, self._level = owner, signs, y * free, level
-        self._inside, self._size = inside, size
-        length = event_norm(weight * free, keepdim=True)
-        self._safe = torch.where(length > 0, length, 1)
-        self._normal = signs * weight * free / self._safe
-        self.support = free | inside
-        self.dimension = self.support.sum(-1) - (length.squeeze(-1) > 0).to(torch.int64)
-
-    def apply(self, v: Tensor) -> Tensor:
-        return v * self.support - (v * self._normal).sum(-1, keepdim=True) * self._normal
-
-    def parameter_vjp(self, u: Tensor) -> dict[str, Tensor]:
-        """With q = s.u/|s|^2: radius q; weight -theta sign(z) (H u) - q |y| (zero inside)."""
-        q = (u * self._normal).sum(-1, keepdim=True) / self._safe
-        weight = (-self._level * self._signs * self.apply(u) - q * self._y) * ~self._inside
-        rates = {"radius": (q / self._size).squeeze(-1), "weight": weight / self._size}
-        return {name: rates[name].sum_to_size(value.shape) for name, value in self._owner.tensor_parameters().items()}
