@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 
 import torch
 
-from .problem import Linearization
-from .randomness import Noise
-from .sets.base import Face
+from .linearization import Linearization
+from .random import RandomStreams
+from .sets.base import ProjectionJacobian
 from .spaces import Space, Vector, leaves
+
+RESIDUAL = 1e-7
+"""An eigenvector with this relative residual ends the steps: its eigenvalue is right to about the square of it."""
 
 
 def largest_curvature(
-    lin: Linearization, *, face: Face | None = None, steps: int = 20, noise: Noise | None = None
+    lin: Linearization, *, face: ProjectionJacobian | None = None, steps: int = 20, streams: RandomStreams | None = None
 ) -> float:
-    """The largest eigenvalue of H G_yy H (H = I without a face), from below, by `steps` Hessian products.
+    """The largest eigenvalue of H G_yy H (H = I without a face), from below, by at most `steps` Hessian products.
 
     Lanczos (1950) from a random start: the same products as power iteration, a far sharper bound. Without
     reorthogonalisation only copies of converged eigenvalues appear, which do not disturb the largest one.
@@ -23,9 +27,9 @@ def largest_curvature(
     """
     space = lin.problem.y_space(lin.constraint)
     if face is None:
-        return largest_eigenvalue(lin.lower_hvp, lin.y, space, steps=steps, noise=noise)
+        return largest_eigenvalue(lin.lower_hvp, lin.y, space, steps=steps, streams=streams)
     return largest_eigenvalue(
-        lambda v: face.apply(lin.lower_hvp(v)), lin.y, space, start=face.apply, steps=steps, noise=noise
+        lambda v: face.apply(lin.lower_hvp(v)), lin.y, space, start=face.apply, steps=steps, streams=streams
     )
 
 
@@ -36,17 +40,17 @@ def largest_eigenvalue(
     *,
     start: Callable[[Vector], Vector] = lambda v: v,
     steps: int = 20,
-    noise: Noise | None = None,
+    streams: RandomStreams | None = None,
 ) -> float:
     """The largest eigenvalue of a symmetric operator on vectors like `template`, from below.
 
     `start` moves the random first vector into the subspace of interest.
     """
-    generator = (noise or Noise()).generator("curvature", device=leaves(template)[0].device)
+    generator = (streams or RandomStreams()).generator("curvature", device=leaves(template)[0].device)
     v = start(space.random_like(template, generator))
     diagonal: list[float] = []
     beside: list[float] = []
-    length, previous = float(space.norm(v)), None
+    value, length, previous = 0.0, float(space.norm(v)), None
     for _ in range(min(steps, space.size(template))):
         if not length > 1e-12 * max(map(abs, diagonal), default=0.0):  # an invariant subspace (or nothing) is reached
             break
@@ -60,11 +64,17 @@ def largest_eigenvalue(
             residual = space.add(residual, previous, -length)
         previous, v = v, residual
         length = float(space.norm(v))
-    if not diagonal:
-        return 0.0
-    matrix = torch.diag(torch.tensor(diagonal, dtype=torch.float64))
+        value, last = _largest_pair(diagonal, beside)
+        if not length * abs(last) > RESIDUAL * abs(value):
+            break
+    return value
+
+
+def _largest_pair(diagonal: Sequence[float], beside: Sequence[float]) -> tuple[float, float]:
+    """The largest eigenvalue of a tridiagonal matrix, and the last entry of its eigenvector; NaN if it has NaNs."""
+    if not all(map(math.isfinite, (*diagonal, *beside))):
+        return math.nan, math.nan
     off = torch.tensor(beside, dtype=torch.float64)
-    matrix = matrix + torch.diag(off, 1) + torch.diag(off, -1)
-    if not bool(torch.isfinite(matrix).all()):
-        return float("nan")
-    return float(torch.linalg.eigvalsh(matrix)[-1])
+    matrix = torch.diag(torch.tensor(diagonal, dtype=torch.float64)) + torch.diag(off, 1) + torch.diag(off, -1)
+    values, vectors = torch.linalg.eigh(matrix)
+    return float(values[-1]), float(vectors[-1, -1])

@@ -6,43 +6,29 @@ import copy
 import math
 import warnings
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from . import tolerances
-from .checks import call_function, check_count, check_lower_start, check_positive, check_problem, check_vector
+from ._checks import call_function, check_count, check_lower_start, check_number, check_problem, check_vector
 from .curvature import largest_curvature
-from .errors import NotFinite
-from .problem import Costs, Problem
+from .errors import LowerLevelWarning, NonFiniteError
+from .linearization import Costs
+from .problem import Problem
 from .spaces import Space, Vector, leaves, tree_map
-
-
-class LowerLevelWarning(UserWarning):
-    """The lower level was not solved to the tolerance asked for.
-
-    Examples
-    --------
-    >>> import bilevel, torch, warnings
-    >>> problem = bilevel.Problem(
-    ...     lambda x, y: y.sum(), lambda x, y: (torch.tensor([1.0, 100.0]) * (y - x).square()).sum()
-    ... )
-    >>> with warnings.catch_warnings(record=True) as caught:
-    ...     warnings.simplefilter("always")
-    ...     value = bilevel.upper_value(problem, torch.ones(2), torch.zeros(2), max_steps=1)
-    >>> caught[0].category.__name__
-    'LowerLevelWarning'
-    """
 
 
 @dataclass(frozen=True)
 class LowerSolution:
-    """y*(x), the residual |y - P_Y(y - grad_y g)| it was solved to, and the steps it took."""
+    """y*(x), the residual it was solved to, the steps it took, and the largest curvature of g that they have shown."""
 
     y: Vector
     residual: float
     steps: int
     converged: bool
+    curvature: float = math.nan
 
 
 def lower_residual(problem: Problem, x: Vector, y: Vector) -> float:
@@ -76,7 +62,7 @@ def lower_residual(problem: Problem, x: Vector, y: Vector) -> float:
     call_function(uncounted(problem).linearize(x, y), "lower", "x, y")
     residual = _residual(problem, x, y)
     if not math.isfinite(residual):
-        raise NotFinite(f"the residual at y of size {_size(y):.3g} is {residual}: check g, or use a wider dtype")
+        raise NonFiniteError(f"the residual at y of size {_size(y):.3g} is {residual}: check g, or use a wider dtype")
     return residual
 
 
@@ -98,7 +84,7 @@ def solve_lower(
     """y*(x) = argmin over y in Y of g(x, y), by accelerated projected gradient with restarts.
 
     Beck & Teboulle (2009) with the gradient restart of O'Donoghue & Candes (2015). The step is 1/L from
-    Lanczos steps; when two successive gradients show a far larger curvature, the last step is taken back and shortened.
+    Lanczos steps; if two successive gradients show a far larger curvature, the last step is undone and shortened.
 
     Parameters
     ----------
@@ -107,11 +93,11 @@ def solve_lower(
     x
         The upper variable, a tensor or a dictionary of tensors of any shape.
     y0
-        Where to start, of the shape of y; default `problem.y0`.
+        The starting point, of the shape of y; default `problem.y0`.
     tol
-        The residual |y - P_Y(y - grad_y g)| to reach; default 1e-10 in float64, 2e-5 in float32.
+        The tolerance on the residual |y - P_Y(y - grad_y g)|; default 1e-10 in float64, 2e-5 in float32.
     max_steps
-        Gradient steps at most; the result says whether the tolerance was met.
+        The maximal number of gradient steps; the result says whether the tolerance was met.
 
     Returns
     -------
@@ -136,67 +122,159 @@ def solve_lower(
     y = check_lower_start(problem, problem.constraint_at(x), y0)
     dtype = leaves(y)[0].dtype
     tol = tolerances.lower_residual(dtype) if tol is None else tol
-    check_positive("tol", tol)
+    check_number("tol", tol)
     check_count("max_steps", max_steps)
     call_function(uncounted(problem).linearize(x, y), "lower", "x, y0")
-    return _accelerated(problem, x, problem.project(constraint, y), tol, max_steps)
+    rule = _CarefulSteps(problem, x, problem.project(constraint, y), tol)
+    if rule.best.converged:
+        return rule.best
+    _accelerated(problem, x, rule.best.y, rule, max_steps)
+    return rule.best
 
 
-def _accelerated(problem: Problem, x: Vector, y: Vector, tol: float, max_steps: int) -> LowerSolution:
+def solve_from(
+    problem: Problem,
+    x: Vector,
+    y: Vector,
+    *,
+    curvature: float,
+    tol: float | None,
+    max_steps: int,
+    accelerated: bool = True,
+    batch: Any = None,
+    slope: Vector | None = None,
+) -> LowerSolution:
+    """Steps of length 1/L from the feasible point y, until the gradient mapping |z - P_Y(z - grad/L)| L is within tol.
+
+    `curvature` is L; it grows whenever two successive gradients show more. A start that is good enough costs one
+    gradient and one projection; `slope` is grad_y g at the start, when it is known. Without a tolerance `max_steps`
+    steps are taken. For double loops, which know L and solve a sequence of similar lower levels.
+    """
+    rule = _WarmSteps(problem.y_space(problem.constraint_at(x)), y, curvature, tol)
+    _accelerated(problem, x, y, rule, max_steps, momentum=accelerated, batch=batch, slope=slope)
+    return rule.last
+
+
+def _accelerated(
+    problem: Problem,
+    x: Vector,
+    y: Vector,
+    rule: _CarefulSteps | _WarmSteps,
+    max_steps: int,
+    *,
+    momentum: bool = True,
+    batch: Any = None,
+    slope: Vector | None = None,
+) -> None:
+    """y <- P_Y(z - step grad_y g(x, z)), z <- y + momentum; the rule chooses steps, and says when to stop or restart.
+
+    Beck & Teboulle (2009) with the gradient restart of O'Donoghue & Candes (2015).
+    """
     constraint = problem.feasible_set(x)
     space = problem.y_space(constraint)
-    step = _first_step(problem, x, y)
-    best = LowerSolution(y, _residual(problem, x, y), 0, False)
-    if best.residual <= tol:
-        return LowerSolution(y, best.residual, 0, True)
-    z, t, stalls = y, 1.0, 0  # z: the extrapolated point
-    safe, previous = y, None  # the last point that was not an overshoot; the last (z, gradient)
+    z, t, safe, previous = y, 1.0, y, None  # z: the extrapolated point; safe: the last point that was no overshoot
     for k in range(1, max_steps + 1):
-        gradient = problem.lower_grad(x, z)
-        seen = step if previous is None else _safe_step(space, z, gradient, *previous)
-        if not space.is_finite(gradient) or seen < 0.5 * step:  # far steeper here than the last step assumed: go back
-            step = max(seen, 0.1 * step) if seen > 0 else 0.1 * step
+        gradient, slope = problem.lower_grad(x, z, batch) if slope is None else slope, None
+        step = rule.step(z, gradient, previous)
+        if step is None:  # far steeper here than the last step assumed: go back
             y = z = safe
             t, previous = 1.0, None
             continue
-        step, previous, safe = min(step, seen), (z, gradient), y
+        previous, safe = (z, gradient), y
         y_next = problem.project(constraint, space.add(z, gradient, -step))
-        move, jump = space.add(y_next, y, -1.0), space.add(z, y_next, -1.0)
-        mapping = float(space.norm(jump)) / step
-        floor = 8.0 * _eps(y) * float(space.norm(y_next)) / step
-        if mapping <= max(tol, floor) or k == max_steps:
-            residual = _residual(problem, x, y_next)
-            stalls = 0 if residual < 0.5 * best.residual else stalls + 1
-            if residual < best.residual:
-                best = LowerSolution(y_next, residual, k, residual <= tol)
-            if residual <= tol or stalls == 3:
-                break
-            z, t, step = y_next, 1.0, _first_step(problem, x, y_next)
-        elif float(space.dot(jump, move)) > 0:  # the momentum points uphill: restart from here
+        jump = space.add(z, y_next, -1.0)
+        verdict = rule.judge(y_next, float(space.norm(jump)) / step, k, k == max_steps)
+        if verdict == "stop":
+            return
+        move = space.add(y_next, y, -1.0)
+        if verdict == "restart" or not momentum or float(space.dot(jump, move)) > 0:  # the momentum points uphill
             z, t = y_next, 1.0
         else:
             t_next = (1.0 + (1.0 + 4.0 * t * t) ** 0.5) / 2.0
             z, t = space.add(y_next, move, (t - 1.0) / t_next), t_next
         y = y_next
-    return best
 
 
-def _first_step(problem: Problem, x: Vector, y: Vector) -> float:
-    """1/L with L the largest curvature of g at y."""
-    curvature = largest_curvature(problem.linearize(x, y))
+class _WarmSteps:
+    """Steps 1/L, L the largest curvature seen; stop at the first point whose gradient mapping is within tol."""
+
+    def __init__(self, space: Space, y: Vector, curvature: float, tol: float | None) -> None:
+        self.space, self.curvature, self.tol, self.eps = space, curvature, tol, _eps(y)
+        self.last = LowerSolution(y, math.inf, 0, False, curvature)
+
+    def step(self, z: Vector, gradient: Vector, previous: tuple[Vector, Vector] | None) -> float:
+        if previous is not None:
+            self.curvature = max(self.curvature, self._seen(z, gradient, *previous))
+        return safe_step(self.curvature)
+
+    def _seen(self, z: Vector, gradient: Vector, z_old: Vector, gradient_old: Vector) -> float:
+        """|dgrad| / |dz|, a lower bound on L; 0 when rounding hides it."""
+        space, eps = self.space, self.eps
+        change = float(space.norm(space.add(gradient, gradient_old, -1.0)))
+        moved = float(space.norm(space.add(z, z_old, -1.0)))
+        # At a solved point z moves in its last digits, and the quotient would be one of rounding errors.
+        if moved <= 1e2 * eps * float(space.norm(z)) or change <= 1e3 * eps * float(space.norm(gradient)):
+            return 0.0
+        return change / moved
+
+    def judge(self, y: Vector, residual: float, k: int, last: bool) -> str:
+        if self.tol is None:
+            done = False
+        else:  # below the rounding of y the residual cannot fall
+            done = residual <= max(self.tol, 4.0 * self.eps * float(self.space.norm(y)) / safe_step(self.curvature))
+        self.last = LowerSolution(y, residual, k, done, self.curvature)
+        return "stop" if done else "go on"
+
+
+class _CarefulSteps:
+    """Steps 1/L from Lanczos, taken back where they overshoot; stop when the residual at a unit step confirms it."""
+
+    def __init__(self, problem: Problem, x: Vector, y: Vector, tol: float) -> None:
+        self.problem, self.x, self.tol, self.eps, self.stalls = problem, x, tol, _eps(y), 0
+        self.space = problem.y_space(problem.feasible_set(x))
+        self.length, residual = self._first(y), _residual(problem, x, y)
+        self.best = LowerSolution(y, residual, 0, residual <= tol, 1.0 / self.length)
+
+    def _first(self, y: Vector) -> float:
+        return safe_step(largest_curvature(self.problem.linearize(self.x, y)))
+
+    def step(self, z: Vector, gradient: Vector, previous: tuple[Vector, Vector] | None) -> float | None:
+        seen = self.length if previous is None else self._seen(z, gradient, *previous)
+        if not self.space.is_finite(gradient) or seen < 0.5 * self.length:
+            self.length = max(seen, 0.1 * self.length) if seen > 0 else 0.1 * self.length
+            return None
+        self.length = min(self.length, seen)
+        return self.length
+
+    def _seen(self, z: Vector, gradient: Vector, z_old: Vector, gradient_old: Vector) -> float:
+        """|dz| / |dgrad|, an upper bound on 1/L from two gradients; infinite when they do not tell."""
+        space = self.space
+        dz, dg = space.add(z, z_old, -1.0), space.add(gradient, gradient_old, -1.0)
+        change = float(space.norm(dg))
+        if not change < math.inf:
+            return 0.0
+        # Below the rounding error of a gradient the quotient says nothing.
+        if change <= 1e3 * self.eps * float(space.norm(gradient)):
+            return math.inf
+        return float(space.norm(dz)) / change
+
+    def judge(self, y: Vector, mapping: float, k: int, last: bool) -> str:
+        floor = 8.0 * self.eps * float(self.space.norm(y)) / self.length
+        if not (mapping <= max(self.tol, floor) or last):
+            return "go on"
+        residual = _residual(self.problem, self.x, y)
+        self.stalls = 0 if residual < 0.5 * self.best.residual else self.stalls + 1
+        if residual < self.best.residual:
+            self.best = LowerSolution(y, residual, k, residual <= self.tol, 1.0 / self.length)
+        if residual <= self.tol or self.stalls == 3:
+            return "stop"
+        self.length = self._first(y)
+        return "restart"
+
+
+def safe_step(curvature: float) -> float:
+    """1/L, or 1 where g has no curvature."""
     return 1.0 / curvature if curvature > 0 else 1.0
-
-
-def _safe_step(space: Space, z: Vector, gradient: Vector, z_old: Vector, gradient_old: Vector) -> float:
-    """|dz| / |dgrad|, an upper bound on 1/L from two gradients; infinite when they do not tell."""
-    dz, dg = space.add(z, z_old, -1.0), space.add(gradient, gradient_old, -1.0)
-    change = float(space.norm(dg))
-    if not change < float("inf"):
-        return 0.0
-    # Below the rounding error of a gradient the quotient says nothing.
-    if change <= 1e3 * _eps(z) * float(space.norm(gradient)):
-        return float("inf")
-    return float(space.norm(dz)) / change
 
 
 def _size(y: Vector) -> float:
@@ -210,7 +288,7 @@ def _eps(y: Vector) -> float:
 def upper_value(
     problem: Problem, x: Vector, y0: Vector | None = None, *, tol: float | None = None, max_steps: int = 20_000
 ) -> Tensor:
-    """F(x) = f(x, y*(x)) with the lower level solved to `tol`; warns when it could not be.
+    """F(x) = f(x, y*(x)) with the lower level solved to `tol`; warns if it could not be.
 
     Parameters
     ----------

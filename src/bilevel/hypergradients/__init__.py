@@ -3,6 +3,7 @@
 from .base import Estimator, Hypergradient
 from .linear_solve import LinearSolve
 from .neumann import Neumann
+from .smoothing import Exact, Perturbed, TwoPoint
 from .unrolled import Unrolled
 
-__all__ = ["Estimator", "Hypergradient", "LinearSolve", "Neumann", "Unrolled"]
+__all__ = ["Estimator", "Exact", "Hypergradient", "LinearSolve", "Neumann", "Perturbed", "TwoPoint", "Unrolled"]

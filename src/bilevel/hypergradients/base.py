@@ -11,19 +11,18 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from ..curvature import largest_curvature
-from ..errors import InvalidInput, InvalidType
-from ..problem import Linearization
-from ..randomness import Noise
-from ..sets.base import ConvexSet, Face
-from ..smoothing import Exact, Perturbed, TwoPoint
+from ..linearization import Linearization
+from ..random import RandomStreams
+from ..sets.base import ProjectionJacobian
 from ..spaces import Space, Vector
+from .smoothing import Exact, Perturbed, TwoPoint
 
 Smoothing = Exact | Perturbed | TwoPoint
 
 
 @dataclass(frozen=True)
 class Hypergradient:
-    """A hypergradient with what it took.
+    """A hypergradient with its adjoint and statistics.
 
     Parameters
     ----------
@@ -33,7 +32,7 @@ class Hypergradient:
         w of the shape of y with h = grad_x f - G_xy w (plus the term of a set that moves with x); the warm start of
         the next linear solve.
     stats
-        What the estimator has to report: residual, iterations, eta, ...
+        Statistics of the estimator: residual, iterations, eta, ...
 
     References
     ----------
@@ -68,7 +67,7 @@ class Estimator(Protocol):
     >>> class Direct:
     ...     eta = "auto"
     ...
-    ...     def estimate(self, lin, noise, *, curvature=None, start=None):
+    ...     def estimate(self, lin, streams, *, curvature=None, start=None):
     ...         return Hypergradient(lin.upper_grad_x)
     >>> problem = bilevel.Problem(lambda x, y: (x * y).sum(), lambda x, y: (y - x).square().sum())
     >>> x = torch.tensor([3.0])
@@ -84,7 +83,7 @@ class Estimator(Protocol):
     def estimate(
         self,
         lin: Linearization,
-        noise: Noise,
+        streams: RandomStreams,
         *,
         curvature: float | None = None,
         start: Vector | None = None,
@@ -95,7 +94,7 @@ class Estimator(Protocol):
         ----------
         lin
             f, g and their derivatives at (x, y).
-        noise
+        streams
             The randomness of this step.
         curvature
             A known bound on the largest curvature of g in y, for eta = "auto"; estimated when None.
@@ -105,23 +104,12 @@ class Estimator(Protocol):
         ...
 
 
-def check_eta(eta: float | str) -> None:
-    """A positive number, or "auto"."""
-    if isinstance(eta, str):
-        if eta != "auto":
-            raise InvalidInput(f'eta must be a positive number or "auto", got {eta!r}')
-    elif isinstance(eta, bool) or not isinstance(eta, int | float):
-        raise InvalidType(f'eta must be a positive number or "auto", got {eta!r}')
-    elif not 0 < eta < float("inf"):
-        raise InvalidInput(f'eta must be a positive number or "auto", got {eta!r}')
-
-
-def resolve_eta(eta: float | str, lin: Linearization, noise: Noise, curvature: float | None) -> float:
+def resolve_eta(eta: float | str, lin: Linearization, streams: RandomStreams, curvature: float | None) -> float:
     """The number behind eta: "auto" is 1/L with L the largest curvature of g in y (so 0 < eta < 2/L: erratum 2)."""
     if not isinstance(eta, str):
         return float(eta)
     if curvature is None:
-        curvature = largest_curvature(lin, noise=noise)
+        curvature = largest_curvature(lin, streams=streams)
     return 1.0 / curvature if curvature > 0 else 1.0
 
 
@@ -136,12 +124,12 @@ def space_of(lin: Linearization) -> Space:
 
 
 def draw(
-    smoothing: Smoothing, constraint: ConvexSet, lin: Linearization, z: Vector, noise: Noise, index: int = 0
-) -> Face:
+    smoothing: Smoothing, lin: Linearization, z: Vector, space: Space, streams: RandomStreams, index: int = 0
+) -> ProjectionJacobian:
     """Draw `index` of the smoothed Jacobian at z."""
     if isinstance(smoothing, TwoPoint):
-        lin.problem.costs.projections += 2 * (smoothing.directions or space_of(lin).size(z))
-    return smoothing.sample(constraint, z, space_of(lin), noise, index)
+        lin.problem.costs.projections += 2 * (smoothing.directions or space.size(z))
+    return smoothing.sample(lin.constraint, z, space, streams, index)
 
 
 def assemble(lin: Linearization, w: Vector, z: Vector, u: Vector) -> Vector:
@@ -149,7 +137,5 @@ def assemble(lin: Linearization, w: Vector, z: Vector, u: Vector) -> Vector:
 
     z is the point at which H was drawn: the derivatives of P in z and in its parameters belong together.
     """
-    x_space = lin.problem.x_space
-    h = lin.reduced_gradient(w)
-    through_set = lin.problem.constraint_vjp(lin.x, z, u)
-    return h if through_set is None else x_space.add(h, through_set)
+    h, problem = lin.reduced_gradient(w), lin.problem
+    return problem.x_space.add(h, problem.constraint_vjp(lin.x, z, u)) if problem.moving else h

@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from numbers import Real
 from typing import Literal
 
 from .. import tolerances
-from ..errors import InvalidInput
-from ..problem import Linearization
-from ..randomness import Noise
-from ..sets.base import Face
-from ..smoothing import Exact, TwoPoint
+from .._checks import check_count, check_number, check_object
+from ..errors import InvalidInputError
+from ..krylov import LinearSolution, conjugate_gradients, gmres
+from ..linearization import Linearization
+from ..random import RandomStreams
+from ..sets.base import ProjectionJacobian
 from ..spaces import Space, Vector, leaves
-from .base import Hypergradient, Smoothing, assemble, check_eta, draw, gradient_step, resolve_eta, space_of
-from .krylov import LinearSolution, conjugate_gradients, gmres
+from .base import Hypergradient, Smoothing, assemble, draw, resolve_eta
+from .smoothing import Exact, TwoPoint
 
 
 @dataclass(frozen=True, kw_only=True)
 class LinearSolve:
     """h = f_x - G_xy w with w = eta H [I - (I - eta G_yy) H]^{-1} f_y, by a Krylov method.
 
-    Where H is an orthogonal projector Pi on a face (polyhedral sets), w = Pi (Pi G_yy Pi)^+ Pi f_y: no eta in it,
-    symmetric, and solved by conjugate gradients on the face. Elsewhere q = w/eta solves
+    Where H is an orthogonal projector Pi on a face (polyhedral sets), w = Pi (Pi G_yy Pi)^+ Pi f_y, which does not
+    depend on eta, is symmetric, and is solved by conjugate gradients on the face. Elsewhere q = w/eta solves
     (I - H + eta H G_yy) q = H f_y, by GMRES.
 
     Parameters
@@ -30,12 +30,12 @@ class LinearSolve:
     tol
         Relative residual of the linear system; default 1e-10 in float64, 2e-5 in float32.
     max_iterations
-        Hessian products at most.
+        The maximal number of Hessian products.
     eta
-        The step of the fixed-point map, or "auto" for 1/L. It decides which face z = y - eta grad_y g lies on while y
-        is not yet y*(x).
+        The step of the fixed-point map, or "auto" for 1/L. It determines the face of z = y - eta grad_y g while y is
+        not yet y*(x).
     smoothing
-        Exact(), or Perturbed(radius=...) to take the face at a random nearby point.
+        Exact(), or Perturbed(radius=...) to use the face at a random nearby point.
 
     References
     ----------
@@ -54,13 +54,13 @@ class LinearSolve:
     smoothing: Smoothing = Exact()  # noqa: RUF009  (frozen)
 
     def __post_init__(self) -> None:
-        check_eta(self.eta)
-        if self.tol is not None and not (isinstance(self.tol, Real) and 0 < self.tol < 1):
-            raise InvalidInput(f"tol must lie between 0 and 1, got {self.tol!r}")
-        if not isinstance(self.max_iterations, int) or self.max_iterations < 1:
-            raise InvalidInput(f"max_iterations must be a positive integer, got {self.max_iterations!r}")
+        check_number("eta", self.eta, or_auto=True)
+        check_object("smoothing", self.smoothing, "Exact()", "sample", "point")
+        if self.tol is not None:
+            check_number("tol", self.tol, high=1.0)
+        check_count("max_iterations", self.max_iterations)
         if isinstance(self.smoothing, TwoPoint):
-            raise InvalidInput(
+            raise InvalidInputError(
                 "LinearSolve cannot use smoothing=TwoPoint(): its draws are not symmetric and may exceed norm 1; "
                 "use Exact() or Perturbed(), or Neumann with TwoPoint"
             )
@@ -68,40 +68,46 @@ class LinearSolve:
     def estimate(
         self,
         lin: Linearization,
-        noise: Noise,
+        streams: RandomStreams,
         *,
         curvature: float | None = None,
         start: Vector | None = None,
     ) -> Hypergradient:
         """See `Estimator.estimate`; `start` is the adjoint of a nearby point."""
-        eta = resolve_eta(self.eta, lin, noise, curvature)
-        z, space = gradient_step(lin, eta), space_of(lin)
-        face = draw(self.smoothing, lin.constraint, lin, z, noise)
+        eta, moving = resolve_eta(self.eta, lin, streams, curvature), lin.problem.moving
+        space = lin.problem.y_space(lin.constraint)
+        z = space.add(lin.y, lin.lower_grad_y, -eta)
+        face = draw(self.smoothing, lin, z, space, streams)
         tol = tolerances.linear_residual(leaves(lin.y)[0].dtype) if self.tol is None else self.tol
         near = lin
         if face.is_projector:
             near = lin.restrict(face)
-            upper_grad_y = (lin if lin.problem.moving else near).upper_grad_y
-            solution = self._on_face(near, upper_grad_y, face, space, start, tol)
+            solution = self._on_face(near, (lin if moving else near).upper_grad_y, face, space, start, tol)
             w = solution.value
         else:
             solution = self._general(lin, face, space, eta, start, tol)
             w = space.scaled(solution.value, eta)
-        u = self._through(lin, space, w, eta) if lin.problem.moving else w
+        u = self._through(lin, space, w, eta) if moving else w
         stats = {
             "eta": eta,
             "residual": solution.residual,
             "iterations": float(solution.iterations),
             "indefinite": float(solution.indefinite),
         }
-        drawn_at = self.smoothing.point(z, space, noise) if lin.problem.moving else z
+        drawn_at = self.smoothing.point(z, space, streams) if moving else z
         return Hypergradient(assemble(near, w, drawn_at, u), w, stats)
 
     def _on_face(
-        self, lin: Linearization, upper_grad_y: Vector, face: Face, space: Space, start: Vector | None, tol: float
+        self,
+        lin: Linearization,
+        upper_grad_y: Vector,
+        face: ProjectionJacobian,
+        space: Space,
+        start: Vector | None,
+        tol: float,
     ) -> LinearSolution:
         """Pi G_yy Pi w = Pi f_y, directly where the problem knows how."""
-        direct = lin.solve_on_face(face.support, lin.upper_grad_y)
+        direct = lin.solve_on_face(face, upper_grad_y)
         if direct is not None:
             return LinearSolution(direct, 0.0, 0)
         return conjugate_gradients(
@@ -114,7 +120,7 @@ class LinearSolve:
         )
 
     def _general(
-        self, lin: Linearization, face: Face, space: Space, eta: float, start: Vector | None, tol: float
+        self, lin: Linearization, face: ProjectionJacobian, space: Space, eta: float, start: Vector | None, tol: float
     ) -> LinearSolution:
         """(I - H + eta H G_yy) q = H f_y."""
 

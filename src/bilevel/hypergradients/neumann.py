@@ -8,14 +8,14 @@ from typing import Literal
 
 import torch
 
+from .._checks import check_choice, check_count, check_number, check_object
 from ..curvature import largest_curvature
-from ..errors import InvalidInput
-from ..problem import Linearization
-from ..randomness import Noise
-from ..sets.base import Face
-from ..smoothing import Perturbed
+from ..linearization import Linearization
+from ..random import RandomStreams
+from ..sets.base import ProjectionJacobian
 from ..spaces import Vector, leaves
-from .base import Hypergradient, Smoothing, assemble, check_eta, draw, gradient_step, resolve_eta, space_of
+from .base import Hypergradient, Smoothing, assemble, draw, gradient_step, resolve_eta, space_of
+from .smoothing import Perturbed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,10 +23,10 @@ class Neumann:
     """h = f_x - eta G_xy H_0 sum_{q<Q} prod_{i<=q} [(I - eta G_yy) H_i] f_y.
 
     With truncation="random" (equation for the stochastic hypergradient, section 3.3 of the paper) c is drawn uniformly
-    from {0, ..., Q-1} and Q times the c-th term stands for the sum; each H_i has its own draw. With truncation="full"
-    all Q terms are summed: the same expectation, far less noise. The series converges for 0 < eta < 2/L, L the
-    largest curvature of g on the current face (erratum 2), and is far from its limit for small Q (erratum 8): when
-    you want the gradient rather than a cheap direction, use `LinearSolve`.
+    from {0, ..., Q-1} and the sum is estimated by Q times the c-th term; each H_i has its own draw. With
+    truncation="full" all Q terms are summed: the same expectation, far less noise. The series converges for 0 < eta <
+    2/L, L the largest curvature of g on the current face (erratum 2), and is far from its limit for small Q (erratum
+    8): to compute the gradient rather than a cheap direction, use `LinearSolve`.
 
     Parameters
     ----------
@@ -51,25 +51,24 @@ class Neumann:
     smoothing: Smoothing = Perturbed()  # noqa: RUF009  (frozen)
 
     def __post_init__(self) -> None:
-        check_eta(self.eta)
-        if isinstance(self.terms, bool) or not isinstance(self.terms, int) or self.terms < 1:
-            raise InvalidInput(f"terms (Q) must be an integer of at least 1, got {self.terms!r}")
-        if self.truncation not in ("random", "full"):
-            raise InvalidInput(f'truncation must be "random" or "full", got {self.truncation!r}')
+        check_number("eta", self.eta, or_auto=True)
+        check_object("smoothing", self.smoothing, "Exact()", "sample", "point")
+        check_count("terms", self.terms)
+        check_choice("truncation", self.truncation, ("random", "full"))
 
     def estimate(
         self,
         lin: Linearization,
-        noise: Noise,
+        streams: RandomStreams,
         *,
         curvature: float | None = None,
         start: Vector | None = None,
     ) -> Hypergradient:
         """See `Estimator.estimate`; `start` is not used."""
-        eta = resolve_eta(self.eta, lin, noise, curvature)
+        eta = resolve_eta(self.eta, lin, streams, curvature)
         z, space = gradient_step(lin, eta), space_of(lin)
-        products, weight = self.length(noise)
-        faces = [draw(self.smoothing, lin.constraint, lin, z, noise, i) for i in range(products + 1)]
+        products, weight = self.length(streams)
+        faces = [draw(self.smoothing, lin, z, space, streams, i) for i in range(products + 1)]
         near = lin if lin.problem.moving else lin.restrict(*faces)
         term = total = near.upper_grad_y
         for face in faces[1:]:
@@ -79,33 +78,35 @@ class Neumann:
         u = space.scaled(total, weight)
         w = space.scaled(faces[0].apply(u), eta)
         stats = {"eta": eta, "terms": float(products + 1)}
-        drawn_at = self.smoothing.point(z, space, noise, 0) if lin.problem.moving else z
+        drawn_at = self.smoothing.point(z, space, streams, 0) if lin.problem.moving else z
         return Hypergradient(assemble(near, w, drawn_at, u), w, stats)
 
-    def length(self, noise: Noise) -> tuple[int, float]:
+    def length(self, streams: RandomStreams) -> tuple[int, float]:
         """How many factors are multiplied, and the weight of the result."""
         if self.truncation == "full":
             return self.terms - 1, 1.0
-        drawn = torch.randint(self.terms, (), generator=noise.generator("truncation"))
+        drawn = torch.randint(self.terms, (), generator=streams.generator("truncation"))
         return int(drawn), float(self.terms)
 
-    def contraction(self, lin: Linearization, noise: Noise, *, curvature: float | None = None) -> float:
+    def contraction(self, lin: Linearization, streams: RandomStreams, *, curvature: float | None = None) -> float:
         """The factor by which terms of the series grow in the end: at 1 and beyond it diverges.
 
         On a face (H a projector) that is eta L - 1 with L the largest curvature on it (below 1 the series converges;
         how fast also depends on the smallest curvature). Elsewhere: the spectral radius of (I - eta G_yy) H.
         """
-        eta = resolve_eta(self.eta, lin, noise, curvature)
+        eta = resolve_eta(self.eta, lin, streams, curvature)
         face = lin.constraint.jacobian(gradient_step(lin, eta))
         if face.is_projector:
-            return eta * largest_curvature(lin, face=face, noise=noise) - 1.0
-        return _spectral_radius(lin, face, eta, noise)
+            return eta * largest_curvature(lin, face=face, streams=streams) - 1.0
+        return _spectral_radius(lin, face, eta, streams)
 
 
-def _spectral_radius(lin: Linearization, face: Face, eta: float, noise: Noise, steps: int = 40) -> float:
+def _spectral_radius(
+    lin: Linearization, face: ProjectionJacobian, eta: float, streams: RandomStreams, steps: int = 40
+) -> float:
     """The growth per product of (I - eta G_yy) H, by power iteration (its eigenvalues are real)."""
     space = space_of(lin)
-    v = space.random_like(lin.y, noise.generator("curvature", device=leaves(lin.y)[0].device))
+    v = space.random_like(lin.y, streams.generator("curvature", device=leaves(lin.y)[0].device))
     growth = 0.0
     for _ in range(steps):
         length = float(space.norm(v))

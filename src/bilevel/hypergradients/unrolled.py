@@ -7,11 +7,11 @@ from typing import Literal
 
 import torch
 
-from ..errors import InvalidInput
-from ..problem import Linearization
-from ..randomness import Noise
+from .._checks import check_count, check_number
+from ..linearization import Linearization
+from ..random import RandomStreams
 from ..spaces import Vector, leaves
-from .base import Hypergradient, check_eta, gradient_step, resolve_eta, space_of
+from .base import Hypergradient, gradient_step, resolve_eta, space_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,20 +41,19 @@ class Unrolled:
     eta: float | Literal["auto"] = "auto"
 
     def __post_init__(self) -> None:
-        check_eta(self.eta)
-        if isinstance(self.steps, bool) or not isinstance(self.steps, int) or self.steps < 1:
-            raise InvalidInput(f"steps must be an integer of at least 1, got {self.steps!r}")
+        check_number("eta", self.eta, or_auto=True)
+        check_count("steps", self.steps)
 
     def estimate(
         self,
         lin: Linearization,
-        noise: Noise,
+        streams: RandomStreams,
         *,
         curvature: float | None = None,
         start: Vector | None = None,
     ) -> Hypergradient:
         """See `Estimator.estimate`; the steps start at the point of `lin`, and `start` is not used."""
-        eta = resolve_eta(self.eta, lin, noise, curvature)
+        eta = resolve_eta(self.eta, lin, streams, curvature)
         return self.backward(self.forward(lin, eta), eta)
 
     def forward(self, lin: Linearization, eta: float) -> list[Linearization]:
@@ -76,8 +75,8 @@ class Unrolled:
         for point in reversed(points):
             z = gradient_step(point, eta)
             u = constraint.jacobian(z).apply(a)
-            through_set = problem.constraint_vjp(last.x, z, a)
             h = x_space.add(h, point.lower_cross(u), -eta)
-            h = h if through_set is None else x_space.add(h, through_set)
+            if problem.moving:
+                h = x_space.add(h, problem.constraint_vjp(last.x, z, a))
             a = space.add(u, point.lower_hvp(u), -eta)
         return Hypergradient(h, None, {"eta": eta, "steps": float(len(points))})

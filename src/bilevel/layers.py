@@ -8,12 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .checks import call_function, check_feasible, check_lower_start, check_method, check_problem, check_vector
-from .errors import Incompatible, InvalidInput
+from ._checks import check_calls, check_feasible, check_lower_start, check_method, check_set_only, check_vector
+from .errors import InvalidInputError, LinearSystemWarning
 from .hypergradients import Estimator, Hypergradient, LinearSolve
+from .linearization import Linearization
 from .lower import solve_lower, uncounted, warn_if_unsolved
-from .problem import Linearization, Problem
-from .randomness import Noise, Seeds
+from .problem import Problem
+from .random import RandomStreams, Seeds
 from .spaces import Vector, leaves, like, tree_map
 
 
@@ -38,14 +39,14 @@ def hypergradient(
     x
         The upper variable, a tensor or a dictionary of tensors of any shape.
     y
-        The lower variable, of the shape of y, at which the estimate is made, in Y: usually y*(x) or an iterate near it,
-        since the answer is the gradient of F only there. When None the lower level is solved first, from `problem.y0`.
+        The lower variable, of the shape of y, in Y, at which h is estimated: usually y*(x) or an iterate near
+        it, since h is the gradient of F only there. If None, the lower level is solved first, from `problem.y0`.
     method
         `LinearSolve()` (default), `Neumann(...)` or `Unrolled(...)`.
     seed
-        For methods that draw.
+        The seed of random methods.
     details
-        Return the `Hypergradient` with its adjoint and statistics instead of the gradient alone.
+        Return the `Hypergradient` with its adjoint and statistics instead of only the gradient.
 
     Returns
     -------
@@ -68,7 +69,8 @@ def hypergradient(
     >>> hypergradient(problem, torch.tensor([1.0, -1.0]))
     tensor([2., 0.])
     """
-    problem = _with_a_set_only(problem)
+    check_set_only("hypergradient and argmin", problem)
+    problem = uncounted(problem)
     check_method(method)
     x = tree_map(Tensor.detach, check_vector("x", x))
     if y is None:
@@ -79,29 +81,10 @@ def hypergradient(
         constraint = problem.constraint_at(x)
         y = check_lower_start(problem, constraint, y)
         check_feasible("y", constraint, y)
-    lin = problem.linearize(x, y)
-    for name in ("upper", "lower"):
-        call_function(lin, name, "x, y")
-    result: Hypergradient = (method or LinearSolve()).estimate(lin, Noise(Seeds.of(seed)))
+    lin = check_calls(problem, x, y)
+    result: Hypergradient = (method or LinearSolve()).estimate(lin, RandomStreams(Seeds.from_seed(seed)))
     _warn_if_loose(result)
     return result if details else result.gradient
-
-
-class LinearSystemWarning(UserWarning):
-    """The linear system behind a hypergradient was not solved.
-
-    Examples
-    --------
-    A lower level that is flat in one direction has no unique solution, and the system no solution at all:
-
-    >>> import bilevel, torch, warnings
-    >>> problem = bilevel.Problem(lambda x, y: y.sum(), lambda x, y: (y[0] - x).square())
-    >>> with warnings.catch_warnings(record=True) as caught:
-    ...     warnings.simplefilter("always")
-    ...     h = bilevel.hypergradient(problem, torch.tensor(1.0), torch.tensor([1.0, 0.0]))
-    >>> caught[0].category.__name__
-    'LinearSystemWarning'
-    """
 
 
 def _warn_if_loose(result: Hypergradient) -> None:
@@ -109,7 +92,7 @@ def _warn_if_loose(result: Hypergradient) -> None:
     if residual > 1e-3 or result.stats.get("indefinite"):
         kind = "g has no or negative curvature on the face" if result.stats.get("indefinite") else "ill-conditioned?"
         warnings.warn(
-            f"the linear system of the hypergradient was left at relative residual {residual:.1e} ({kind}): "
+            f"the linear system of the hypergradient was only solved to relative residual {residual:.1e} ({kind}): "
             "give g more curvature in y, for example + 1e-3 * y.square().sum(), or raise max_iterations",
             LinearSystemWarning,
             stacklevel=3,
@@ -127,8 +110,8 @@ def argmin(
 ) -> Any:
     """y*(x) = argmin over y in Y of g(x, y), differentiable in x: loss(argmin(problem, x)).backward() works.
 
-    Backward is one implicit linear solve at the solution, for first derivatives in x alone (not in tensors that `lower`
-    captures); only `lower` and `constraint` of the problem matter.
+    The backward pass is one implicit linear solve at the solution, for first derivatives with respect to x only (not to
+    tensors that `lower` captures). Only `lower` and `constraint` of the problem are used.
 
     Parameters
     ----------
@@ -164,23 +147,13 @@ def argmin(
     >>> x.grad
     tensor([0., 0.])
     """
-    problem = _with_a_set_only(problem)
+    check_set_only("hypergradient and argmin", problem)
+    problem = uncounted(problem)
     solution = solve_lower(problem, check_vector("x", x), y0, tol=tol, max_steps=max_steps)
     warn_if_unsolved(solution)
     context = _Solved(problem, x, solution.y, method or LinearSolve())
     outputs = _ArgminFunction.apply(context, *leaves(x))
     return like(solution.y, outputs)  # type: ignore[arg-type]
-
-
-def _with_a_set_only(problem: Problem) -> Problem:
-    """The problem, uncounted; function constraints would be ignored by the linear system, so they are refused."""
-    check_problem(problem)
-    if problem.inequality is not None:
-        raise Incompatible(
-            "hypergradient and argmin cannot use function constraints (inequality=h): they need the Jacobian of a "
-            "projection. Write h as a set of bilevel.sets; solve_lower and upper_value take h, without derivatives"
-        )
-    return uncounted(problem)
 
 
 class _Solved:
@@ -192,7 +165,7 @@ class _Solved:
 
     def pull_back(self, cotangents: tuple[Tensor, ...]) -> list[Tensor]:
         lin = _Cotangent(self.problem.linearize(self.x, self.y), like(self.y, cotangents))
-        result = self.method.estimate(lin, Noise())
+        result = self.method.estimate(lin, RandomStreams())
         _warn_if_loose(result)
         return leaves(result.gradient)
 
@@ -219,7 +192,7 @@ class _Cotangent(Linearization):
         self._lin, self._cotangent = lin, cotangent
 
     def _upper_value(self) -> Tensor:
-        raise InvalidInput("argmin has no upper value")
+        raise InvalidInputError("argmin has no upper value")
 
     def _upper_gradients(self) -> tuple[Vector, Vector]:
         return tree_map(torch.zeros_like, self.x), self._cotangent
@@ -238,6 +211,3 @@ class _Cotangent(Linearization):
 
     def _lower_cross(self, v: Vector) -> Vector:
         return self._lin.lower_cross(v)
-
-
-__all__ = ["argmin", "hypergradient"]

@@ -21,14 +21,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .problem import Costs, Linearization, Problem
+from .linearization import Costs, Linearization, as_leaves, vjp
+from .problem import Problem
 from .sets.base import ConvexSet, per_point
 from .sets.transformed import Scaled, Translated
-from .spaces import Vector, leaves, like, tree_map
+from .spaces import Vector, leaves, like
 
 
 @dataclass(frozen=True)
-class FixedForm:
+class MovingSetRewrite:
     """The problem in y', and the way there and back.
 
     Parameters
@@ -42,18 +43,18 @@ class FixedForm:
     problem: Problem
     original: Problem
 
-    def into(self, x: Vector, y: Any) -> Tensor:
+    def to_fixed(self, x: Vector, y: Any) -> Tensor:
         """y' = (y - t(x)) / s(x)."""
         _, scale, shift = _parts(self.original.constraint_at(x), y)
         return self.problem.constraint_at(x).project((y - shift) / scale)  # to remove rounding
 
-    def back(self, x: Vector, y: Any) -> Tensor:
+    def from_fixed(self, x: Vector, y: Any) -> Tensor:
         """y = s(x) y' + t(x)."""
         _, scale, shift = _parts(self.original.constraint_at(x), y)
         return scale * y + shift
 
 
-def fixed_form(problem: Problem, x: Vector, y: Vector) -> FixedForm | None:
+def rewrite_moving_set(problem: Problem, x: Vector, y: Vector) -> MovingSetRewrite | None:
     """The fixed form of a problem whose set at x is Translated or Scaled (or both) of a base that does not move.
 
     None when the set stands still already, or moves in another way.
@@ -66,14 +67,13 @@ def fixed_form(problem: Problem, x: Vector, y: Vector) -> FixedForm | None:
     ...     lower=lambda x, y: y.square().sum(),
     ...     constraint=lambda x: bilevel.sets.Translated(bilevel.sets.L2Ball(1.0), x),
     ... )
-    >>> fixed_form(problem, torch.zeros(2), torch.zeros(2)).problem.constraint
+    >>> rewrite_moving_set(problem, torch.zeros(2), torch.zeros(2)).problem.constraint
     L2Ball(radius=1, center=0)
     """
     if not problem.moving or isinstance(y, dict):
         return None
-    point = tree_map(lambda u: u.detach().requires_grad_(), x)
     with torch.enable_grad():
-        moved = problem.constraint_at(point)
+        moved = problem.constraint_at(as_leaves(x))
         if not isinstance(moved, Translated | Scaled):
             return None
         base, _, _ = _parts(moved, y)
@@ -95,11 +95,12 @@ def fixed_form(problem: Problem, x: Vector, y: Vector) -> FixedForm | None:
         upper_constraint=problem.upper_constraint,
         sampler=problem.sampler,
         inequality=None if problem.inequality is None else placed(problem.inequality),
+        ranks=problem.ranks,
     )
     if isinstance(form, _Structured):
         form.original = copy.copy(problem)
         form.original.costs = Costs()  # the products are counted once, where they are asked for
-    return FixedForm(form, problem)
+    return MovingSetRewrite(form, problem)
 
 
 class _Structured(Problem):
@@ -110,11 +111,6 @@ class _Structured(Problem):
     def linearize(self, x: Vector, y: Any, batch: Any = None) -> Linearization:
         return _Placed(self, x, y, batch)
 
-    def lower_grad(self, x: Vector, y: Any, batch: Any = None) -> Tensor:
-        self.costs.lower_gradients += 1
-        _, scale, shift = _parts(self.original.constraint_at(x), y)
-        return scale * self.original.lower_grad(x, scale * y + shift, batch)  # type: ignore[operator]
-
 
 class _Placed(Linearization):
     """The original's linearisation at y = s(x) y' + t(x), in terms of y'."""
@@ -123,12 +119,12 @@ class _Placed(Linearization):
     y: Tensor
 
     @cached_property
-    def _map(self) -> tuple[list[Tensor], Tensor, Tensor, Vector]:
-        """x as leaves of a graph, s(x), s(x) y' + t(x) with that graph, and x itself."""
-        x = tree_map(lambda u: u.detach().requires_grad_(), self.x)
+    def _map(self) -> tuple[list[Tensor], Tensor, Tensor]:
+        """x as leaves of a graph, and s(x), s(x) y' + t(x) with that graph."""
+        x = as_leaves(self.x)
         with torch.enable_grad():
             _, scale, shift = _parts(self.problem.original.constraint_at(x), self.y)
-            return leaves(x), scale, scale * self.y.detach() + shift, x
+            return leaves(x), scale, scale * self.y.detach() + shift
 
     @cached_property
     def _at_y(self) -> Linearization:
@@ -139,13 +135,7 @@ class _Placed(Linearization):
 
     def _back(self, output: Tensor, cotangent: Any) -> Vector:
         """The derivative of <output, cotangent> in x, through s(x) and t(x)."""
-        entries, _, _, x = self._map
-        if not output.requires_grad:
-            return tree_map(torch.zeros_like, self.x)
-        products = torch.autograd.grad(
-            output, entries, cotangent, retain_graph=True, allow_unused=True, materialize_grads=True
-        )
-        return like(x, list(products))
+        return like(self.x, vjp([output], self._map[0], cotangent))
 
     def _upper_value(self) -> Tensor:
         return self._at_y.upper_value

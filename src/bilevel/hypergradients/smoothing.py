@@ -1,0 +1,194 @@
+"""Estimates of the Jacobian of a projection under randomised smoothing.
+
+P_delta(z) = E[P_Y(z + delta u)] with u uniform in the unit ball is differentiable, and its Jacobian is
+E[H(z + delta u)] (the proof of Proposition 1 of the paper). Each class draws one estimate of it.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from .._checks import check_count, check_number
+from ..errors import InvalidInputError, PrecisionWarning
+from ..random import RandomStreams
+from ..sets.base import ConvexSet, ProjectionJacobian
+from ..spaces import Space, Vector, leaves, tree_map
+
+NO_SMOOTHING = "; for no smoothing use Exact()"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exact:
+    """H = grad P_Y(z), the analytic Jacobian at z itself: one element of the generalised Jacobian, no smoothing.
+
+    References
+    ----------
+    Shi, Chang & Gu (2024), the paper of DMLCBO, section 3.1: any element of the generalised Jacobian gives a
+    hypergradient.
+
+    Examples
+    --------
+    >>> Exact()
+    Exact()
+    """
+
+    def point(self, z: Vector, space: Space, streams: RandomStreams, index: int = 0) -> Vector:
+        """z itself."""
+        return z
+
+    def sample(
+        self, constraint: ConvexSet, z: Vector, space: Space, streams: RandomStreams, index: int = 0
+    ) -> ProjectionJacobian:
+        """H(z)."""
+        return constraint.jacobian(z)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Perturbed:
+    """The analytic Jacobian at z + radius * u, u uniform in the unit ball: unbiased, norm <= 1, one product.
+
+    Parameters
+    ----------
+    radius
+        delta, in the units of y.
+
+    References
+    ----------
+    Shi, Chang & Gu (2024), the paper of DMLCBO, proposition 1 (its proof): the smoothed Jacobian is E[grad P_Y(z +
+    delta u)].
+
+    Examples
+    --------
+    >>> Perturbed(radius=1e-3)
+    Perturbed(radius=0.001)
+    """
+
+    radius: float = 1e-6
+
+    def __post_init__(self) -> None:
+        check_number("radius", self.radius, remedy=NO_SMOOTHING)
+
+    def point(self, z: Vector, space: Space, streams: RandomStreams, index: int = 0) -> Vector:
+        """z + radius u for draw `index` of this step."""
+        generator = streams.generator("smoothing", index, leaves(z)[0].device)
+        return space.add(z, space.ball(z, generator), self.radius)
+
+    def sample(
+        self, constraint: ConvexSet, z: Vector, space: Space, streams: RandomStreams, index: int = 0
+    ) -> ProjectionJacobian:
+        """H(z + radius u)."""
+        return constraint.jacobian(self.point(z, space, streams, index))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TwoPoint:
+    """The paper's estimator: (d/n) sum_i (P(z + delta u_i) - P(z - delta u_i)) u_i' / (2 delta).
+
+    The directions are uniform on the unit *sphere* (in the ball the mean would be d/(d+2) times the true value: erratum
+    1). It needs no analytic Jacobian, costs 2n projections, is very noisy (erratum 4), and needs float64 when the
+    radius is small (erratum 5).
+
+    Parameters
+    ----------
+    radius
+        delta, in the units of y.
+    directions
+        n; None for the dimension of y, as in the paper.
+    orthonormal
+        Draw the directions as the orthonormal factor of a Gaussian matrix: less noise, n <= d.
+    block
+        How many directions are held in memory at once (iid directions only).
+
+    References
+    ----------
+    Shi, Chang & Gu (2024), the paper of DMLCBO, section 3.3 and lemma 3.10.
+
+    Examples
+    --------
+    >>> TwoPoint(directions=32)
+    TwoPoint(radius=1e-06, directions=32, orthonormal=False, block=64)
+    """
+
+    radius: float = 1e-6
+    directions: int | None = None
+    orthonormal: bool = False
+    block: int = 64
+
+    def __post_init__(self) -> None:
+        check_number("radius", self.radius, remedy=NO_SMOOTHING)
+        check_count("block", self.block)
+        if self.directions is not None:
+            check_count("directions", self.directions)
+
+    def point(self, z: Vector, space: Space, streams: RandomStreams, index: int = 0) -> Vector:
+        """z: the differences are centred there."""
+        return z
+
+    def sample(
+        self, constraint: ConvexSet, z: Vector, space: Space, streams: RandomStreams, index: int = 0
+    ) -> ProjectionJacobian:
+        """H-bar for draw `index` of this step."""
+        dimension = space.size(z)
+        count = dimension if self.directions is None else self.directions
+        if self.orthonormal and count > dimension:
+            raise InvalidInputError(
+                f"directions={count} orthonormal directions do not fit in dimension {dimension}: use at most that many"
+            )
+        self._warn_if_unresolved(z, dimension)
+        device = leaves(z)[0].device
+        draw = lambda: streams.generator("smoothing", index, device)  # noqa: E731
+        return TwoPointJacobian(self, count, constraint, z, space, draw)
+
+    def _warn_if_unresolved(self, z: Vector, dimension: int) -> None:
+        """Each entry of delta * u is about delta/sqrt(d): it must be well above the rounding error of z (erratum 5)."""
+        size = max(float(u.abs().max()) for u in leaves(z))
+        dtype = leaves(z)[0].dtype
+        if self.radius / dimension**0.5 < 1e2 * torch.finfo(dtype).eps * size:
+            warnings.warn(
+                f"TwoPoint(radius={self.radius:g}) in {dtype}: the differences are lost in rounding at dimension "
+                f"{dimension} and entries of size {size:.3g}; use float64, a larger radius, or Perturbed()",
+                PrecisionWarning,
+                stacklevel=5,
+            )
+
+
+@dataclass(frozen=True)
+class TwoPointJacobian(ProjectionJacobian):
+    """One draw of H-bar. `apply` is the *transposed* product H-bar' v, the one the hypergradient needs.
+
+    The directions are drawn again from (seed, step, index) at each product, so none of them is stored.
+    """
+
+    settings: TwoPoint
+    count: int
+    constraint: ConvexSet
+    z: Vector
+    space: Space
+    generator: Callable[[], torch.Generator]
+
+    def apply(self, v: Vector) -> Vector:
+        space, z, radius = self.space, self.z, self.settings.radius
+        total = space.zeros_like(z)
+        for u in self._directions():
+            ahead = self.constraint.project(space.add(z, u, radius))
+            behind = self.constraint.project(space.add(z, u, -radius))
+            slope = space.dots(space.add(ahead, behind, -1.0), v) / (2.0 * radius)
+            total = space.add(total, tree_map(lambda w: torch.tensordot(slope.to(w), w, 1), u))  # noqa: B023
+        return space.scaled(total, space.size(z) / self.count)
+
+    def _directions(self) -> Iterator[Vector]:
+        """Blocks of directions, one after the other."""
+        space, z, generator = self.space, self.z, self.generator()
+        if self.settings.orthonormal:
+            first = leaves(z)[0]
+            shape = (space.size(z), self.count)
+            gaussian = torch.randn(shape, generator=generator, dtype=first.dtype, device=first.device)
+            # Column signs of the QR factor are fixed by LAPACK; u and -u give the same term, so that does not matter.
+            yield space.unravel(torch.linalg.qr(gaussian).Q.T.contiguous(), z)
+            return
+        for done in range(0, self.count, self.settings.block):
+            yield space.sphere(z, generator, min(self.settings.block, self.count - done))

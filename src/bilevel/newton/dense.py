@@ -1,0 +1,276 @@
+"""Lower levels of up to some hundred entries: M as a matrix, factored once per point."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..linearization import Linearization
+from ..problem import Problem
+from ..sets.base import ConvexSet
+from ..spaces import Vector
+from .base import Evaluation, LowerLevel, LowerPoint, Solved, flat, rows
+from .smoothed_set import SmoothedSet, Smoothing
+
+NEWTON_STEPS, SMOOTHED_STEPS = 60, 15
+"""Newton steps at most for one evaluation."""
+
+
+@dataclass
+class System:
+    """M = I - H + eta H G at y, factored, with what it was made of."""
+
+    lu: Tensor
+    pivots: Tensor
+    jacobian: Tensor
+    hessian: Tensor
+    eta: float
+    curvature: float
+    convex: bool
+    y: Tensor
+
+    def newton(self, residual: Tensor) -> Tensor:
+        """-M^{-1} R."""
+        return -torch.linalg.lu_solve(self.lu, self.pivots, residual[:, None])[:, 0]
+
+    def adjoint(self, v: Tensor) -> Tensor:
+        """M^{-T} v."""
+        return torch.linalg.lu_solve(self.lu, self.pivots, v[:, None], adjoint=True)[:, 0]
+
+
+class DenseLevel(LowerLevel):
+    """`LowerLevel` with dense linear algebra in float64, whatever the dtype of y."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        x: Vector,
+        y: Vector,
+        smoothing: Smoothing | None = None,
+        curvature_limit: float = math.inf,
+    ) -> None:
+        super().__init__(problem, x, y, smoothing, curvature_limit)
+        self.identity = torch.eye(self.size, dtype=torch.float64, device=self.device)
+        self.units = self.tree_y(self.identity)
+
+    # --- the matrix ---------------------------------------------------------------------------------------------------
+
+    def factor(self, point: LowerPoint, constraint: Any) -> System:
+        """M at a point.
+
+        eta = 1 / (geometric mean of the curvatures): M is then well balanced, and the face is seen from a distance that
+        does not shrink with the stiffest coordinate.
+        """
+        hessian = self._hessian(point.lin)
+        curvature = _largest(hessian)
+        cholesky = torch.linalg.cholesky_ex(hessian)
+        convex = int(cholesky.info) == 0
+        if not convex:  # or only singular, up to rounding
+            shifted = hessian + 1e3 * self.eps * curvature * self.identity
+            self.nonconvex |= int(torch.linalg.cholesky_ex(shifted).info) != 0
+        if self.smoothing is not None:
+            eta = self.smoothing.eta
+        elif convex:
+            mean = math.exp(2.0 * float(cholesky.L.diagonal().log().mean()))
+            eta = min(max(1.0 / mean, 1.0 / curvature), 1e10 / curvature)
+        else:
+            eta = 1.0 / curvature
+        jacobian = self._jacobian(constraint, point.y - eta * point.slope)
+        lu = torch.linalg.lu_factor_ex(torch.addmm(self.identity - jacobian, jacobian, hessian, alpha=eta))
+        return System(lu.LU, lu.pivots, jacobian, hessian, eta, curvature, convex, point.y)
+
+    def _jacobian(self, constraint: Any, z: Tensor) -> Tensor:
+        if isinstance(constraint, SmoothedSet):
+            return rows(constraint.apply(self.tree_y(z), self.units))
+        return rows(constraint.jacobian(self.tree_y(z)).apply(self.units))
+
+    def _hessian(self, lin: Linearization) -> Tensor:
+        self.work += 2
+        hessian = rows(lin.lower_hvps(self.units))
+        return (hessian + hessian.T) / 2
+
+    def _unconstrained(self, constraint: SmoothedSet, y: Tensor) -> bool:
+        return bool((self._jacobian(constraint, y) - self.identity).abs().max() < 1e-9)
+
+    # --- y*(x) --------------------------------------------------------------------------------------------------------
+
+    def _solve(
+        self, x: Vector, constraint: Any, start: LowerPoint, slack: float, near: Evaluation | None
+    ) -> Solved | None:
+        hard, point = self.problem.constraint_at(x), start
+        if near is None:
+            point, system = self._first(x, constraint, point)
+        else:
+            system = self._system_of(near)
+        search = _NewtonSearch(self, x, constraint, hard, slack, math.nan if near is None else near.weight)
+        point, system = search.run(point, system, fresh=near is None)
+        if system is None or (near is None and self.smoothing is None and not point.is_below(start, self.eps)):
+            return None  # a Newton step may lead to a maximum
+        if system.y is not point.y:
+            system = self.factor(point, constraint)
+        u = system.adjoint(flat(point.lin.upper_grad_y).double())
+        z = point.y - system.eta * point.slope
+        residual = (point.y - self.project(constraint, z)).double()
+        w = system.eta * (system.jacobian @ u)
+        return Solved(point, z, residual, u, w, system.eta, system.curvature, system)
+
+    def _first(self, x: Vector, constraint: Any, point: LowerPoint) -> tuple[LowerPoint, System]:
+        """Gradient steps from far away: they find the basin of y0 and most of its face."""
+        system = self.factor(point, constraint)
+        if self.smoothing is None:
+            steps = 50 if system.convex else 2000
+            y, _ = self.descend(x, point.y, system.curvature, 1e-2 * float(point.slope.norm()), steps)
+            point = self.at(x, y)
+            system = self.factor(point, constraint)
+        return point, system
+
+    def _system_of(self, near: Evaluation) -> System:
+        """The system of an earlier evaluation, made anew where it comes from a file."""
+        if near.system is None:
+            level = self
+            if near.smoothing != self.smoothing:
+                level = DenseLevel(self.problem, self.x_like, self.y_like, near.smoothing, self.curvature_limit)
+            x = self.tree_x(near.x)
+            near.system = level.factor(level.at(x, near.y), level.constraint_at(x))
+        return near.system
+
+
+class _NewtonSearch:
+    """Newton steps at one x.
+
+    The system of a nearby x is reused while |R| falls tenfold per step: the first such step predicts y at the new x,
+    kinks and moving sets included. A step is kept if it improves the record of |R| or the record of g: two records, or
+    the iteration may cycle.
+    """
+
+    def __init__(
+        self, level: DenseLevel, x: Vector, constraint: Any, hard: ConvexSet, slack: float, weight: float
+    ) -> None:
+        self.level, self.x, self.constraint, self.hard = level, x, constraint, hard
+        self.slack, self.weight = slack, weight
+        self.smoothed = level.smoothing is not None
+        self.least, self.lowest = math.inf, None  # the records of |R| and of g
+
+    def run(self, point: LowerPoint, system: System, *, fresh: bool) -> tuple[LowerPoint, System | None]:
+        level, burst, at_floor = self.level, 20, 0
+        for _ in range(SMOOTHED_STEPS if self.smoothed else NEWTON_STEPS):
+            if system.curvature > level.curvature_limit:
+                return point, None
+            residual = self._residual(point, system.eta)
+            size = float(residual.norm())
+            floor = 4 * level.rounding(point.y, system.eta, system.curvature)
+            if size <= max(level.tolerance(self.slack, self.weight, point, system.eta), floor):
+                return point, system
+            d = system.newton(residual)
+            finite = bool(torch.isfinite(d).all())
+            trial = self._move(point, d if finite else -residual)
+            after = float(self._residual(trial, system.eta).norm()) if trial.finite else math.inf
+            if after <= 0.1 * size:  # contracts well: the factorisation still serves
+                point, fresh = trial, False
+                continue
+            self._note(point, size)
+            if after <= 0.5 * self.least or (fresh and system.convex and self._lower(trial)):
+                point = trial
+            elif fresh:
+                found = self._elsewhere(point, d if finite else None, size, system)
+                if found is None:
+                    at_floor += size <= 250 * floor
+                    if at_floor >= 2:
+                        return point, system
+                    found = self._burst(point, system, size, burst)
+                    burst = min(4 * burst, 2000)
+                point = found
+            system, fresh = level.factor(point, self.constraint), True
+        return point, system
+
+    def _residual(self, point: LowerPoint, eta: float) -> Tensor:
+        return (point.y - self.level.project(self.constraint, point.y - eta * point.slope)).double()
+
+    def _move(self, point: LowerPoint, d: Tensor) -> LowerPoint:
+        return self.level.at(self.x, self.level.project(self.hard, point.y + d.to(point.y.dtype)))
+
+    def _note(self, point: LowerPoint, size: float) -> None:
+        self.least = min(self.least, size)
+        if self.lowest is None or self._lower(point):
+            self.lowest = point
+
+    def _lower(self, trial: LowerPoint) -> bool:
+        if self.smoothed:  # g is not what a smoothed lower level minimises
+            return False
+        return self.lowest is None or self.lowest.change_to(trial, self.level.eps) < 0
+
+    def _elsewhere(self, point: LowerPoint, d: Tensor | None, size: float, system: System) -> LowerPoint | None:
+        """A better point where the full Newton step is none: a part of it, or the minimum of the model over Y."""
+        found = None if d is None else self._part_of(d, point, size, system)
+        if self.smoothed or not system.convex:
+            return found
+        y = self._model_minimum(point, system)
+        if y is not None:
+            trial = self.level.at(self.x, y)
+            if (point if found is None else found).change_to(trial, self.level.eps) < 0:
+                return trial
+        return found
+
+    def _part_of(self, d: Tensor, point: LowerPoint, size: float, system: System) -> LowerPoint | None:
+        for part in (0.5, 0.2, 0.05) if self.smoothed else (0.3, 0.1, 0.03):
+            trial = self._move(point, part * d)
+            if self.smoothed:
+                good = float(self._residual(trial, system.eta).norm()) < (1 - 0.2 * part) * size
+            else:
+                good = trial.value < point.value - 1e-12 * abs(point.value)
+            if good:
+                return trial
+        return None
+
+    def _model_minimum(self, point: LowerPoint, system: System) -> Tensor | None:
+        """argmin over Y of slope.(v - y) + (v - y)' G (v - y)/2 by Douglas-Rachford splitting (ADMM).
+
+        It finds the face, and Newton steps go on from there. One factorisation and 25 projections per round; the
+        penalty is balanced between rounds (Boyd et al. 2011, section 3.4.1).
+        """
+        hessian, y = system.hessian, point.y.double()
+        linear = point.slope.double() - hessian @ y
+        penalty = math.exp(float(hessian.diagonal().clamp_min(1e-12 * system.curvature).log().mean()))
+        w, dual = y, torch.zeros_like(y)
+        for _ in range(3):
+            cholesky = torch.linalg.cholesky_ex(hessian + penalty * self.level.identity)
+            if int(cholesky.info):
+                return None
+            inverse = torch.cholesky_inverse(cholesky.L)
+            for _ in range(25):
+                v, before = inverse @ (penalty * (w - dual) - linear), w
+                relaxed = 1.6 * v - 0.6 * w
+                w = self.level.project(self.hard, relaxed + dual).double()
+                dual = dual + relaxed - w
+            primal, moved = float((v - w).norm()), float((w - before).norm())
+            if primal + moved <= 1e-10 * float(w.norm()):
+                break
+            factor = min(max(math.sqrt(primal / max(moved, 1e-300)), 0.1), 10.0)
+            penalty, dual = penalty * factor, dual / factor
+        return w.to(point.y.dtype)
+
+    def _burst(self, point: LowerPoint, system: System, size: float, steps: int) -> LowerPoint:
+        """Gradient steps where Newton has failed."""
+        level = self.level
+        if self.smoothed:
+            y = level.damped(self.x, self.constraint, point.y, system.eta, system.curvature, min(steps, 10))
+        else:
+            y, _ = level.descend(self.x, point.y, system.curvature, 0.1 * size * system.curvature, steps)
+        return level.at(self.x, y)
+
+
+def _largest(hessian: Tensor) -> float:
+    """The largest |eigenvalue|, a little from above: power steps from a fixed start, so that it depends on G alone."""
+    v = 1.0 + 0.1 * torch.arange(len(hessian), dtype=hessian.dtype, device=hessian.device) / len(hessian)
+    size = 0.0
+    for _ in range(20):
+        w = hessian @ (v / v.norm())
+        size = float(w.norm())
+        if not size > 0 or not math.isfinite(size):
+            return 1.0
+        v = w
+    return 1.05 * size
