@@ -2,9 +2,9 @@
 
 from .aipod import AiPOD
 from .approx import Approx
-from .base import Solver, State
+from .base import Solver, State, like_x, like_y
 from .bic_gaffa import BiCGAFFA
-from .dmlcbo import DMLCBO, AdaptivityWarning
+from .dmlcbo import DMLCBO
 from .eaipod import EAiPOD
 from .ig_al import IGAL
 from .implicit import Implicit
@@ -14,6 +14,7 @@ from .penalty_momentum import PenaltyMomentum
 from .projected_soba import ProjectedSOBA
 from .rmd_pcd import RMDPCD
 from .sigd import DSBLO, SIGD
+from .smoothed_bfgs import SmoothedBFGS
 from .vpbgd import VPBGD
 
 __all__ = [
@@ -31,8 +32,10 @@ __all__ = [
     "ProjectedSOBA",
     "RMDPCD",
     "SIGD",
+    "SmoothedBFGS",
     "VPBGD",
-    "AdaptivityWarning",
     "Solver",
     "State",
+    "like_x",
+    "like_y",
 ]

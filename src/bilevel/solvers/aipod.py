@@ -1,7 +1,7 @@
 """AiPOD: alternating implicit projected SGD for equality constraints (Xiao, Shen, Yin & Chen, AISTATS 2023).
 
 Lower level on the affine set Y(x) = {y : A y + H x = c}, written `constraint=lambda x: AffineSet(A, c - H @ x)` when
-coupled and `AffineSet(A, c)` when not. With Pi the projector on the null space of A and w = Pi (Pi G_yy Pi)^+ Pi f_y:
+coupled and `AffineSet(A, c)` when not. With Pi the projector onto the null space of A and w = Pi (Pi G_yy Pi)^+ Pi f_y:
 
     y <- P_Y(x_k)( y - beta grad_y g(x_k, y) )        S times
     h = grad_x f - G_xy w - H' (A^+)' (grad_y f - G_yy w)
@@ -19,21 +19,23 @@ from typing import Any, ClassVar, Literal
 
 from torch import zeros_like
 
+from .._checks import check_count, check_fields
 from ..hypergradients import Estimator, LinearSolve
-from ..problem import Linearization, Problem
-from ..randomness import Seeds
+from ..linearization import Linearization
+from ..lower import safe_step
+from ..problem import Problem
+from ..random import Seeds
 from ..spaces import Vector, tree_map
-from .base import AFFINE, PROJECTION, Need, State, batch_of, check_count, check_positive
-from .inner import estimate_curvature, safe_step, upper_move
+from .base import AFFINE, PROJECTION, Need, State, batch_of, estimate_curvature, like_x, like_y, upper_move
 
 
 @dataclass(kw_only=True, repr=False)
 class AiPODState(State):
     """The state of AiPOD and E-AiPOD."""
 
-    adjoint: Any = None  # w, warm start of the linear solve
-    correction: Any = None  # r of E-AiPOD: an estimate of the normal part of grad_y g
-    upper_correction: Any = None  # q of E-AiPOD: an estimate of the normal part of the hypergradient
+    adjoint: Any = like_y(reset="keep", default=None)  # w, warm start of the linear solve
+    correction: Any = like_y(reset="keep", default=None)  # r of E-AiPOD: an estimate of the normal part of grad_y g
+    upper_correction: Any = like_x(default=None)  # q of E-AiPOD: an estimate of the normal part of the hypergradient
     curvature: float = math.nan
     stats: dict[str, float] = field(default_factory=dict)
 
@@ -54,7 +56,7 @@ class AiPOD:
         How the inverse is taken: `LinearSolve` (default), or the paper's truncated series,
         Neumann(terms=N, truncation="random", smoothing=Exact()).
     refresh
-        The curvature behind "auto" is estimated again every so many steps.
+        The curvature behind "auto" is estimated again after this number of steps.
 
     Examples
     --------
@@ -67,15 +69,13 @@ class AiPOD:
     upper_step: float = 0.1
     lower_step: float | Literal["auto"] = "auto"
     lower_steps: int = 5
-    hypergradient: Estimator = LinearSolve(tol=1e-3, max_iterations=30)  # noqa: RUF009  (frozen)
+    hypergradient: Estimator = LinearSolve(tol=1e-3, max_iterations=30)
     refresh: int = 100
 
     def __post_init__(self) -> None:
-        check_positive("upper_step", self.upper_step)
-        if self.lower_step != "auto":
-            check_positive("lower_step", self.lower_step)
-        check_count("lower_steps", self.lower_steps)
-        check_count("refresh", self.refresh)
+        check_fields(self, "upper_step")
+        check_fields(self, "lower_step", or_auto=True)
+        check_fields(self, "lower_steps", "refresh", check=check_count)
 
     def init(self, problem: Problem, x: Vector, y: Vector, seeds: Seeds) -> AiPODState:
         """Nothing but the curvature is computed ahead."""
@@ -83,13 +83,13 @@ class AiPOD:
 
     def step(self, problem: Problem, state: AiPODState) -> AiPODState:
         """S projected steps of y, then one implicit step of x."""
-        k, noise = state.step + 1, state.noise(state.step + 1)
+        k, streams = state.step + 1, state.streams(state.step + 1)
         constraint = problem.constraint_at(state.x)
         space, y, beta = problem.y_space(constraint), state.y, length(self.lower_step, state)
         for s in range(self.lower_steps):
-            gradient = problem.lower_grad(state.x, y, batch_of(problem, noise, y, s))
+            gradient = problem.lower_grad(state.x, y, batch_of(problem, streams, y, s))
             y = problem.project(constraint, space.add(y, gradient, -beta))
-        lin = problem.linearize(state.x, y, batch_of(problem, noise, y, self.lower_steps))
+        lin = problem.linearize(state.x, y, batch_of(problem, streams, y, self.lower_steps))
         return upper_step(
             state, lin, k, self.hypergradient, self.refresh, lambda x, h: upper_move(problem, x, h, self.upper_step)
         )
@@ -98,7 +98,7 @@ class AiPOD:
 def start(problem: Problem, x: Vector, y: Vector, seeds: Seeds, refresh: int) -> AiPODState:
     """The first state of AiPOD and E-AiPOD."""
     state = AiPODState(x=x, y=y, seeds=seeds)
-    lin = problem.linearize(x, y, batch_of(problem, state.noise(), y))
+    lin = problem.linearize(x, y, batch_of(problem, state.streams(), y))
     state.curvature = estimate_curvature(lin, state, 0, refresh, math.nan)
     state.correction, state.upper_correction = problem.y_space(lin.constraint).zeros_like(y), tree_map(zeros_like, x)
     return state
@@ -120,7 +120,7 @@ def upper_step(
     """The implicit gradient h at `lin`, and x after `move(x, h)`; y moves along with a coupled set."""
     problem = lin.problem
     curvature = estimate_curvature(lin, state, k, refresh, state.curvature)
-    sample = method.estimate(lin, state.noise(k), curvature=curvature, start=state.adjoint)
+    sample = method.estimate(lin, state.streams(k), curvature=curvature, start=state.adjoint)
     x = move(lin.x, sample.gradient)
     y = problem.project(problem.constraint_at(x), lin.y) if problem.moving else lin.y
     return AiPODState(

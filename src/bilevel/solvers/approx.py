@@ -17,18 +17,16 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from .. import tolerances
-from ..errors import InvalidInput
-from ..problem import Problem
-from ..randomness import Seeds
+from .._checks import check_choice, check_count, check_fields, check_number
+from ..hypergradients import Hypergradient
 from ..spaces import Vector, leaves
-from .base import JACOBIAN, PROJECTION, Need, check_choice, check_count, check_positive
-from .implicit_loop import ImplicitState, init_loop, next_x, step_loop
-from .inner import check_step_rule
-from .settings import check_positive_or_auto
+from ._double_loop import Arrival, DoubleLoop, DoubleLoopState
+from .base import JACOBIAN, PROJECTION, Need
+from .implicit import implicit_derivative
 
 
 @dataclass(frozen=True, kw_only=True)
-class Approx:
+class Approx(DoubleLoop):
     """Inexact lower levels with a decreasing tolerance, one linear system per step.
 
     Parameters
@@ -36,7 +34,7 @@ class Approx:
     upper_step
         The (first) step of x.
     step_rule
-        "adaptive": the step grows while f(x, y(x)) falls, and shrinks when a trial is taken back; "fixed".
+        "adaptive": the step grows while f(x, y(x)) decreases, and shrinks when a trial is rejected; "fixed".
     tolerance, decay
         eps_k = tolerance * decay^k, down to the default tolerance of the dtype.
     lower_step
@@ -46,9 +44,9 @@ class Approx:
         "accelerated", or "plain" projected gradient: slower, but an inexact plain solve lets entries enter the
         support from which an exactly solved lower level keeps them out (erratum 9).
     inner_steps, linear_steps
-        At most so many lower-level steps and Hessian products per step.
+        The maximal number of lower-level steps and of Hessian products per step.
     refresh
-        The curvature behind the inner step size is estimated again every so many steps.
+        The curvature behind the inner step size is estimated again after this number of steps.
 
     Examples
     --------
@@ -70,29 +68,17 @@ class Approx:
     refresh: int = 100
 
     def __post_init__(self) -> None:
-        check_step_rule(self.step_rule, self.upper_step)
-        check_positive_or_auto(lower_step=self.lower_step)
-        check_positive("tolerance", self.tolerance)
-        if not (isinstance(self.decay, float) and 0 < self.decay < 1):
-            raise InvalidInput(
-                f"decay must lie between 0 and 1 so that the tolerances are summable, got {self.decay!r}"
-            )
+        self.check_step_rule()
+        check_fields(self, "tolerance")
+        check_number("decay", self.decay, high=1.0, remedy=", so that the tolerances are summable")
         check_choice("inner", self.inner, ("accelerated", "plain"))
-        for name in ("inner_steps", "linear_steps", "refresh"):
-            check_count(name, getattr(self, name))
+        check_fields(self, "inner_steps", "linear_steps", "refresh", check=check_count)
 
     def tolerance_at(self, k: int, y: Vector) -> float:
         """eps_k."""
         return max(self.tolerance * self.decay**k, tolerances.lower_residual(leaves(y)[0].dtype))
 
-    def init(self, problem: Problem, x: Vector, y: Vector, seeds: Seeds) -> ImplicitState:
-        """y_0 and the first hypergradient."""
-        return init_loop(self, problem, x, y, seeds)
-
-    def next_x(self, problem: Problem, state: ImplicitState) -> Vector:
-        """Where the next step of x leads."""
-        return next_x(problem, state)
-
-    def step(self, problem: Problem, state: ImplicitState) -> ImplicitState:
-        """One step of x, the lower level and the linear system at the new point."""
-        return step_loop(self, problem, state)
+    def derivative(self, state: DoubleLoopState, arrival: Arrival) -> Hypergradient:
+        """w_k to eps_k; the slope of g is kept, in case this point is to be solved more exactly."""
+        state.slope = arrival.lin.lower_grad_y
+        return implicit_derivative(state, arrival, self.linear_steps)

@@ -2,27 +2,59 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, Self
+from dataclasses import MISSING, dataclass, field, fields, replace
+from typing import Any, Literal, Protocol, Self
 
-from ..checks import check_count as check_count
-from ..checks import check_positive as check_positive
-from ..errors import Incompatible, InvalidInput
+import torch
+
+from ..curvature import largest_curvature
+from ..errors import IncompatibleError, InvalidInputError
+from ..linearization import Linearization
 from ..problem import Problem
-from ..randomness import Noise, Seeds
+from ..random import RandomStreams, Seeds
 from ..sets.affine import AffineSet, HalfSpace, Hyperplane
 from ..sets.base import ConvexSet
 from ..sets.box import Box
 from ..sets.free_space import FreeSpace
 from ..sets.polyhedron import Polyhedron
 from ..sets.simplex import Simplex
-from ..spaces import Vector, leaves
+from ..spaces import Vector, all_finite, leaves, tree_map
+
+_STATES: dict[str, type[State]] = {}
+
+
+def like_x(*, default: Any = MISSING) -> Any:
+    """A field of a state with the structure of x: each tensor has the shape of that of x, or is one number."""
+    return field(default=default, metadata={"like": "x"})
+
+
+def like_y(*, reset: Literal["zero", "none", "y", "keep"], default: Any = MISSING) -> Any:
+    """A field of a state with the structure of y; for new lower levels it becomes 0, None or their y, or is kept."""
+    return field(default=default, metadata={"like": "y", "reset": RESETS[reset]})
+
+
+def of_lower_level(*, default: Any) -> Any:
+    """A number about the lower level, which returns to its default for a new one."""
+    return field(default=default, metadata={"reset": lambda old, y: default})
+
+
+RESETS: dict[str, Callable[[Any, Vector], Any]] = {
+    "zero": lambda old, y: tree_map(torch.zeros_like, y),
+    "none": lambda old, y: None,
+    "y": lambda old, y: y,
+    "keep": lambda old, y: old,
+}
 
 
 @dataclass(kw_only=True, repr=False)
 class State:
-    """Where a run stands: tensors and numbers only, so that a checkpoint is its content.
+    """The state of a solver: tensors and numbers only, so that a checkpoint can store it.
+
+    A subclass declares fields as `like_x()` or `like_y(reset=...)`; every rank holds all of a field without a
+    declaration. Files identify the class by its name, so that defining it is enough.
 
     Parameters
     ----------
@@ -40,31 +72,78 @@ class State:
     7
     """
 
-    x: Vector
-    y: Vector
+    x: Vector = like_x()
+    y: Vector = like_y(reset="y")
     step: int = 0
     seeds: Seeds = field(default_factory=Seeds)
 
-    def renewed(self, y: Vector) -> Self:
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        known = _STATES.get(cls.__name__)
+        if known is not None and known.__module__ != cls.__module__ and known.__module__.startswith("bilevel."):
+            raise InvalidInputError(f"{cls.__name__} is the name of a state of the library: rename yours")
+        _STATES[cls.__name__] = cls
+
+    def reset_lower(self, y: Vector) -> Self:
         """This state for a new draw of lower levels of the same shape, such as fresh tasks, that starts at y.
 
-        What is known about x is kept (momentum, moments, steps); what belonged to the old y is begun anew.
+        What is known about x is kept (momentum, moments, steps); what belonged to the old y is reset.
         """
         same = [u.shape == v.shape for u, v in zip(leaves(y), leaves(self.y), strict=True)]
         if not all(same):
-            raise InvalidInput(f"y is {_shape(y)}, but the state has {_shape(self.y)}: draw lower levels of one shape")
-        return replace(self, y=y, **self._begun_anew(y))
+            raise InvalidInputError(
+                f"y is {_shape(y)}, but the state has {_shape(self.y)}: draw lower levels of one shape"
+            )
+        declared = {each.name: each.metadata["reset"] for each in fields(self) if "reset" in each.metadata}
+        return replace(self, **{name: reset(getattr(self, name), y) for name, reset in declared.items()})
 
-    def _begun_anew(self, y: Vector) -> dict[str, Any]:
-        """The fields that belong to y, as at the start of a run from y; a solver that has some overrides this."""
-        return {}
+    def is_finite(self) -> bool:
+        """Whether x, y and every field like x or y have no NaN and no infinity."""
+        tensors, values = [], vars(self)
+        for name in _declared(type(self)):
+            if isinstance(values[name], dict):
+                tensors += values[name].values()
+            elif values[name] is not None:
+                tensors += [values[name]]
+        return all_finite(tensors)
 
-    def noise(self, step: int | None = None) -> Noise:
+    def map_like_x(self, function: Callable[[Vector], Vector]) -> Self:
+        """This state with `function` applied to x and to every field like x that has a value."""
+        values = {each.name: getattr(self, each.name) for each in fields(self) if each.metadata.get("like") == "x"}
+        return replace(self, **{name: function(value) for name, value in values.items() if value is not None})
+
+    @property
+    def ended(self) -> str:
+        """Why the method takes no more steps, "converged" or "stalled"; empty while it does."""
+        return ""
+
+    @property
+    def falling(self) -> bool:
+        """Whether the method knows that F would fall further: a run that ends here is unfinished."""
+        return False
+
+    @property
+    def remark(self) -> str:
+        """One sentence about the run for its user."""
+        return ""
+
+    def streams(self, step: int | None = None) -> RandomStreams:
         """The randomness of a step (default: the current one)."""
-        return Noise(self.seeds, self.step if step is None else step)
+        return RandomStreams(self.seeds, self.step if step is None else step)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(step={self.step}, x={_shape(self.x)}, y={_shape(self.y)})"
+
+
+def state_classes() -> dict[str, type[State]]:
+    """Every class of states by name: those of the library and those that this program has defined."""
+    importlib.import_module("..solvers", __package__)
+    return {"State": State, **_STATES}
+
+
+@functools.cache
+def _declared(state_class: type[State]) -> tuple[str, ...]:
+    return tuple(each.name for each in fields(state_class) if "like" in each.metadata)
 
 
 def _shape(vector: Vector) -> str:
@@ -76,12 +155,15 @@ def _shape(vector: Vector) -> str:
 class Solver(Protocol):
     """A method for bilevel problems.
 
-    A class attribute `needs`, a tuple of `Need`, says what the problem and its set must offer; without one the
-    method takes everything but function constraints, for which it says `takes_inequality = True`. What only some
-    settings need is a property `needs_of_settings`. `check_compatible` looks at them before the first iteration.
+    The class attribute `needs`, a tuple of `Need`, declares what the problem and its set must provide; without it, the
+    solver supports everything except function constraints, which it declares by `takes_inequality = True`. Needs of
+    some settings only are a property `needs_of_settings`. `check_compatible` checks them before the first step.
 
-    A method that moves x before it looks at y may say where to, `next_x(problem, state)`: fresh lower levels are then
-    begun at their solutions there.
+    A solver whose last point is not its best defines `result(problem, state) -> (x, y)`. A solver may end a run: see
+    `State.ended`.
+
+    A solver that updates x before y may define `next_x(problem, state)`: fresh lower levels then start at their
+    solutions for that x.
 
     Examples
     --------
@@ -134,7 +216,7 @@ class Need:
 def _has_jacobian(constraint: ConvexSet, y: Vector) -> bool:
     try:
         constraint.jacobian(y)
-    except (Incompatible, NotImplementedError):
+    except (IncompatibleError, NotImplementedError):
         return False
     return True
 
@@ -177,6 +259,7 @@ FIXED_SET = Need(
     lambda problem, constraint, y: not problem.moving,
 )
 SINGLE_VECTOR = Need("one vector y (no batch and no dictionary)", lambda problem, constraint, y: _single_vector(y))
+ONE_PROCESS = Need("one process", lambda problem, constraint, y: problem.ranks.size == 1)
 NO_FUNCTION_CONSTRAINTS = Need(
     "a lower level without function constraints (write h as a set of bilevel.sets)",
     lambda problem, constraint, y: problem.inequality is None,
@@ -215,25 +298,33 @@ def check_compatible(solver: Any, problem: Problem, constraint: ConvexSet, y: Ve
     able = [cls.__name__ for cls in solver_classes() if not unmet(cls, problem, constraint, y)]
     motion = " that moves with x" if problem.moving else ""
     functions = " with function constraints (inequality=h)" if problem.inequality is not None else ""
-    raise Incompatible(
+    raise IncompatibleError(
         f"{type(solver).__name__} cannot use set {constraint!r}{motion}{functions}: it needs "
         f"{' and '.join(need.what for need in missing)}; solvers that can: {', '.join(able) or 'none'}"
     )
 
 
-def batch_of(problem: Problem, noise: Noise, y: Vector, index: int = 0) -> Any:
+def batch_of(problem: Problem, streams: RandomStreams, y: Vector, index: int = 0) -> Any:
     """Batch `index` of a step: a pure function of the seed and the step number; None means all the data."""
     if problem.sampler is None:
         return None
-    return problem.sampler(noise.generator("data", index))
+    return problem.sampler(streams.generator("data", index))
 
 
-def device_of(y: Vector) -> Any:
-    """The device of the first tensor of a vector."""
-    return leaves(y)[0].device
+def estimate_curvature(
+    lin: Linearization, state: State, k: int, refresh: int, current: float, lower_step: float | str = "auto"
+) -> float:
+    """L, or 1 over a given step; estimated again at fixed step numbers so that a resumed run has the same bits."""
+    if k % refresh:
+        return current
+    return largest_curvature(lin, streams=state.streams(k)) if isinstance(lower_step, str) else 1.0 / lower_step
 
 
-def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
-    """One of a few words."""
-    if value not in choices:
-        raise InvalidInput(f"{name} must be one of {', '.join(repr(choice) for choice in choices)}, got {value!r}")
+def step_or(setting: float | str, automatic: float) -> float:
+    """The number behind a step: `automatic` for "auto"."""
+    return automatic if isinstance(setting, str) else float(setting)
+
+
+def upper_move(problem: Problem, x: Vector, h: Vector, step: float) -> Vector:
+    """P_X(x - step h)."""
+    return problem.project_x(problem.x_space.add(x, h, -step))

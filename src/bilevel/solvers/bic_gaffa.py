@@ -32,13 +32,14 @@ from typing import Literal
 
 from torch import Tensor
 
-from ..problem import Linearization, Problem
-from ..randomness import Seeds
+from .._checks import check_fields
+from ..linearization import Linearization
+from ..lower import safe_step
+from ..problem import Problem
+from ..random import Seeds
 from ..spaces import Vector
-from .base import batch_of
-from .inner import safe_step
+from .base import batch_of, step_or, upper_move
 from .lagrangian import LagrangianPenalty, LagrangianState, envelope_step, lagrangian_gradient, no_multipliers
-from .settings import check_positive_or_auto, check_positives, step_or
 
 
 @dataclass(kw_only=True, repr=False)
@@ -70,7 +71,7 @@ class BiCGAFFA(LagrangianPenalty):
     envelope_step
         eta, the step of theta; "auto" is 1/(L + K max z + 1/gamma_1).
     refresh
-        L, K and B are estimated again every so many steps (B costs one product per constraint).
+        L, K and B are estimated again after this number of steps (B costs one product per constraint).
 
     References
     ----------
@@ -88,8 +89,8 @@ class BiCGAFFA(LagrangianPenalty):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positives(upper_step=self.upper_step)
-        check_positive_or_auto(lower_step=self.lower_step)
+        check_fields(self, "upper_step")
+        check_fields(self, "lower_step", or_auto=True)
 
     def init(self, problem: Problem, x: Vector, y: Vector, seeds: Seeds) -> BiCGAFFAState:
         """theta starts at y, the multipliers at 0."""
@@ -98,7 +99,7 @@ class BiCGAFFA(LagrangianPenalty):
     def step(self, problem: Problem, state: BiCGAFFAState) -> BiCGAFFAState:
         """theta and lambda, then x, y and z."""
         k, z = state.step, state.multipliers
-        batch = batch_of(problem, state.noise(), state.y)
+        batch = batch_of(problem, state.streams(), state.y)
         lin = problem.linearize(state.x, state.y, batch)
         steps = self.steps_at(lin, state, self.lower_step)
         response = self._best_response(lin, z)
@@ -115,7 +116,7 @@ class BiCGAFFA(LagrangianPenalty):
 
         d_x = x_space.add(x_space.add(g_x, v_x, -1.0), lin.upper_grad_x, weight)
         d_y = space.add(space.add(g_y, lin.upper_grad_y, weight), space.add(state.y, theta, -1.0), -1.0 / self.gamma)
-        x = problem.upper_constraint.project(x_space.add(state.x, d_x, -self.upper_step))
+        x = upper_move(problem, state.x, d_x, self.upper_step)
         y = problem.project(lin.constraint, space.add(state.y, d_y, -beta))
         if problem.inequality is not None:
             d_z = -at_theta.inequality_value - (z - response) / self.multiplier_gamma

@@ -26,18 +26,18 @@ from typing import ClassVar, Literal
 
 import torch
 
-from ..errors import InvalidInput
+from .._checks import check_count, check_fields, check_number
 from ..hypergradients import Estimator, LinearSolve
 from ..problem import Problem
-from ..randomness import Noise, Seeds
+from ..random import RandomStreams, Seeds
 from ..spaces import Vector
 from .aipod import AiPODState, length, start, upper_step
-from .base import AFFINE, PROJECTION, Need, batch_of, check_count, check_positive
+from .base import AFFINE, PROJECTION, Need, batch_of
 
 
 @dataclass(frozen=True, kw_only=True)
 class EAiPOD:
-    """AiPOD where projections are dear: p S + 1 instead of S of them per step in the lower level, 1/T in the upper.
+    """AiPOD for expensive projections: p S + 1 instead of S of them per step in the lower level, 1/T in the upper.
 
     y_hat = y - beta (grad_y g - r);  y <- P_Y(y_hat - (beta/p) r) with probability p, else y_hat;  r learns the rest.
 
@@ -67,19 +67,14 @@ class EAiPOD:
     lower_steps: int = 5
     probability: float = 0.2
     upper_interval: int = 1
-    hypergradient: Estimator = LinearSolve(tol=1e-3, max_iterations=30)  # noqa: RUF009  (frozen)
+    hypergradient: Estimator = LinearSolve(tol=1e-3, max_iterations=30)
     refresh: int = 100
 
     def __post_init__(self) -> None:
-        check_positive("upper_step", self.upper_step)
-        if self.lower_step != "auto":
-            check_positive("lower_step", self.lower_step)
-        if not (isinstance(self.probability, int | float) and 0 < self.probability <= 1):
-            raise InvalidInput(
-                f"probability (p) must lie in (0, 1], got {self.probability!r}; 1 projects at every step"
-            )
-        for name in ("lower_steps", "upper_interval", "refresh"):
-            check_count(name, getattr(self, name))
+        check_fields(self, "upper_step")
+        check_fields(self, "lower_step", or_auto=True)
+        check_number("probability", self.probability, high=1.0, closed="right", remedy="; 1 projects at every step")
+        check_fields(self, "lower_steps", "upper_interval", "refresh", check=check_count)
 
     def init(self, problem: Problem, x: Vector, y: Vector, seeds: Seeds) -> AiPODState:
         """r starts at zero."""
@@ -87,19 +82,19 @@ class EAiPOD:
 
     def step(self, problem: Problem, state: AiPODState) -> AiPODState:
         """S lower steps, few of them projected, then one implicit step of x."""
-        k, noise = state.step + 1, state.noise(state.step + 1)
+        k, streams = state.step + 1, state.streams(state.step + 1)
         constraint = problem.constraint_at(state.x)
         space, beta, p = problem.y_space(constraint), length(self.lower_step, state), float(self.probability)
         y, r = state.y, state.correction
         for s in range(self.lower_steps):
-            gradient = problem.lower_grad(state.x, y, batch_of(problem, noise, y, s))
+            gradient = problem.lower_grad(state.x, y, batch_of(problem, streams, y, s))
             y_hat = space.add(space.add(y, gradient, -beta), r, beta)
-            if s < self.lower_steps - 1 and _skips(noise, s, p):
+            if s < self.lower_steps - 1 and _skips(streams, s, p):
                 y = y_hat  # and r stays
                 continue
             y = problem.project(constraint, space.add(y_hat, r, -beta / p))
             r = space.add(r, space.add(y, y_hat, -1.0), p / beta)
-        lin = problem.linearize(state.x, y, batch_of(problem, noise, y, self.lower_steps))
+        lin = problem.linearize(state.x, y, batch_of(problem, streams, y, self.lower_steps))
         q = state.upper_correction
         x_space, alpha, period = problem.x_space, self.upper_step, self.upper_interval
 
@@ -108,7 +103,7 @@ class EAiPOD:
             x_hat = x_space.add(x_space.add(x, h, -alpha), q, alpha)
             if k % period != 0:
                 return x_hat
-            x = problem.upper_constraint.project(x_space.add(x_hat, q, -period * alpha))
+            x = problem.project_x(x_space.add(x_hat, q, -period * alpha))
             q = x_space.add(q, x_space.add(x, x_hat, -1.0), 1.0 / (period * alpha))
             return x
 
@@ -116,7 +111,7 @@ class EAiPOD:
         return replace(new, upper_correction=q)
 
 
-def _skips(noise: Noise, index: int, p: float) -> bool:
+def _skips(streams: RandomStreams, index: int, p: float) -> bool:
     """Whether the projection of lower step `index` is left out; its draw belongs to the stream "truncation"."""
-    generator = noise.generator("truncation", index + 1)
+    generator = streams.generator("truncation", index + 1)
     return float(torch.rand((), generator=generator, dtype=torch.float64)) >= p

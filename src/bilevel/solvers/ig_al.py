@@ -19,18 +19,17 @@ the decrease it is asked for makes room for what the inexact lower levels can hi
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from .. import tolerances
-from ..errors import Incompatible
-from ..hypergradients.krylov import conjugate_gradients
-from ..problem import Linearization, Problem
-from ..randomness import Seeds
+from .._checks import check_choice, check_count, check_fields
+from ..errors import IncompatibleError
+from ..hypergradients import Hypergradient
+from ..krylov import conjugate_gradients
 from ..sets.affine import AffineSet, HalfSpace, Hyperplane
 from ..sets.base import ConvexSet
 from ..sets.box import Box
@@ -38,46 +37,12 @@ from ..sets.free_space import FreeSpace
 from ..sets.polyhedron import Polyhedron
 from ..sets.simplex import Simplex
 from ..spaces import Vector, leaves
-from .base import (
-    FIXED_SET,
-    LINEAR,
-    PROJECTION,
-    SINGLE_VECTOR,
-    Need,
-    State,
-    batch_of,
-    check_choice,
-    check_count,
-    check_positive,
-)
-from .inner import (
-    StepRule,
-    check_sampler,
-    check_step_rule,
-    estimate_curvature,
-    hidden_change,
-    moved_by,
-    rounding,
-    solve_to,
-    upper_move,
-)
-
-
-@dataclass(kw_only=True, repr=False)
-class IGALState(State):
-    """The state of IG-AL."""
-
-    gradient: Any = None  # h at (x, y)
-    adjoint: Any = None  # w
-    value: float = math.nan  # f(x, y)
-    upper_step: float = math.nan
-    curvature: float = math.nan
-    slack: float = math.inf  # how far value may be from F(x)
-    stats: dict[str, float] = field(default_factory=dict)
+from ._double_loop import Arrival, DoubleLoop, DoubleLoopState
+from .base import FIXED_SET, LINEAR, PROJECTION, SINGLE_VECTOR, Need
 
 
 @dataclass(frozen=True, kw_only=True)
-class IGAL:
+class IGAL(DoubleLoop):
     """Linear inequalities in the lower level, active rows in the hypergradient.
 
     h = grad_x f - G_xy w with G_yy w + B_a' mu = grad_y f and B_a w = 0, B_a the rows of the set that are active at y.
@@ -116,73 +81,34 @@ class IGAL:
     refresh: int = 100
 
     def __post_init__(self) -> None:
-        check_step_rule(self.step_rule, self.upper_step)
-        check_positive("tol", self.tol)
-        check_positive("active_tol", self.active_tol)
+        self.check_step_rule()
+        check_fields(self, "tol", "active_tol")
         check_choice("inner", self.inner, ("accelerated", "plain"))
-        for name in ("inner_steps", "linear_steps", "refresh"):
-            check_count(name, getattr(self, name))
+        check_fields(self, "inner_steps", "linear_steps", "refresh", check=check_count)
 
-    def init(self, problem: Problem, x: Vector, y: Vector, seeds: Seeds) -> IGALState:
-        """y*(x_0) and its hypergradient."""
-        check_sampler(problem, self.step_rule, "IGAL")
-        state = IGALState(x=x, y=y, seeds=seeds, upper_step=self.upper_step)
-        lin = problem.linearize(x, y, batch_of(problem, state.noise(), y))
-        state.curvature = estimate_curvature(lin, state, 0, self.refresh, math.nan)
-        lin, state.curvature, residual = self._arrive(problem, state, x, 0)
-        return self._settle(state, lin, residual, accepted=True)
+    def tolerance_at(self, k: int, y: Vector) -> float:
+        """The same at every step."""
+        return max(self.tol, tolerances.lower_residual(leaves(y)[0].dtype))
 
-    def step(self, problem: Problem, state: IGALState) -> IGALState:
-        """One trial step of x, and the hypergradient at the new point when it is kept."""
-        k, rule = state.step + 1, StepRule(kind=self.step_rule, first=self.upper_step)
-        x = upper_move(problem, state.x, state.gradient, state.upper_step)
-        lin, curvature, residual = self._arrive(problem, state, x, k)
-        slack = 0.0
-        if rule.kind == "adaptive":
-            slack = state.slack + hidden_change(lin, state.adjoint, residual, curvature) + rounding(lin)
-        drop = state.value - float(lin.upper_value)
-        accepted = rule.accepts(drop, moved_by(problem, x, state.x), state.upper_step, slack)
-        following = rule.following(state.upper_step, accepted)
-        new = IGALState(**{**vars(state), "step": k, "upper_step": following, "curvature": curvature})
-        if accepted:
-            return self._settle(new, lin, residual, accepted=True)
-        new.stats = {**state.stats, "accepted": 0.0}
-        return new
-
-    def _arrive(self, problem: Problem, state: IGALState, x: Vector, k: int) -> tuple[Linearization, float, float]:
-        batch, y, curvature = batch_of(problem, state.noise(k), state.y), state.y, state.curvature
-        if k > 0 and k % self.refresh == 0:
-            curvature = estimate_curvature(problem.linearize(x, y, batch), state, k, self.refresh, curvature)
-        tol = max(self.tol, tolerances.lower_residual(leaves(y)[0].dtype))
-        solved = solve_to(
-            problem, x, y, tol=tol, max_steps=self.inner_steps, curvature=curvature,
-            accelerated=self.inner == "accelerated", batch=batch,
-        )  # fmt: skip
-        return problem.linearize(x, solved.y, batch), solved.curvature, solved.residual
-
-    def _settle(self, state: IGALState, lin: Linearization, residual: float, *, accepted: bool) -> IGALState:
-        space, y = lin.problem.y_space(lin.constraint), leaves(lin.y)[0]
+    def derivative(self, state: DoubleLoopState, arrival: Arrival) -> Hypergradient:
+        """w on the null space of the active rows."""
+        lin, y = arrival.lin, leaves(arrival.lin.y)[0]
         rows = active_rows(lin.constraint, y, self.active_tol)
         face = _null_space(rows)
         solution = conjugate_gradients(
             lambda v: face(lin.lower_hvp(v)),
             face(leaves(lin.upper_grad_y)[0]),
             None if state.adjoint is None else face(state.adjoint),
-            space,
+            lin.problem.y_space(lin.constraint),
             tol=max(self.tol, tolerances.linear_residual(y.dtype)),
             max_iterations=self.linear_steps,
         )
-        x_space = lin.problem.x_space
-        state.x, state.y, state.value, state.adjoint = lin.x, lin.y, float(lin.upper_value), solution.value
-        state.gradient = x_space.add(lin.upper_grad_x, lin.lower_cross(solution.value), -1.0)
-        state.slack = hidden_change(lin, solution.value, residual, state.curvature)
-        state.stats = {
-            "accepted": float(accepted),
+        stats = {
             "active_rows": float(len(rows)),
             "residual": solution.residual,
             "iterations": float(solution.iterations),
         }
-        return state
+        return Hypergradient(lin.reduced_gradient(solution.value), solution.value, stats)
 
 
 def active_rows(constraint: ConvexSet, y: Tensor, tol: float) -> Tensor:
@@ -209,7 +135,7 @@ def active_rows(constraint: ConvexSet, y: Tensor, tol: float) -> Tensor:
         held = (side.to(y) - y @ rows.to(y).T) <= tol
         held[:equations] = True
         return rows.to(y)[held]
-    raise Incompatible(f"IGAL cannot use set {constraint!r}: it needs {LINEAR.what}")
+    raise IncompatibleError(f"IGAL cannot use set {constraint!r}: it needs {LINEAR.what}")
 
 
 def _null_space(rows: Tensor) -> Any:

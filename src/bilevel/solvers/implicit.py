@@ -15,17 +15,15 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from .. import tolerances
-from ..problem import Problem
-from ..randomness import Seeds
+from .._checks import check_choice, check_count, check_fields
+from ..hypergradients import Hypergradient, LinearSolve
 from ..spaces import Vector, leaves
-from .base import JACOBIAN, PROJECTION, Need, check_choice, check_count, check_positive
-from .implicit_loop import ImplicitState, init_loop, next_x, step_loop
-from .inner import check_step_rule
-from .settings import check_positive_or_auto
+from ._double_loop import Arrival, DoubleLoop, DoubleLoopState
+from .base import JACOBIAN, PROJECTION, Need
 
 
 @dataclass(frozen=True, kw_only=True)
-class Implicit:
+class Implicit(DoubleLoop):
     """The lower level solved at every step, and its solution differentiated implicitly.
 
     Parameters
@@ -56,25 +54,21 @@ class Implicit:
     refresh: int = 100
 
     def __post_init__(self) -> None:
-        check_step_rule(self.step_rule, self.upper_step)
-        check_positive_or_auto(lower_step=self.lower_step)
-        check_positive("tol", self.tol)
+        self.check_step_rule()
+        check_fields(self, "tol")
         check_choice("inner", self.inner, ("accelerated", "plain"))
-        for name in ("inner_steps", "linear_steps", "refresh"):
-            check_count(name, getattr(self, name))
+        check_fields(self, "inner_steps", "linear_steps", "refresh", check=check_count)
 
     def tolerance_at(self, k: int, y: Vector) -> float:
         """The same at every step."""
         return max(self.tol, tolerances.lower_residual(leaves(y)[0].dtype))
 
-    def init(self, problem: Problem, x: Vector, y: Vector, seeds: Seeds) -> ImplicitState:
-        """y*(x_0) and its hypergradient."""
-        return init_loop(self, problem, x, y, seeds)
+    def derivative(self, state: DoubleLoopState, arrival: Arrival) -> Hypergradient:
+        """q by a Krylov method."""
+        return implicit_derivative(state, arrival, self.linear_steps)
 
-    def next_x(self, problem: Problem, state: ImplicitState) -> Vector:
-        """Where the next step of x leads."""
-        return next_x(problem, state)
 
-    def step(self, problem: Problem, state: ImplicitState) -> ImplicitState:
-        """One step of x, and y* with its derivative at the new point."""
-        return step_loop(self, problem, state)
+def implicit_derivative(state: DoubleLoopState, arrival: Arrival, linear_steps: int) -> Hypergradient:
+    """The linear system solved as exactly as the lower level was, from the last adjoint."""
+    method = LinearSolve(tol=min(arrival.tolerance, 0.1), max_iterations=linear_steps)
+    return method.estimate(arrival.lin, state.streams(), curvature=arrival.curvature, start=state.adjoint)

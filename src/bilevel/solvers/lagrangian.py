@@ -18,18 +18,19 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from .._checks import check_count, check_fields
 from ..curvature import largest_curvature, largest_eigenvalue
-from ..problem import Linearization, Problem
+from ..linearization import Linearization
+from ..problem import Problem
 from ..spaces import Vector, leaves
-from .base import FIXED_SET, PROJECTION, Need, State
-from .settings import check_between, check_counts, check_positive_or_auto, check_positives, step_or
+from .base import FIXED_SET, PROJECTION, Need, State, like_y, step_or
 
 
 @dataclass(kw_only=True, repr=False)
 class LagrangianState(State):
     """What the states of both methods hold."""
 
-    theta: Any
+    theta: Any = like_y(reset="keep")
     multipliers: Any  # of shape (m,)
     curvature: float = math.nan  # L
     bend: float = 0.0  # K
@@ -51,7 +52,8 @@ class LagrangianPenalty:
     multiplier_step, envelope_step
         The steps of the multipliers and of theta, or "auto".
     refresh
-        The curvatures behind "auto" are estimated again every so many steps (B costs one product per constraint).
+        The curvatures behind "auto" are estimated again after this number of steps (B costs one product per
+        constraint).
     """
 
     needs: ClassVar[tuple[Need, ...]] = (PROJECTION, FIXED_SET)
@@ -67,13 +69,10 @@ class LagrangianPenalty:
     refresh: int = 100
 
     def __post_init__(self) -> None:
-        check_positives(
-            penalty=self.penalty, gamma=self.gamma, multiplier_gamma=self.multiplier_gamma,
-            largest_multiplier=self.largest_multiplier,
-        )  # fmt: skip
-        check_positive_or_auto(multiplier_step=self.multiplier_step, envelope_step=self.envelope_step)
-        check_between(0, 1, growth=self.growth)
-        check_counts(refresh=self.refresh)
+        check_fields(self, "penalty", "gamma", "multiplier_gamma", "largest_multiplier")
+        check_fields(self, "multiplier_step", "envelope_step", or_auto=True)
+        check_fields(self, "growth", high=1.0, closed="both")
+        check_fields(self, "refresh", check=check_count)
 
     def penalty_at(self, k: int) -> float:
         """c_k."""
@@ -85,7 +84,7 @@ class LagrangianPenalty:
         if state.step % self.refresh == 0:
             with_h = lin.problem.inequality is not None
             if "auto" in (own_step, self.envelope_step):
-                curvature = largest_curvature(lin, noise=state.noise())
+                curvature = largest_curvature(lin, streams=state.streams())
                 bend = _bend(lin, state) if with_h else 0.0
             if with_h and "auto" in (own_step, self.multiplier_step):
                 slope = _slope(lin)
@@ -166,7 +165,7 @@ def _bend(lin: Linearization, state: State) -> float:
     """K, the largest eigenvalue of sum_i h_i'' in y."""
     ones = torch.ones_like(lin.inequality_value)
     space = lin.problem.y_space(lin.constraint)
-    value = largest_eigenvalue(lambda v: lin.inequality_hvp(ones, v), lin.y, space, noise=state.noise())
+    value = largest_eigenvalue(lambda v: lin.inequality_hvp(ones, v), lin.y, space, streams=state.streams())
     return max(value, 0.0)
 
 

@@ -28,14 +28,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from .._checks import check_fields
+from ..lower import safe_step
 from ..problem import Problem
-from ..randomness import Seeds
+from ..random import Seeds
 from ..sets.inequality_set import joint_projection
 from ..spaces import Vector
-from .base import batch_of
-from .inner import safe_step
+from .base import batch_of, step_or
 from .lagrangian import LagrangianPenalty, LagrangianState, envelope_step, lagrangian_gradient, no_multipliers
-from .settings import check_between, check_positive_or_auto, check_positives, step_or
 
 
 @dataclass(kw_only=True, repr=False)
@@ -69,7 +69,7 @@ class LVHBA(LagrangianPenalty):
     envelope_step
         eta, the step of theta; "auto" is 1/(L + K max lambda + 1/gamma_1).
     refresh
-        L, K and B are estimated again every so many steps (B costs one product per constraint).
+        L, K and B are estimated again after this number of steps (B costs one product per constraint).
 
     References
     ----------
@@ -87,9 +87,8 @@ class LVHBA(LagrangianPenalty):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive_or_auto(step_size=self.step_size)
-        check_positives(center_step=self.center_step)
-        check_between(0, 1, center_step=self.center_step)
+        check_fields(self, "step_size", or_auto=True)
+        check_fields(self, "center_step", high=1.0, closed="right")
 
     def init(self, problem: Problem, x: Vector, y: Vector, seeds: Seeds) -> LVHBAState:
         """theta starts at y, both multipliers at 0."""
@@ -99,7 +98,7 @@ class LVHBA(LagrangianPenalty):
     def step(self, problem: Problem, state: LVHBAState) -> LVHBAState:
         """theta and lambda, then (x, y) and z."""
         k, multipliers, z = state.step, state.multipliers, state.multiplier_centers
-        batch = batch_of(problem, state.noise(), state.y)
+        batch = batch_of(problem, state.streams(), state.y)
         lin = problem.linearize(state.x, state.y, batch)
         steps = self.steps_at(lin, state, self.step_size)
         alpha = step_or(self.step_size, 0.5 * safe_step(steps.lagrangian(multipliers)))

@@ -24,19 +24,19 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
+from .._checks import check_count, check_fields
+from ..lower import safe_step
 from ..problem import Problem
-from ..randomness import Seeds
+from ..random import Seeds
 from ..spaces import Vector
-from .base import FIXED_SET, PROJECTION, Need, State, batch_of
-from .inner import estimate_curvature, safe_step
-from .settings import check_between, check_counts, check_positive_or_auto, check_positives, step_or
+from .base import FIXED_SET, PROJECTION, Need, State, batch_of, estimate_curvature, like_y, step_or, upper_move
 
 
 @dataclass(kw_only=True, repr=False)
 class MEHAState(State):
     """The state of MEHA."""
 
-    theta: Any
+    theta: Any = like_y(reset="keep")
     curvature: float
 
 
@@ -59,7 +59,7 @@ class MEHA:
     envelope_step
         eta, the step of theta; "auto" is 1/(L + 1/gamma).
     refresh
-        L is estimated again every so many steps.
+        L is estimated again after this number of steps.
 
     References
     ----------
@@ -83,10 +83,10 @@ class MEHA:
     refresh: int = 100
 
     def __post_init__(self) -> None:
-        check_positives(penalty=self.penalty, gamma=self.gamma, upper_step=self.upper_step)
-        check_positive_or_auto(lower_step=self.lower_step, envelope_step=self.envelope_step)
-        check_between(0, 1, growth=self.growth)
-        check_counts(refresh=self.refresh)
+        check_fields(self, "penalty", "gamma", "upper_step")
+        check_fields(self, "lower_step", "envelope_step", or_auto=True)
+        check_fields(self, "growth", high=1.0, closed="both")
+        check_fields(self, "refresh", check=check_count)
 
     def penalty_at(self, k: int) -> float:
         """c_k."""
@@ -99,7 +99,7 @@ class MEHA:
     def step(self, problem: Problem, state: MEHAState) -> MEHAState:
         """theta, then x, then y at the new x."""
         k = state.step
-        batch = batch_of(problem, state.noise(), state.y)
+        batch = batch_of(problem, state.streams(), state.y)
         lin = problem.linearize(state.x, state.y, batch)
         curvature = state.curvature
         if "auto" in (self.lower_step, self.envelope_step):
@@ -115,7 +115,7 @@ class MEHA:
         at_theta = problem.linearize(state.x, theta, batch)
         d_x = x_space.add(lin.lower_grad_x, at_theta.lower_grad_x, -1.0)
         d_x = x_space.add(d_x, lin.upper_grad_x, weight)
-        x = problem.upper_constraint.project(x_space.add(state.x, d_x, -self.upper_step))
+        x = upper_move(problem, state.x, d_x, self.upper_step)
 
         ahead = problem.linearize(x, state.y, batch)
         d_y = space.add(ahead.lower_grad_y, ahead.upper_grad_y, weight)

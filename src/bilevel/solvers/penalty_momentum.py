@@ -29,12 +29,22 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
+from .._checks import check_count, check_fields
+from ..lower import safe_step
 from ..problem import Problem
-from ..randomness import Seeds
+from ..random import Seeds
 from ..spaces import Vector
-from .base import FIXED_SET, PROJECTION, Need, State, batch_of
-from .inner import estimate_curvature, safe_step
-from .settings import check_between, check_counts, check_positive_or_auto, check_positives, step_or
+from .base import (
+    FIXED_SET,
+    PROJECTION,
+    Need,
+    State,
+    batch_of,
+    estimate_curvature,
+    like_y,
+    step_or,
+    upper_move,
+)
 
 Directions = dict[str, Vector]
 
@@ -43,9 +53,9 @@ Directions = dict[str, Vector]
 class PenaltyMomentumState(State):
     """The state of PenaltyMomentum; y is y_sigma's iterate, z that of the plain lower level."""
 
-    z: Any
-    previous: Any  # {"x", "y", "z"} of the step before, with batches only
-    directions: Any  # the six estimates d by name, with batches only
+    z: Any = like_y(reset="keep")
+    previous: Any = None  # {"x", "y", "z"} of the step before, with batches only
+    directions: Any = None  # the six estimates d by name, with batches only
     curvature: float
 
 
@@ -68,7 +78,7 @@ class PenaltyMomentum:
     momentum
         eta in (0, 1]: the weight of a new batch; 1 is plain stochastic gradients.
     refresh
-        L, the largest curvature of g in y, is estimated again every so many steps.
+        L, the largest curvature of g in y, is estimated again after this number of steps.
 
     References
     ----------
@@ -91,10 +101,11 @@ class PenaltyMomentum:
     refresh: int = 100
 
     def __post_init__(self) -> None:
-        check_positives(penalty=self.penalty, upper_step=self.upper_step, momentum=self.momentum)
-        check_positive_or_auto(lower_step=self.lower_step)
-        check_between(0, 1, growth=self.growth, momentum=self.momentum)
-        check_counts(refresh=self.refresh)
+        check_fields(self, "penalty", "upper_step")
+        check_fields(self, "lower_step", or_auto=True)
+        check_fields(self, "growth", high=1.0, closed="both")
+        check_fields(self, "momentum", high=1.0, closed="right")
+        check_fields(self, "refresh", check=check_count)
 
     def init(self, problem: Problem, x: Vector, y: Vector, seeds: Seeds) -> PenaltyMomentumState:
         """y and z start together."""
@@ -103,7 +114,7 @@ class PenaltyMomentum:
     def step(self, problem: Problem, state: PenaltyMomentumState) -> PenaltyMomentumState:
         """One step of z, y and x."""
         k = state.step
-        batch = batch_of(problem, state.noise(), state.y)
+        batch = batch_of(problem, state.streams(), state.y)
         point = {"x": state.x, "y": state.y, "z": state.z}
         curvature = state.curvature
         if self.lower_step == "auto":
@@ -118,7 +129,7 @@ class PenaltyMomentum:
         z = problem.project(constraint, space.add(state.z, d["g_z"], -gamma))
         y = problem.project(constraint, space.add(state.y, space.add(d["g_y"], d["f_y"], sigma), -gamma))
         h = x_space.add(d["f_x"], x_space.add(d["g_xy"], d["g_xz"], -1.0), 1.0 / sigma)
-        x = problem.upper_constraint.project(x_space.add(state.x, h, -self.upper_step))
+        x = upper_move(problem, state.x, h, self.upper_step)
         kept = problem.sampler is not None
         return replace(
             state, x=x, y=y, z=z, step=k + 1, curvature=curvature,

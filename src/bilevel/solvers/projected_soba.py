@@ -10,7 +10,7 @@ at z, all directions taken at (x_k, y_k, w_k):
 
 The fixed point of the second line is w = eta H [I - (I - eta G_yy) H]^{-1} f_y, the adjoint of the hypergradient
 (`hypergradients.base`): exact, with no truncation. The map is a contraction for 0 < eta < 2/L because |H| <= 1. On a
-polyhedral set H is the projector on a face, and the line is a gradient step for the linear system on that face. A set
+polyhedral set H is the projector onto a face, and the line is a gradient step for the linear system on that face. A set
 that moves with x adds the term of `hypergradients.base.assemble`.
 """
 
@@ -20,20 +20,20 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
+from .._checks import check_count, check_fields
 from ..hypergradients.base import assemble
+from ..lower import safe_step
 from ..problem import Problem
-from ..randomness import Seeds
+from ..random import Seeds
 from ..spaces import Vector
-from .base import JACOBIAN, PROJECTION, Need, State, batch_of
-from .inner import estimate_curvature, safe_step
-from .settings import check_between, check_counts, check_positive_or_auto, check_positives, step_or
+from .base import JACOBIAN, PROJECTION, Need, State, batch_of, estimate_curvature, like_y, step_or, upper_move
 
 
 @dataclass(kw_only=True, repr=False)
 class ProjectedSOBAState(State):
     """The state of ProjectedSOBA."""
 
-    adjoint: Any  # w_k
+    adjoint: Any = like_y(reset="keep")  # w_k
     curvature: float  # L, refreshed at fixed step numbers
 
 
@@ -52,7 +52,7 @@ class ProjectedSOBA:
     decay
         alpha_k = alpha / (1 + k)^decay; 0 without noise, 0.5 with batches.
     refresh
-        L is estimated again every so many steps.
+        L is estimated again after this number of steps.
 
     References
     ----------
@@ -73,10 +73,10 @@ class ProjectedSOBA:
     refresh: int = 100
 
     def __post_init__(self) -> None:
-        check_positives(upper_step=self.upper_step)
-        check_positive_or_auto(lower_step=self.lower_step)
-        check_between(0, 1, decay=self.decay)
-        check_counts(refresh=self.refresh)
+        check_fields(self, "upper_step")
+        check_fields(self, "lower_step", or_auto=True)
+        check_fields(self, "decay", high=1.0, closed="both")
+        check_fields(self, "refresh", check=check_count)
 
     def init(self, problem: Problem, x: Vector, y: Vector, seeds: Seeds) -> ProjectedSOBAState:
         """w_0 = 0."""
@@ -85,12 +85,12 @@ class ProjectedSOBA:
 
     def step(self, problem: Problem, state: ProjectedSOBAState) -> ProjectedSOBAState:
         """One step of each of the three."""
-        lin = problem.linearize(state.x, state.y, batch_of(problem, state.noise(), state.y))
+        lin = problem.linearize(state.x, state.y, batch_of(problem, state.streams(), state.y))
         curvature = state.curvature
         if self.lower_step == "auto":
             curvature = estimate_curvature(lin, state, state.step, self.refresh, curvature)
         eta = step_or(self.lower_step, safe_step(curvature))
-        space, x_space = problem.y_space(lin.constraint), problem.x_space
+        space = problem.y_space(lin.constraint)
 
         z = space.add(state.y, lin.lower_grad_y, -eta)
         face = lin.constraint.jacobian(z)
@@ -102,7 +102,7 @@ class ProjectedSOBA:
         h = assemble(lin, w, z, u)
 
         alpha = self.upper_step / (1.0 + state.step) ** self.decay
-        x = problem.upper_constraint.project(x_space.add(state.x, h, -alpha))
+        x = upper_move(problem, state.x, h, alpha)
         y = problem.project(lin.constraint, z)
         if problem.moving:
             y = problem.project(problem.constraint_at(x), y)

@@ -12,9 +12,7 @@ Coordinate steps need a separable set: on a ball they stall (min |y - (2, 1.9)|^
 On other sets reverse mode runs through full steps y <- P_Y(y - grad_y g / L) (`Unrolled`); `State.ran` says which.
 An l1 penalty lambda |y|_1 is the separable set {p, q >= 0} with y = p - q and lambda sum(p + q) in g.
 
-Coordinate steps pay off where one coordinate of the gradient costs one n-th of it: `Problem.coordinates` is where a
-problem with structure says so, and n such questions count as one gradient. Any other g is asked for a whole gradient
-after each move, which "auto" does for a small y only.
+After each move g is asked for a whole gradient, so "auto" takes coordinate steps for a small y only.
 
 mode="implicit-forward" is the paper's second algorithm: y is computed first, without derivatives, and the derivative
 follows the same steps linearised at the final y, on the support alone: one Hessian column per coordinate of the
@@ -23,47 +21,32 @@ support instead of one per coordinate step.
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+from .._checks import check_choice, check_count, check_fields
 from ..hypergradients import Hypergradient, Neumann, Unrolled
-from ..problem import Coordinates, Linearization, Problem
-from ..randomness import Seeds
-from ..smoothing import Exact
+from ..hypergradients.smoothing import Exact
+from ..linearization import Linearization
+from ..lower import safe_step
+from ..problem import Problem
 from ..spaces import Space, Vector
-from .base import FIXED_SET, JACOBIAN, PROJECTION, SEPARABLE, Need, State, batch_of, check_choice, check_count
-from .inner import (
-    StepRule,
-    check_sampler,
-    check_step_rule,
-    estimate_curvature,
-    moved_by,
-    rounding,
-    safe_step,
-    upper_move,
-)
-from .settings import check_positive_or_auto
+from ._double_loop import DoubleLoop, DoubleLoopState, rounding
+from .base import FIXED_SET, JACOBIAN, PROJECTION, SEPARABLE, Need, batch_of, estimate_curvature
 
 WHOLE_GRADIENTS = 32
-"""Up to so many coordinates "auto" takes coordinate steps although each of them costs a whole gradient."""
+"""Up to this number of coordinates, "auto" takes coordinate steps although each of them costs a whole gradient."""
 
 
 @dataclass(kw_only=True, repr=False)
-class RMDPCDState(State):
+class RMDPCDState(DoubleLoopState):
     """The state of RMD-PCD."""
 
-    gradient: Any = None  # h
-    value: float = math.nan  # f(x, y_K)
-    slack: float = math.inf  # |f_y| times the last move of y: how far f(x, y_K) may be from F
-    upper_step: float = math.nan
-    curvature: float = math.nan  # L
     curvatures: Any = None  # L_j, flat
     coordinate: int = 0  # 1: coordinate steps
-    stats: dict[str, float] = field(default_factory=dict)
 
     @property
     def ran(self) -> str:
@@ -82,14 +65,17 @@ class _Move(NamedTuple):
 class _Trace(NamedTuple):
     """A lower level that was run: its last point, how far the last round moved it, and what reverse mode needs."""
 
-    last: Linearization
+    lin: Linearization
     moved: float
+    curvature: float
+    stats: dict[str, float]
     moves: list[_Move]
     path: list[Linearization]
+    tolerance: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class RMDPCD:
+class RMDPCD(DoubleLoop):
     """Reverse mode through a fixed number of lower-level steps, warm-started.
 
     d/dx f(x, y_K(x)), where y_j <- clip(y_j - grad_j g / L_j, l_j, u_j) for one coordinate after the other, K times
@@ -102,14 +88,14 @@ class RMDPCD:
     mode
         "reverse", or "implicit-forward".
     inner
-        "auto": coordinate steps where the set is separable and they are cheap (`Problem.coordinates`) or y has at most
-        32 entries, full steps elsewhere; "coordinate" or "full" to insist. `state.ran` says which ran.
+        "auto": coordinate steps where the set is separable and y has at most 32 entries, full steps elsewhere;
+        "coordinate" or "full" to insist. `state.ran` says which ran.
     upper_step, step_rule
         As in `Approx`.
     lower_step
         The length of a full step; "auto" for 1/L. Coordinate steps have their own lengths.
     refresh
-        Curvatures are estimated again every so many steps.
+        Curvatures are estimated again after this number of steps.
 
     References
     ----------
@@ -123,6 +109,7 @@ class RMDPCD:
     """
 
     needs: ClassVar[tuple[Need, ...]] = (PROJECTION, JACOBIAN)
+    state_class: ClassVar[type[DoubleLoopState]] = RMDPCDState
 
     steps: int = 100
     mode: Literal["reverse", "implicit-forward"] = "reverse"
@@ -133,68 +120,54 @@ class RMDPCD:
     refresh: int = 100
 
     def __post_init__(self) -> None:
-        check_count("steps", self.steps)
-        check_count("refresh", self.refresh)
+        self.check_step_rule()
+        check_fields(self, "steps", "refresh", check=check_count)
         check_choice("mode", self.mode, ("reverse", "implicit-forward"))
         check_choice("inner", self.inner, ("auto", "coordinate", "full"))
-        check_step_rule(self.step_rule, self.upper_step)
-        check_positive_or_auto(lower_step=self.lower_step)
 
     @property
     def needs_of_settings(self) -> tuple[Need, ...]:
         """Coordinate steps on a set that stands still."""
         return (SEPARABLE, FIXED_SET) if self.inner == "coordinate" else ()
 
-    def init(self, problem: Problem, x: Vector, y: Vector, seeds: Seeds) -> RMDPCDState:
-        """The lower level run once, and its derivative."""
-        check_sampler(problem, self.step_rule, "RMDPCD")
-        state = RMDPCDState(x=x, y=y, seeds=seeds, upper_step=self.upper_step)
-        state.coordinate = int(self._coordinate(problem, x, y))
-        lin = problem.linearize(x, y, batch_of(problem, state.noise(), y))
-        self._estimate(lin, state, 0)
-        return self._settle(state, self._run(lin, state), accepted=True)
-
-    def next_x(self, problem: Problem, state: RMDPCDState) -> Vector:
-        """Where the next step of x leads."""
-        return upper_move(problem, state.x, state.gradient, state.upper_step)
-
-    def step(self, problem: Problem, state: RMDPCDState) -> RMDPCDState:
-        """One trial step of x, the lower level there, and its derivative when the trial is kept."""
-        k = state.step + 1
-        rule = StepRule(kind=self.step_rule, first=self.upper_step)
-        x, y = self.next_x(problem, state), state.y
-        if problem.moving:
-            y = problem.project(problem.constraint_at(x), y)
-        new = RMDPCDState(**{**vars(state), "step": k})
-        lin = problem.linearize(x, y, batch_of(problem, state.noise(k), y))
-        self._estimate(lin, new, k)
-        trace = self._run(lin, new)
-        drop = state.value - float(trace.last.upper_value)
-        slack = state.slack + self._slack(trace) if rule.kind == "adaptive" else 0.0
-        moved, step, again = moved_by(problem, x, state.x), state.upper_step, None
-        accepted = rule.accepts(drop, moved, step, slack)
-        if not accepted and state.slack > 10.0 * rounding(trace.last):
-            # An unsolved lower level may have flattered the old point: as many steps there make a fair comparison.
-            again = self._run(problem.linearize(state.x, state.y, lin.batch), new)
-            drop = float(again.last.upper_value) - float(trace.last.upper_value)
-            accepted = rule.accepts(drop, moved, step, rounding(trace.last))
-        new.upper_step = rule.following(step, accepted)
-        if accepted:
-            return self._settle(new, trace, accepted=True)
-        if again is not None:
-            return self._settle(new, again, accepted=False)
-        new.stats = {**state.stats, "accepted": 0.0}
-        return new
-
-    def _coordinate(self, problem: Problem, x: Vector, y: Vector) -> bool:
+    def prepare(self, problem: Problem, state: RMDPCDState) -> None:
         """Whether to take coordinate steps."""
-        if self.inner != "auto":
-            return self.inner == "coordinate"
-        constraint = problem.constraint_at(x)
-        able = constraint.separable and not problem.moving
-        return able and (
-            problem.y_space(constraint).size(y) <= WHOLE_GRADIENTS or problem.coordinates(x, y) is not None
-        )
+        constraint = problem.constraint_at(state.x)
+        small = problem.y_space(constraint).size(state.y) <= WHOLE_GRADIENTS
+        cheap = constraint.separable and not problem.moving and small
+        state.coordinate = int(cheap if self.inner == "auto" else self.inner == "coordinate")
+
+    def arrive(self, problem: Problem, state: RMDPCDState, x: Vector, k: int, *, again: bool = False) -> _Trace:
+        """The lower level at x, from the last y; as many steps from the old point make a fair comparison."""
+        y = state.y
+        if problem.moving and k > 0 and not again:
+            y = problem.project(problem.constraint_at(x), y)
+        lin = problem.linearize(x, y, batch_of(problem, state.streams(k), y))
+        if not again:
+            self._estimate(lin, state, k)
+        return self._run(lin, state)
+
+    def was_flattered(self, state: RMDPCDState, arrival: _Trace) -> bool:
+        """Whether the lower level of the old point was far from solved."""
+        return state.slack > 10.0 * rounding(arrival.lin)
+
+    def hidden_change(self, state: RMDPCDState, arrival: _Trace) -> float:
+        """|f_y| times the last move of y."""
+        return arrival.moved * float(_y_space(arrival.lin).norm(arrival.lin.upper_grad_y))
+
+    def derivative(self, state: RMDPCDState, arrival: _Trace) -> Hypergradient:
+        """Reverse mode, or the linearised steps at the last point."""
+        eta = safe_step(state.curvature)
+        if self.mode == "reverse":
+            return _reverse(arrival) if state.coordinate else self._unrolled(eta).backward(arrival.path, eta)
+        if state.coordinate:
+            return self._implicit_forward(arrival.lin, state.curvatures)
+        # Projected-gradient steps linearised at one point: the Neumann series with as many terms.
+        series = Neumann(terms=self.steps, eta=eta, truncation="full", smoothing=Exact())
+        return series.estimate(arrival.lin, state.streams())
+
+    def _unrolled(self, eta: float) -> Unrolled:
+        return Unrolled(steps=self.steps, eta=eta)
 
     def _estimate(self, lin: Linearization, state: RMDPCDState, k: int) -> None:
         """L for full steps, L_j for coordinate steps, at fixed step numbers."""
@@ -213,21 +186,26 @@ class RMDPCD:
             return self._sweeps(lin, state)
         eta, space = safe_step(state.curvature), _y_space(lin)
         if self.mode == "reverse":
-            path = Unrolled(steps=self.steps, eta=eta).forward(lin, eta)
-            moved = float(space.norm(space.add(path[-1].y, path[-2].y, -1.0)))
-            return _Trace(path[-1], moved / eta, [], path)
+            path = self._unrolled(eta).forward(lin, eta)
+            return self._trace(
+                state, path[-1], float(space.norm(space.add(path[-1].y, path[-2].y, -1.0))) / eta, path=path
+            )
         problem, y, previous = lin.problem, lin.y, lin.y
         for _ in range(self.steps):
             previous = y
             y = problem.project(lin.constraint, space.add(y, problem.lower_grad(lin.x, y, lin.batch), -eta))
-        moved = float(space.norm(space.add(y, previous, -1.0)))
-        return _Trace(problem.linearize(lin.x, y, lin.batch), moved / eta, [], [])
+        moved = float(space.norm(space.add(y, previous, -1.0))) / eta
+        return self._trace(state, problem.linearize(lin.x, y, lin.batch), moved)
+
+    def _trace(self, state: RMDPCDState, lin: Linearization, moved: float, moves: Any = (), path: Any = ()) -> _Trace:
+        stats = {"coordinate": float(state.coordinate), "moved": moved}
+        return _Trace(lin, moved, state.curvature, stats, moves, path)
 
     def _sweeps(self, lin: Linearization, state: RMDPCDState) -> _Trace:
         """Rounds of coordinate steps; L_j grows when a move shows a larger curvature."""
         problem, space = lin.problem, _y_space(lin)
         low, high = _intervals(lin)
-        y, g = space.ravel(lin.y).clone(), _coordinates(lin)
+        y, g = space.ravel(lin.y).clone(), _Coordinates(lin)
         curvatures = state.curvatures.tolist()
         moves: list[_Move] = []
         moved = 0.0
@@ -248,30 +226,7 @@ class RMDPCD:
                         curvatures[j] = max(curvatures[j], (g.gradient(j) - slope) / distance)
         state.curvatures = torch.tensor(curvatures, dtype=y.dtype, device=y.device)
         last = problem.linearize(lin.x, space.unravel(y, lin.y), lin.batch)
-        return _Trace(last, moved**0.5, moves, [])
-
-    def _settle(self, state: RMDPCDState, trace: _Trace, *, accepted: bool) -> RMDPCDState:
-        last = trace.last
-        state.x, state.y, state.value, state.slack = last.x, last.y, float(last.upper_value), self._slack(trace)
-        state.gradient = self._derivative(state, trace).gradient
-        state.stats = {"accepted": float(accepted), "coordinate": float(state.coordinate), "moved": trace.moved}
-        return state
-
-    def _slack(self, trace: _Trace) -> float:
-        lin = trace.last
-        return trace.moved * float(_y_space(lin).norm(lin.upper_grad_y)) + rounding(lin)
-
-    def _derivative(self, state: RMDPCDState, trace: _Trace) -> Hypergradient:
-        eta = safe_step(state.curvature)
-        if self.mode == "reverse":
-            return (
-                _reverse(trace) if state.coordinate else Unrolled(steps=self.steps, eta=eta).backward(trace.path, eta)
-            )
-        if state.coordinate:
-            return self._implicit_forward(trace.last, state.curvatures)
-        # Projected-gradient steps linearised at one point: the Neumann series with as many terms.
-        series = Neumann(terms=self.steps, eta=eta, truncation="full", smoothing=Exact())
-        return series.estimate(trace.last, state.noise())
+        return self._trace(state, last, moved**0.5, moves)
 
     def _implicit_forward(self, lin: Linearization, curvatures: Tensor) -> Hypergradient:
         """w on the support by the adjoint rounds, all at one point: Gauss-Seidel on G_SS w = f_y."""
@@ -323,8 +278,8 @@ def _columns(lin: Linearization, indices: Any) -> list[Tensor]:
 
 def _reverse(trace: _Trace) -> Hypergradient:
     """The adjoint of the coordinate steps; y is walked back by undoing them, so memory is one number per step."""
-    last = trace.last
-    space, x_space, g = _y_space(last), last.problem.x_space, _coordinates(last)
+    last = trace.lin
+    space, x_space, g = _y_space(last), last.problem.x_space, _Coordinates(last)
     y, a, h = space.ravel(last.y).clone(), space.ravel(last.upper_grad_y).clone(), last.upper_grad_x
     for j, before, weight in reversed(trace.moves):
         if float(y[j]) != before:
@@ -339,14 +294,8 @@ def _reverse(trace: _Trace) -> Hypergradient:
     return Hypergradient(h, None, {})
 
 
-def _coordinates(lin: Linearization) -> Coordinates:
-    """g along coordinate moves: the problem's own way, counted, or by autograd."""
-    own = lin.problem.coordinates(lin.x, lin.y, lin.batch)
-    return _Autograd(lin) if own is None else _Counted(own, lin.problem, _y_space(lin).size(lin.y))
-
-
-class _Autograd:
-    """Any g: a whole gradient after each move, a linearisation for each second derivative."""
+class _Coordinates:
+    """g along moves of single coordinates: a whole gradient after each, a linearisation for each second derivative."""
 
     def __init__(self, lin: Linearization) -> None:
         self.problem, self.x, self.batch, self.template = lin.problem, lin.x, lin.batch, lin.y
@@ -381,27 +330,3 @@ class _Autograd:
         unit = torch.zeros_like(self.y)
         unit[j] = 1.0
         return self.space.unravel(unit, self.template)
-
-
-class _Counted:
-    """The problem's own coordinates: `size` derivatives in one coordinate cost one gradient."""
-
-    def __init__(self, own: Coordinates, problem: Problem, size: int) -> None:
-        self._own, self._costs, self._size, self._asked = own, problem.costs, size, 0
-
-    def gradient(self, j: int) -> float:
-        if self._asked % self._size == 0:
-            self._costs.lower_gradients += 1
-        self._asked += 1
-        return self._own.gradient(j)
-
-    def move(self, j: int, value: float) -> None:
-        self._own.move(j, value)
-
-    def column(self, j: int) -> Tensor:
-        self._costs.hessian_products += 1
-        return self._own.column(j)
-
-    def cross(self, j: int) -> Vector:
-        self._costs.cross_products += 1
-        return self._own.cross(j)

@@ -5,7 +5,7 @@ complementarity hold almost surely, so that y_q*(x), the solution over {y : A y 
 
     grad F_q(x) = f_x - G_xy w,     w = Pi (Pi G_yy Pi)^+ Pi f_y,     |F_q - F| <= |f_y| |q| / mu,
 
-with Pi the projector on the null space of the active rows at y_q*(x): eliminating the multipliers from the
+with Pi the projector onto the null space of the active rows at y_q*(x): eliminating the multipliers from the
 2025 paper's Jacobians of y_q* and of the multipliers gives this form. A set that moves with x
 (B x) adds the term of `hypergradients.base.assemble`.
 
@@ -32,21 +32,21 @@ from typing import Any, ClassVar
 
 import torch
 
+from .._checks import check_count, check_fields
 from ..hypergradients.base import assemble
-from ..hypergradients.krylov import conjugate_gradients
+from ..krylov import conjugate_gradients
+from ..lower import safe_step
 from ..problem import Problem
-from ..randomness import Noise, Seeds
-from ..spaces import Vector
-from .base import PROJECTION, PROJECTOR, Need, State, batch_of, device_of
-from .inner import estimate_curvature, safe_step
-from .settings import check_between, check_counts, check_positives
+from ..random import RandomStreams, Seeds
+from ..spaces import Vector, leaves
+from .base import PROJECTION, PROJECTOR, Need, State, batch_of, estimate_curvature, like_x, like_y, upper_move
 
 
 @dataclass(kw_only=True, repr=False)
 class SIGDState(State):
     """The state of SIGD; y is the approximate solution of the perturbed lower level."""
 
-    adjoint: Any  # w, the warm start of the linear system
+    adjoint: Any = like_y(reset="keep")  # w, the warm start of the linear system
     curvature: float
 
 
@@ -54,7 +54,7 @@ class SIGDState(State):
 class DSBLOState(SIGDState):
     """The state of DS-BLO."""
 
-    momentum: Any  # m
+    momentum: Any = like_x()  # m
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,22 +72,21 @@ class _Perturbed:
     refresh: int = 100
 
     def __post_init__(self) -> None:
-        check_positives(
-            upper_step=self.upper_step, perturbation=self.perturbation, inner_tol=self.inner_tol,
-            linear_tol=self.linear_tol,
-        )  # fmt: skip
-        check_counts(inner_steps=self.inner_steps, linear_iterations=self.linear_iterations, refresh=self.refresh)
+        check_fields(self, "upper_step", "perturbation", "inner_tol", "linear_tol")
+        check_fields(self, "inner_steps", "linear_iterations", "refresh", check=check_count)
 
-    def _gradient(self, problem: Problem, state: Any, x: Vector, noise: Noise) -> tuple[Vector, Vector, Vector, float]:
-        """grad F_q(x) with q from `noise`, and the new y, adjoint and curvature."""
+    def _gradient(
+        self, problem: Problem, state: Any, x: Vector, streams: RandomStreams
+    ) -> tuple[Vector, Vector, Vector, float]:
+        """grad F_q(x) with q from `streams`, and the new y, adjoint and curvature."""
         constraint = problem.constraint_at(x)
         space = problem.y_space(constraint)
         y = problem.project(constraint, state.y) if problem.moving else state.y
-        batch = batch_of(problem, state.noise(), y)
+        batch = batch_of(problem, state.streams(), y)
         first = problem.linearize(x, y, batch)
         curvature = estimate_curvature(first, state, state.step, self.refresh, state.curvature)
         eta = safe_step(curvature)
-        q = space.scaled(space.ball(y, noise.generator("smoothing", device=device_of(y))), self.perturbation)
+        q = space.scaled(space.ball(y, streams.generator("smoothing", device=leaves(y)[0].device)), self.perturbation)
         for _ in range(self.inner_steps):
             z = space.add(y, space.add(problem.lower_grad(x, y, batch), q), -eta)
             ahead = problem.project(constraint, z)
@@ -126,7 +125,7 @@ class SIGD(_Perturbed):
     linear_tol, linear_iterations
         Relative residual and Hessian products at most of the linear system on the face.
     refresh
-        L, the largest curvature of g in y, is estimated again every so many steps.
+        L, the largest curvature of g in y, is estimated again after this number of steps.
 
     References
     ----------
@@ -146,8 +145,8 @@ class SIGD(_Perturbed):
 
     def step(self, problem: Problem, state: SIGDState) -> SIGDState:
         """Solve the perturbed lower level, then move x; q is the draw of step 0 throughout."""
-        h, y, w, curvature = self._gradient(problem, state, state.x, state.noise(0))
-        x = problem.upper_constraint.project(problem.x_space.add(state.x, h, -self.upper_step))
+        h, y, w, curvature = self._gradient(problem, state, state.x, state.streams(0))
+        x = upper_move(problem, state.x, h, self.upper_step)
         if problem.moving:
             y = problem.project(problem.constraint_at(x), y)
         return replace(state, x=x, y=y, step=state.step + 1, adjoint=w, curvature=curvature)
@@ -186,25 +185,25 @@ class DSBLO(_Perturbed):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positives(longest_move=self.longest_move)
-        check_between(0, 0.999999, momentum=self.momentum)
+        check_fields(self, "longest_move")
+        check_fields(self, "momentum", high=1.0, closed="left")
 
     def init(self, problem: Problem, x: Vector, y: Vector, seeds: Seeds) -> DSBLOState:
         """m_1 = grad F_q(x_1)."""
         space = problem.y_space(problem.constraint_at(x))
         state = DSBLOState(x=x, y=y, seeds=seeds, adjoint=space.zeros_like(y), curvature=math.nan, momentum=None)
-        h, y, w, curvature = self._gradient(problem, state, x, state.noise(0))
+        h, y, w, curvature = self._gradient(problem, state, x, state.streams(0))
         return replace(state, y=y, adjoint=w, curvature=curvature, momentum=h)
 
     def step(self, problem: Problem, state: DSBLOState) -> DSBLOState:
         """Move x, then a gradient at a random point on the way."""
         space, k = problem.x_space, state.step + 1
-        noise = state.noise(k)
+        streams = state.streams(k)
         scale = 1.0 / (float(space.norm(state.momentum)) / self.longest_move + 1.0 / self.upper_step)
-        x = problem.upper_constraint.project(space.add(state.x, state.momentum, -scale))
-        weight = float(torch.rand((), generator=noise.generator("smoothing", index=1), dtype=torch.float64))
+        x = problem.project_x(space.add(state.x, state.momentum, -scale))
+        weight = float(torch.rand((), generator=streams.generator("smoothing", index=1), dtype=torch.float64))
         between = space.lerp(state.x, x, weight)
-        h, y, w, curvature = self._gradient(problem, replace(state, step=k), between, noise)
+        h, y, w, curvature = self._gradient(problem, replace(state, step=k), between, streams)
         momentum = space.lerp(h, state.momentum, self.momentum)
         if problem.moving:
             y = problem.project(problem.constraint_at(x), y)

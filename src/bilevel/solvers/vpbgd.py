@@ -20,26 +20,24 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from ..errors import InvalidInput
-from ..problem import Linearization, Problem
-from ..randomness import Seeds
+from .._checks import check_count, check_fields
+from ..errors import InvalidInputError
+from ..linearization import Linearization
+from ..lower import safe_step, solve_from
+from ..problem import Problem
+from ..random import Seeds
 from ..spaces import Vector
-from .base import FIXED_SET, PROJECTION, Need, State, batch_of, check_count, check_positive
-from .inner import estimate_curvature, projected_steps, upper_move
-from .settings import check_positive_or_auto
+from .base import FIXED_SET, PROJECTION, Need, State, batch_of, estimate_curvature, like_y, of_lower_level, upper_move
 
 
 @dataclass(kw_only=True, repr=False)
 class VPBGDState(State):
     """The state of V-PBGD."""
 
-    auxiliary: Any = None  # w
+    auxiliary: Any = like_y(reset="y")  # w
     curvature: float = math.nan  # L of g in y
-    upper_curvature: float = math.nan  # the largest |d grad_y f| / |dy| seen
+    upper_curvature: float = of_lower_level(default=math.nan)  # the largest |d grad_y f| / |dy| seen
     stats: dict[str, float] = field(default_factory=dict)
-
-    def _begun_anew(self, y: Vector) -> dict[str, Any]:
-        return {"auxiliary": y, "upper_curvature": math.nan}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +60,7 @@ class VPBGD:
     penalty_steps
         Steps of y per step. 1 is the paper's; y then lags behind x, and x needs a step of the order of 1/(gamma L).
     refresh
-        The curvature of g is estimated again every so many steps.
+        The curvature of g is estimated again after this number of steps.
 
     Examples
     --------
@@ -82,15 +80,14 @@ class VPBGD:
     refresh: int = 100
 
     def __post_init__(self) -> None:
-        for name in ("gamma", "first_gamma", "upper_step"):
-            check_positive(name, getattr(self, name))
-        check_positive_or_auto(lower_step=self.lower_step)
+        check_fields(self, "gamma", "first_gamma", "upper_step")
+        check_fields(self, "lower_step", or_auto=True)
         if self.first_gamma > self.gamma:
-            raise InvalidInput(f"first_gamma is {self.first_gamma:g}, above gamma {self.gamma:g}: the penalty ramps up")
-        if isinstance(self.ramp, bool) or not isinstance(self.ramp, int) or self.ramp < 0:
-            raise InvalidInput(f"ramp must be an integer of at least 0, got {self.ramp!r}")
-        for name in ("lower_steps", "penalty_steps", "refresh"):
-            check_count(name, getattr(self, name))
+            raise InvalidInputError(
+                f"first_gamma is {self.first_gamma:g}, above gamma {self.gamma:g}: the penalty ramps up"
+            )
+        check_count("ramp", self.ramp, least=0)
+        check_fields(self, "lower_steps", "penalty_steps", "refresh", check=check_count)
 
     def penalty(self, k: int) -> float:
         """gamma_k."""
@@ -101,7 +98,7 @@ class VPBGD:
     def init(self, problem: Problem, x: Vector, y: Vector, seeds: Seeds) -> VPBGDState:
         """w starts at y."""
         state = VPBGDState(x=x, y=y, seeds=seeds, auxiliary=y)
-        lin = problem.linearize(x, y, batch_of(problem, state.noise(), y))
+        lin = problem.linearize(x, y, batch_of(problem, state.streams(), y))
         state.curvature = estimate_curvature(lin, state, 0, self.refresh, math.nan, self.lower_step)
         return state
 
@@ -111,14 +108,22 @@ class VPBGD:
         x, gamma = state.x, self.penalty(k)
         constraint = problem.constraint_at(x)
         space, x_space = problem.y_space(constraint), problem.x_space
-        batch = batch_of(problem, state.noise(k), state.y)
+        batch = batch_of(problem, state.streams(k), state.y)
         lin = problem.linearize(x, state.y, batch)
         curvature = state.curvature
         if k % self.refresh == 0:
             curvature = estimate_curvature(lin, state, k, self.refresh, curvature, self.lower_step)
-        w, curvature = projected_steps(
-            problem, x, state.auxiliary, count=self.lower_steps, curvature=curvature, batch=batch
+        solved = solve_from(
+            problem,
+            x,
+            state.auxiliary,
+            curvature=curvature,
+            tol=None,
+            max_steps=self.lower_steps,
+            accelerated=False,
+            batch=batch,
         )
+        w, curvature = solved.y, solved.curvature
 
         upper_curvature = state.upper_curvature
         if math.isnan(upper_curvature):
@@ -129,20 +134,19 @@ class VPBGD:
             previous, lin = lin, problem.linearize(x, y, batch)
             upper_curvature = max(upper_curvature, _slope(problem, previous, lin))
 
-        solved = problem.linearize(x, w, batch)
-        excess = x_space.add(lin.lower_grad_x, solved.lower_grad_x, -1.0)
+        at_w = problem.linearize(x, w, batch)
+        excess = x_space.add(lin.lower_grad_x, at_w.lower_grad_x, -1.0)
         h = x_space.add(lin.upper_grad_x, excess, gamma)
         return VPBGDState(
             x=upper_move(problem, x, h, self.upper_step), y=lin.y, step=k, seeds=state.seeds, auxiliary=w,
             curvature=curvature, upper_curvature=upper_curvature,
-            stats={"gamma": gamma, "gap": float(lin.lower_value) - float(solved.lower_value)},
+            stats={"gamma": gamma, "gap": float(lin.lower_value) - float(at_w.lower_value)},
         )  # fmt: skip
 
     def _probe(self, problem: Problem, lin: Linearization, curvature: float) -> float:
         """A first L_f from one projected step along -grad_y f; L when f is flat there."""
         space = problem.y_space(lin.constraint)
-        step = 1.0 / curvature if curvature > 0 else 1.0
-        y = problem.project(lin.constraint, space.add(lin.y, lin.upper_grad_y, -step))
+        y = problem.project(lin.constraint, space.add(lin.y, lin.upper_grad_y, -safe_step(curvature)))
         return _slope(problem, lin, problem.linearize(lin.x, y, lin.batch)) or curvature or 1.0
 
 

@@ -1,0 +1,484 @@
+"""BFGS on F with a Newton lower level, and graduated smoothing of the projection to leave kinks and poor minima.
+
+    F(x) = f(x, y*(x))                    value, error and gradient from one linear system (`bilevel.newton`)
+    x <- x + t d,  d = -B grad F          BFGS with a weak Wolfe search (Lewis & Overton 2013)
+    F_r(x) = f(x, y_r(x)),  y_r = P_r(y_r - eta grad_y g),  P_r(z) = mean_k P_Y(z + r u_k)
+
+After the descent on F, F_r is minimised from the best point for radii r = 0.3, 0.1, 0.03 times the distance to the
+kinks, and F again from where that has led: coordinates outside of the active face, which the exact gradient does not
+see, come within reach. P_r is a mean of proximal maps and so a proximal map: y_r solves a convex lower level, and F_r
+has an exact gradient. The smoothing is that of Shi, Chang & Gu (2024), as a problem of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._checks import check_choice, check_count, check_fields, check_number
+from .._storable import storable
+from ..errors import InvalidTypeError, NotConvergedError
+from ..newton import (
+    CURVATURE_LIMIT,
+    Evaluation,
+    LowerLevel,
+    Smoothing,
+    find_descent,
+    flat,
+    lower_level,
+)
+from ..problem import Problem
+from ..random import RandomStreams, Seeds
+from ..spaces import Vector
+from ._quasi_newton import Descent, Metric, learn
+from .base import JACOBIAN, ONE_PROCESS, State
+
+STALL, STRICT_STALL = (20, 1e-3), (30, 3e-5)
+"""A descent ends when so many steps have gained less than this share of the progress; the last one is stricter."""
+FIRST_DECREASE = 1e-2
+"""The first step of a descent is the one that promises this share of |F|, or of the progress so far."""
+RESETS = 3
+"""How often a descent that is stuck begins with a new metric."""
+STATIONARY = 1e-9
+"""A descent is over when its direction promises less than this share of the progress."""
+PROMISING = 1e-6
+"""A metric is begun anew where the last direction promised at least this share of the progress."""
+PROBE, PROBES = 1e-2, 3
+"""At the end F is looked at nearby, at this part of the way from the first point; so many descents may follow."""
+FREE_WORK = 2000
+"""Gradients of g that rounds after the first may always use."""
+
+
+FAR = (0.3, 1.0)
+"""Where F never fell it may be flat around x0: it is looked at further away too, in units of |x|."""
+
+
+@storable
+@dataclass(frozen=True)
+class Round:
+    """One descent: from the "first" point, the "best" one or a "hop" from it, by way of smoothed problems or directly.
+
+    Parameters
+    ----------
+    start
+        Where it begins.
+    radii
+        Smoothing radii, coarse to fine, relative to the distance to the kinks.
+    hop
+        The length of a hop, relative to the way from the first to the best point.
+    """
+
+    start: str
+    radii: tuple[float, ...] = ()
+    hop: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_choice("start", self.start, ("first", "best", "hop"))
+        for radius in self.radii:
+            check_number("radii", radius)
+        check_number("hop", self.hop, closed="left")
+
+
+ROUNDS = (
+    Round("first"),
+    Round("best", (0.3, 0.1, 0.03)),
+    Round("first", (1.0, 0.3, 0.1, 0.03)),
+    Round("hop", hop=0.3),
+    Round("best", (0.1, 0.03)),
+    Round("hop", hop=0.3),
+    Round("hop", hop=0.1),
+    Round("hop", hop=1.0),
+    Round("best"),
+)
+"""The direct descent, escapes by smoothing, shaken starts, and a last descent from the best point."""
+
+
+@storable
+@dataclass(frozen=True)
+class Phase:
+    """Where the present descent stands: its metric, its values, and how often the metric was begun anew."""
+
+    values: tuple[float, ...]
+    metric: Metric | None = None
+    predicted: float = 0.0
+    retried: bool = False
+    resets: int = 0
+    slope: float = math.inf  # the decrease that the last direction promised
+
+    @property
+    def steps(self) -> int:
+        return len(self.values) - 1
+
+
+@dataclass(kw_only=True, repr=False)
+class SmoothedBFGSState(State):
+    """Where a run of `SmoothedBFGS` is: the present, the best and the first point, and the round it is in."""
+
+    here: Evaluation
+    best: Evaluation
+    first: Evaluation
+    phase: Phase
+    round: int = 0
+    radius: int = -1  # the index of the smoothing radius; -1: F itself
+    distance: float = 0.0
+    eta: float = 0.0
+    smoothed: Evaluation | None = None  # the best point of the present smoothed problem
+    found: Evaluation | None = None  # the best true point of this round's smoothed problems
+    work: int = 0
+    work_limit: float = math.inf
+    end: str = ""
+    probes: int = 0
+    nonconvex: bool = False  # whether g was seen to be nonconvex in y, which may then have several solutions
+    minima: tuple[float, ...] = ()
+    known: Any = None  # what large lower levels have learned about G_yy
+    levels: dict[Any, LowerLevel] = field(default_factory=dict, compare=False, metadata={"stored": False})
+
+    @property
+    def ended(self) -> str:
+        """Why there are no more rounds; empty while there are."""
+        return self.end
+
+    @property
+    def falling(self) -> bool:
+        """Whether the first descent goes on, and its last step was no small one."""
+        values, drop = self.phase.values, self.first.value - self.best.value
+        if self.round > 0 or self.end or float(self.here.gradient.norm()) <= 1e-6 * float(self.first.gradient.norm()):
+            return False
+        return len(values) < 2 or values[-2] - values[-1] > 1e-4 * drop
+
+    @property
+    def remark(self) -> str:
+        """The local minima that descents have ended at, where they differ by more than 1 % of the decrease."""
+        drop, different = self.first.value - self.best.value, []
+        for value in sorted(self.minima):
+            if not different or value > different[-1] + 1e-2 * drop:
+                different.append(value)
+        if len(different) < 2:
+            return "g is not convex in y: y may be one of several local minima" if self.nonconvex else ""
+        values = ", ".join(f"{value:.6g}" for value in different[:5])
+        return f"descents ended at F = {values}: another x0 or seed may find a better local minimum"
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies and pickles go without the lower levels, which hold the functions of the problem."""
+        return {**self.__dict__, "levels": {}}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SmoothedBFGS:
+    """BFGS on F with the lower level solved by Newton steps, and smoothed problems to leave kinks and poor minima.
+
+    No unit of x, y, f or g enters: steps, radii and tolerances are relative to F, predicted decreases or rounding.
+
+    Parameters
+    ----------
+    rounds
+        The descents, in order; the first is always made, and so is the last, a stricter descent from the best point.
+    draws
+        How many perturbed points a smoothed projection averages.
+    smoothed_steps
+        Steps on each smoothed problem.
+    tol
+        A run has converged when neither a descent nor one-sided differences around its end lower F by more than this
+        share of its decrease so far.
+    effort
+        The rounds after the first may use so many times its gradients of g.
+    """
+
+    rounds: tuple[Round, ...] = field(default=ROUNDS, repr=False)
+    draws: int = 16
+    smoothed_steps: int = 25
+    tol: float = 1e-4
+    effort: float = 5.0
+
+    needs = (JACOBIAN, ONE_PROCESS)
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.rounds, tuple) and self.rounds and all(isinstance(r, Round) for r in self.rounds)):
+            raise InvalidTypeError(f'rounds must be a tuple such as (Round("first"), ...), got {self.rounds!r}')
+        check_fields(self, "draws", "smoothed_steps", check=check_count)
+        check_fields(self, "tol")
+        check_fields(self, "effort", closed="left")
+
+    def init(self, problem: Problem, x: Vector, y: Vector, seeds: Seeds) -> SmoothedBFGSState:
+        """The first point, its lower level solved."""
+        level = lower_level(problem, x, y)
+        start = Descent(level, problem.upper_constraint).project(flat(x).double())
+        first = level.evaluate(start, relative=1e-4)
+        if not first.ok:
+            raise NotConvergedError(
+                "F could not be evaluated at x0: the lower level has no solution that Newton steps find; "
+                "is g strongly convex in y?"
+            )
+        level.curvature_limit = CURVATURE_LIMIT * first.curvature
+        return SmoothedBFGSState(
+            x=level.tree_x(start),
+            y=level.tree_y(first.y),
+            seeds=seeds,
+            here=first,
+            best=first,
+            first=first,
+            phase=Phase((first.value,)),
+            work=level.work,
+            known=level.known,
+            nonconvex=level.nonconvex,
+            levels={None: level},
+        )
+
+    def step(self, problem: Problem, state: SmoothedBFGSState) -> SmoothedBFGSState:
+        """The next accepted point, in whatever round; the best point once all rounds are over."""
+        walk = _Walk(self, problem, replace(state))
+        while not walk.state.end and not walk.advance():
+            walk.turn()
+        return walk.next_state()
+
+    def result(self, problem: Problem, state: SmoothedBFGSState) -> tuple[Vector, Vector]:
+        """The best point, its lower level solved once more."""
+        level, best = lower_level(problem, state.x, state.y), state.best
+        solved = level.evaluate(best.x, 1e-9 * abs(best.value), replace(best, system=None))
+        return level.tree_x(best.x), level.tree_y(solved.y if solved.ok else best.y)
+
+
+class _Walk:
+    """One step of the method: accepted points, and turns from one descent to the next."""
+
+    def __init__(self, settings: SmoothedBFGS, problem: Problem, state: SmoothedBFGSState) -> None:
+        self.settings, self.problem, self.state = settings, problem, state
+        self.reason = ""
+
+    def next_state(self) -> SmoothedBFGSState:
+        """The state after this step."""
+        s, level = self.state, self.level(None)
+        if s.end and s.best.ok:
+            s.here = s.best
+        s.step += 1
+        if s.here.ok:
+            s.x, s.y = level.tree_x(s.here.x), level.tree_y(s.here.y)
+        return s
+
+    # --- F and its smoothed forms -----------------------------------------------------------------------------------
+
+    @property
+    def smoothing(self) -> Smoothing | None:
+        """That of the present descent."""
+        s = self.state
+        if s.radius < 0:
+            return None
+        return Smoothing(self.settings.rounds[s.round].radii[s.radius] * s.distance, s.eta, self.settings.draws)
+
+    def level(self, smoothing: Smoothing | None) -> LowerLevel:
+        """The lower level with this smoothing; that of the problem itself is kept, of the others the last."""
+        s = self.state
+        s.levels = {key: level for key, level in s.levels.items() if level.problem is self.problem}
+        if smoothing not in s.levels:
+            limit = CURVATURE_LIMIT * s.first.curvature
+            kept = {key: level for key, level in s.levels.items() if key is None}
+            s.levels = {**kept, smoothing: lower_level(self.problem, s.x, s.y, smoothing, limit)}
+        level = s.levels[smoothing]
+        level.known = level.known if s.known is None else s.known
+        return level
+
+    def evaluate(self, smoothing: Smoothing | None, x: Tensor, near: Evaluation, scale: float = 0.0) -> Evaluation:
+        """F at x to 1e-4 of |F| or of a larger scale."""
+        level = self.level(smoothing)
+        before = level.work
+        point = level.evaluate(x, 1e-4 * scale if scale else math.inf, near, relative=1e-4)
+        self._count(level, before)
+        return point
+
+    def _count(self, level: LowerLevel, before: int) -> None:
+        """Work in gradients of g; the projections of a smoothed problem are many."""
+        price = 1 if level.smoothing is None else max(1, level.smoothing.draws // 4)
+        self.state.work += price * (level.work - before)
+        self.state.known, self.state.nonconvex = level.known, self.state.nonconvex or level.nonconvex
+
+    # --- the best point ---------------------------------------------------------------------------------------------
+
+    @property
+    def drop(self) -> float:
+        """How far F has come down."""
+        return self.state.first.value - self.state.best.value
+
+    @property
+    def scale(self) -> float:
+        """The size of F and of its changes."""
+        return max(abs(self.state.best.value), self.drop)
+
+    def trusted(self, new: Evaluation) -> bool:
+        """Whether F of a new point is known well enough to compare it with the best."""
+        return new.ok and new.error < 1e-3 * max(abs(new.value), self.state.best.value - new.value)
+
+    def offer(self, *points: Evaluation) -> None:
+        """The one gate into the best points."""
+        s = self.state
+        for point in points:
+            if s.radius >= 0:
+                if point.ok and (s.smoothed is None or point.value < s.smoothed.value):
+                    s.smoothed = point
+            elif point.ok and point.value < s.best.value and self.trusted(point):
+                s.best = point
+
+    # --- one step of a descent --------------------------------------------------------------------------------------
+
+    def advance(self) -> bool:
+        """One accepted point; False, with the reason, when the present descent is over."""
+        s, phase, here = self.state, self.state.phase, self.state.here
+        progress = self._progress()
+        reason = self._stalled(progress)
+        if reason:
+            return self._over(reason)
+        level = self.level(self.smoothing)
+        descent = Descent(level, self.problem.upper_constraint)
+        d = descent.direction(here, phase.metric, phase.predicted or FIRST_DECREASE * max(abs(here.value), 1e-300))
+        d = d if phase.metric is not None else self._shortened(d)
+        slope = float(here.gradient @ d)
+        if not -slope > max(STATIONARY * progress, 0.1 * here.error if math.isfinite(here.error) else 0.0):
+            if phase.metric is None or phase.retried:
+                return self._over("stationary")
+            s.phase = replace(phase, metric=None, retried=True)
+            return self.advance()
+        phase = s.phase = replace(phase, slope=-slope)
+        before = level.work
+        there, tried = descent.search(here, d, 4.0 if phase.metric is None else 2.0)
+        self._count(level, before)
+        self.offer(*tried)
+        if there is None:
+            return self._over("line search")
+        self.offer(there)
+        s.phase = replace(phase, metric=learn(phase.metric, here, there), values=(*phase.values, there.value))
+        s.here = there
+        return True
+
+    def _shortened(self, d: Tensor) -> Tensor:
+        """A step by its promise alone, no longer than the way so far: where h is nearly 0 a promise says nothing."""
+        way, length = float((self.state.best.x - self.state.first.x).norm()), float(d.norm())
+        return d * (way / length) if 0 < way < length else d
+
+    def _progress(self) -> float:
+        """What a small decrease is measured by: that of the run, or of the smoothed problem."""
+        s, values = self.state, self.state.phase.values
+        if s.radius >= 0:
+            return values[0] - min(values)
+        return max(values[0], s.first.value) - s.best.value
+
+    def _stalled(self, progress: float) -> str:
+        s, values = self.state, self.state.phase.values
+        if not float(s.here.gradient.norm()) > 0:
+            return "stationary"
+        if s.radius >= 0 and s.phase.steps >= self.settings.smoothed_steps:
+            return "steps"
+        count, share = STRICT_STALL if s.round == len(self.settings.rounds) - 1 else STALL
+        return "slow" if len(values) > count and values[-count] - values[-1] <= share * progress else ""
+
+    def _over(self, reason: str) -> bool:
+        self.reason = reason
+        return False
+
+    # --- from one descent to the next -------------------------------------------------------------------------------
+
+    def turn(self) -> None:
+        """A new metric where the old one is spoilt, the next smoothing radius, or the next round."""
+        s, phase = self.state, self.state.phase
+        if s.radius >= 0:
+            self._leave_smoothed()
+            return
+        pays = phase.resets == 0 or phase.values[0] - s.here.value > 1e-3 * self.drop
+        promising = phase.slope > PROMISING * self.drop
+        if self.reason in ("line search", "slow") and phase.resets < RESETS and pays and promising:
+            predicted = min(FIRST_DECREASE * self.drop, 100 * phase.slope)
+            self._descend(s.here, predicted=predicted, resets=phase.resets + 1)
+            return
+        s.minima = (*s.minima, s.here.value)
+        if s.round == 0:
+            s.work_limit = (1.0 + self.settings.effort) * s.work + FREE_WORK
+        self._begin(s.round + 1)
+
+    def _begin(self, first: int) -> None:
+        """The next round that can be begun."""
+        s, rounds = self.state, self.settings.rounds
+        for index in range(first, len(rounds)):
+            if s.work > s.work_limit and index < len(rounds) - 1:
+                continue
+            s.round, s.radius = index, -1
+            start = self._start(rounds[index])
+            if start is not None and not rounds[index].radii:
+                self._descend(start)
+                return
+            if start is not None and self._enter_smoothed(start):
+                return
+        self._conclude()
+
+    def _conclude(self) -> None:
+        """The best point re-solved, and a last look around it: a lower point there begins one more descent."""
+        s, level = self.state, self.level(None)
+        resolved = level.evaluate(s.best.x, 1e-6 * self.scale, replace(s.best, system=None))
+        s.best = resolved if resolved.ok else s.best
+        way, lower = float((s.best.x - s.first.x).norm()), None
+        moved = way > 0 and self.drop > 0
+        way = way if moved else float(s.best.x.norm()) or 1.0
+        gain = self.settings.tol * (self.drop if moved else abs(s.best.value))
+        for part in (PROBE,) if moved else (PROBE, *FAR):
+            how = {"length": part * way, "gain": gain, "draws": self.settings.draws}
+            lower = lower or find_descent(self.level, self.problem.upper_constraint, s.best, **how)
+        s.probes += 1
+        if lower is None:
+            s.end = "stalled" if s.nonconvex else "converged"
+        elif s.probes >= PROBES:
+            self.offer(lower)
+            s.end = "stalled"
+        else:
+            s.round = len(self.settings.rounds) - 1
+            self._descend(lower)
+
+    def _start(self, round: Round) -> Evaluation | None:
+        s = self.state
+        if round.start != "hop":
+            return s.first if round.start == "first" else s.best
+        way = float((s.best.x - s.first.x).norm()) / math.sqrt(s.best.x.numel())
+        generator = RandomStreams(s.seeds, s.round).generator("smoothing")
+        noise = torch.randn(s.best.x.shape, generator=generator, dtype=torch.float64)
+        descent = Descent(self.level(None), self.problem.upper_constraint)
+        point = self.evaluate(None, descent.project(s.best.x + round.hop * way * noise), s.best, self.scale)
+        return point if self.trusted(point) and point.value < s.best.value + 2.0 * self.drop else None
+
+    def _descend(self, start: Evaluation, **how: Any) -> None:
+        """A descent on F from this point."""
+        self.state.radius, self.state.here, self.state.phase = -1, start, Phase((start.value,), **how)
+        self.offer(start)
+
+    def _enter_smoothed(self, start: Evaluation) -> bool:
+        """The smoothed problems of this round, from a point; False where no constraint is near."""
+        s, level = self.state, self.level(None)
+        s.distance, s.eta, s.found = level.kink_distance(start), level.smoothing_eta(start), None
+        return s.distance > 0 and self._next_radius(start)
+
+    def _next_radius(self, start: Evaluation) -> bool:
+        """A descent on the next smoothed problem that can be solved at this point."""
+        s = self.state
+        while s.radius + 1 < len(self.settings.rounds[s.round].radii):
+            s.radius, s.smoothed = s.radius + 1, None
+            point = self.evaluate(self.smoothing, start.x, start)
+            if point.ok:
+                s.here, s.phase = point, Phase((point.value,))
+                self.offer(point)
+                return True
+        return False
+
+    def _leave_smoothed(self) -> None:
+        """F itself at the best smoothed point; then the next radius, or a descent on F from the best such point."""
+        s = self.state
+        assert s.smoothed is not None
+        point = self.evaluate(None, s.smoothed.x, s.best, self.scale)
+        if point.ok and (s.found is None or point.value < s.found.value):
+            s.found = point
+        if self._next_radius(s.smoothed):
+            return
+        s.radius = -1
+        found = s.found
+        if found is not None and self.trusted(found) and found.value < s.best.value + 0.5 * self.drop:
+            self._descend(found)
+        else:
+            self._begin(s.round + 1)
