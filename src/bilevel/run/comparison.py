@@ -1,8 +1,8 @@
 """Several solvers on one problem under the same budget of time or of counted work.
 
-Every solver runs through `minimize`, in pieces sized so that about `points` evaluations fall within the budget. At each
+Every solver runs as in `minimize`, with about `points` evaluations spread over its budget. At each
 evaluation the lower level is solved, warm-started and uncounted, so that methods are compared on F(x) = f(x, y*(x)) and
-not on f at their own y, which may flatter. The cost of a run is
+not on f at their own y, which may be too optimistic. The cost of a run is
 
     gradients of f + gradients of g + Hessian products + cross products (+ products with h's Jacobian),
 
@@ -15,20 +15,23 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from .checks import check_start
-from .errors import BilevelError, InvalidInput, InvalidType, NotFinite
-from .hypergradients import LinearSolve
-from .loop import SOLVED, minimize, stationarity_of
-from .lower import lower_residual, solve_lower, uncounted
-from .problem import Problem
-from .randomness import Noise, Seeds
-from .solution import Record, Solution, Status
-from .solvers import Solver
-from .spaces import Vector
+from .._checks import check_count, check_problem, check_start
+from ..errors import BilevelError, InvalidInputError, InvalidTypeError, NonFiniteError
+from ..hypergradients import LinearSolve
+from ..lower import solve_lower, uncounted
+from ..problem import Problem
+from ..random import RandomStreams, Seeds
+from ..solvers import Solver
+from ..spaces import Vector
+from .checkpoint import Outcome
+from .engine import Limits, Run
+from .minimize import SOLVED, SolverStage, stationarity_of
+from .progress import Progress
+from .solution import Iterate, Plan, Record, Solution, Status
 
 ADDED = ("upper_gradients", "lower_gradients", "hessian_products", "cross_products", "inequality_products")
 """The counts that make up the cost of a run."""
@@ -36,7 +39,7 @@ ADDED = ("upper_gradients", "lower_gradients", "hessian_products", "cross_produc
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """What each solver may spend; the first limit reached ends its run.
+    """The budget of each solver; the first limit reached ends its run.
 
     Parameters
     ----------
@@ -59,9 +62,9 @@ class Budget:
         for name in ("seconds", "cost"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-                raise InvalidInput(f"{name} must be a positive number, got {value!r}")
+                raise InvalidInputError(f"{name} must be a positive number, got {value!r}")
         if math.isinf(self.seconds) and math.isinf(self.cost):
-            raise InvalidInput("a budget needs a limit: Budget(seconds=10) or Budget(cost=1000)")
+            raise InvalidInputError("a budget needs a limit: Budget(seconds=10) or Budget(cost=1000)")
 
     def used(self, seconds: float, cost: float) -> float:
         """The part that is spent: 1 when a limit is reached."""
@@ -102,27 +105,29 @@ class Row:
 
 @dataclass(kw_only=True)
 class Comparison:
-    """What `compare` returns: a table, a picture, and the runs themselves.
+    """The result of `compare`: a table, a plot, and the runs themselves.
 
     Parameters
     ----------
     rows
         Every evaluation of every solver, the start included.
     solutions
-        By name: the result of `minimize`, from which a run can go on.
+        By name: the result of `minimize`, from which a run can be resumed.
     refused
         By name: why a solver did not run.
     failed
         By name: the error that ended a run before its budget.
     budget
-        What each solver could spend.
+        The budget of each solver.
 
     Examples
     --------
     >>> import bilevel, torch
     >>> problem = bilevel.Problem(lambda x, y: (y - 1).square().sum(), lambda x, y: (y - x).square().sum())
     >>> start = torch.zeros(2).double()
-    >>> result = bilevel.compare(problem, [bilevel.ProjectedSOBA()], bilevel.Budget(cost=200), x0=start, y0=start)
+    >>> result = bilevel.compare(
+    ...     problem, [bilevel.solvers.ProjectedSOBA()], bilevel.run.Budget(cost=200), x0=start, y0=start
+    ... )
     >>> [line["solver"] for line in result.table()], result.refused, result.failed
     (['ProjectedSOBA'], {}, {})
     """
@@ -163,9 +168,11 @@ class Comparison:
 
     def plot(self, path: str | Path | None = None) -> Any:
         """F, hypergradient norm and lower residual against seconds and against cost; a matplotlib figure."""
-        from .plotting import plot_comparison
+        from .plotting import plot_runs
 
-        return plot_comparison({name: self.of(name) for name in self.solutions}, path)
+        measures = {"value": "F(x)", "hypergradient_norm": "|h|", "lower_residual": "|y - P(y - grad g)|"}
+        against = {"seconds": "seconds", "cost": "gradients and products"}
+        return plot_runs({name: self.of(name) for name in self.solutions}, measures, against, path)
 
     def __str__(self) -> str:
         columns = ("solver", "value", "hypergradient_norm", "lower_residual", "cost", "projections", "seconds", "step")
@@ -202,8 +209,8 @@ def compare(
 ) -> Comparison:
     """Run solvers on one problem, from one start, under the same budget.
 
-    A solver that cannot take the problem is listed with the reason, and so is one that ends with an error, whatever its
-    kind: the others run on. Ctrl-C ends the comparison and keeps what there is.
+    A solver that does not support the problem, or that ends with an error of any kind, is listed with the reason, and
+    the others still run. Ctrl-C ends the comparison and keeps the results so far.
 
     Parameters
     ----------
@@ -212,12 +219,12 @@ def compare(
     solvers
         Solvers by name, or a list of them (named after their classes).
     budget
-        `Budget(cost=...)`, `Budget(seconds=...)`, or a number of seconds. A run stops before the step that is expected
-        to pass its budget; only its first two steps may be dearer than that, and the table then says so.
+        `Budget(cost=...)`, `Budget(seconds=...)`, or a number of seconds. A run stops before a step that is expected to
+        exceed the budget; only its first two steps may exceed it, and the table then says so.
     x0, y0
         As in `minimize`.
     points
-        About how many evaluations to spread over the budget; they cost nothing of it.
+        The approximate number of evaluations, which do not count towards the budget.
     seed
         As in `minimize`, the same for all.
     lower_steps
@@ -228,7 +235,7 @@ def compare(
     Returns
     -------
     Comparison
-        The table, the runs, and who could not run or failed, with the reason.
+        The table, the runs, and the solvers that could not run or failed, with the reason.
 
     Examples
     --------
@@ -240,8 +247,8 @@ def compare(
     ... )
     >>> result = compare(
     ...     problem,
-    ...     {"soba": bilevel.ProjectedSOBA(), "sigd": bilevel.SIGD()},
-    ...     bilevel.Budget(cost=200),
+    ...     {"soba": bilevel.solvers.ProjectedSOBA(), "sigd": bilevel.solvers.SIGD()},
+    ...     bilevel.run.Budget(cost=200),
     ...     x0=torch.zeros(2).double(),
     ...     y0=torch.zeros(2).double(),
     ... )
@@ -252,108 +259,115 @@ def compare(
     """
     named = _named(solvers)
     budget = budget if isinstance(budget, Budget) else Budget(seconds=budget)
-    if isinstance(points, bool) or not isinstance(points, int) or points < 1:
-        raise InvalidInput(f"points must be an integer of at least 1, got {points!r}")
-    if not isinstance(problem, Problem):
-        raise InvalidType(f"problem must be a bilevel.Problem, got {type(problem).__name__}")
+    check_problem(problem)
+    check_count("points", points)
     x, y = check_start(uncounted(problem), x0, y0)
-    result = Comparison(budget=budget)
-    evaluate = _Evaluation(problem, lower_steps)
-    with _Progress(progress, list(named), budget) as show:
-        waiting = dict(named)
-        try:
-            for name, solver in named.items():
-                runner = _Runner(problem, solver, name, budget, points, evaluate)
-                del waiting[name]
-                try:
-                    runner.run(x, y, seed, result, show)
-                except Exception as error:  # of any kind: what the others have done is kept
-                    shown = str(error) if isinstance(error, BilevelError) else f"{type(error).__name__}: {error}"
-                    if runner.solution is None:
-                        result.refused[name] = shown
-                    else:
-                        result.failed[name] = f"after {int(runner.solution.stats['steps'])} steps, {shown}"
-                if runner.interrupted:
-                    raise KeyboardInterrupt
-        except KeyboardInterrupt:
-            for name in waiting:
-                result.refused[name] = "interrupted from the keyboard before its turn"
+    result, waiting = Comparison(budget=budget), list(named)
+    with Progress(progress) as bar:
+        bar.begin(0.0)
+
+        def show(row: Row) -> None:
+            done = len(named) - len(waiting) - 1 + min(budget.used(row.seconds, row.cost), 1.0)
+            text = f"{row.solver}  upper {row.value:.5g}  lower residual {row.lower_residual:.1e}"
+            bar.show(done / len(named), f"{100 * done / len(named):.0f} %", text)
+
+        for name, solver in named.items():
+            waiting.remove(name)
+            stage = _BudgetedStage(problem, solver, name, result, points, lower_steps, show)
+            if stage.run(x, y, Seeds.from_seed(seed)) is Status.INTERRUPTED:
+                result.refused |= dict.fromkeys(waiting, "interrupted from the keyboard before its turn")
+                break
     return result
 
 
-class _Evaluation:
+def _evaluated(problem: Problem, x: Vector, y: Vector, lower_steps: int) -> tuple[float, bool, float]:
     """F(x), whether it is one, and the hypergradient norm, at the solved lower level."""
-
-    def __init__(self, problem: Problem, lower_steps: int) -> None:
-        self.problem, self.lower_steps = uncounted(problem), lower_steps
-
-    def __call__(self, x: Vector, y: Vector) -> tuple[float, bool, float]:
-        problem = self.problem
-        try:
-            solved = solve_lower(problem, x, y, max_steps=self.lower_steps)
-        except NotFinite:
-            return math.inf, False, math.inf
-        lin = problem.linearize(x, solved.y)
-        value = float(lin.upper_value)
-        if problem.inequality is not None:
-            return value, solved.converged, math.nan
-        sample = LinearSolve(tol=1e-6, max_iterations=500).estimate(lin, Noise())
-        if not sample.stats["residual"] <= SOLVED:
-            return value, solved.converged, math.nan
-        return value, solved.converged, stationarity_of(problem, x, sample.gradient)
+    try:
+        solved = solve_lower(problem, x, y, max_steps=lower_steps)
+    except NonFiniteError:
+        return math.inf, False, math.inf
+    lin, norm = problem.linearize(x, solved.y), math.nan
+    if problem.inequality is None:
+        sample = LinearSolve(tol=1e-6, max_iterations=500).estimate(lin, RandomStreams())
+        norm = stationarity_of(problem, x, sample.gradient) if sample.stats["residual"] <= SOLVED else math.nan
+    return float(lin.upper_value), solved.converged, norm
 
 
-class _Runner:
-    """One solver, in pieces of `minimize` that end with an evaluation."""
+class _BudgetedStage(SolverStage):
+    """The steps of a solver within its budget, evaluated at steps that are chosen as it goes."""
 
     def __init__(
-        self, problem: Problem, solver: Solver, name: str, budget: Budget, points: int, evaluate: _Evaluation
+        self,
+        problem: Problem,
+        solver: Solver,
+        name: str,
+        comparison: Comparison,
+        points: int,
+        lower_steps: int,
+        show: Callable[[Row], None],
     ) -> None:
-        self.problem, self.solver, self.name = problem, solver, name
-        self.budget, self.points, self.evaluate = budget, points, evaluate
-        self.solution: Solution | None = None
-        self.interrupted = False
+        super().__init__(uncounted(problem), solver, Plan(solver=solver))
+        self._given, self._solver_name, self._comparison, self._show = problem, name, comparison, show
+        self._points, self._lower_steps = points, lower_steps
+        self._piece, self._due, self._used = 1, 1, 0.0  # steps between evaluations; the next one; what is spent
 
-    def run(self, x: Vector, y: Vector, seed: int | Seeds, result: Comparison, show: Callable[[Row], None]) -> None:
-        steps, used = 1, 0.0
-        while steps > 0 and not self.interrupted:
-            before = used
-            start: dict[str, Any] = (
-                {"x0": x, "y0": y, "seed": seed} if self.solution is None else {"resume": self.solution}
-            )
-            solution = minimize(self.problem, solver=self.solver, steps=steps, evaluate_every=steps, **start)
-            if self.solution is None:
-                residual = lower_residual(self.evaluate.problem, x, y)
-                result.rows.append(self._row(0, {}, 0.0, x, y, residual))
-            self.solution = result.solutions[self.name] = solution
-            self.interrupted = solution.status is Status.INTERRUPTED
-            if solution.status is Status.FAILED:
-                result.failed[self.name] = f"after {int(solution.stats['steps'])} steps, {solution.message}"
-            if not solution.history or solution.history[-1].step == result.rows[-1].step:  # ended before an evaluation
-                return
-            record = solution.history[-1]
-            row = self._row(record.step, record.costs, record.seconds, solution.x, solution.y, record.lower_residual)
-            result.rows.append(row)
-            used = self.budget.used(row.seconds, row.cost)
-            show(row)
-            if not solution.status.ok and solution.status is not Status.SERIES_DIVERGES:
-                return
-            steps = self._next(steps, used - before, used)
+    def run(self, x: Vector, y: Vector, seeds: Seeds) -> Status:
+        """Take the steps, and add to the comparison what came of them."""
+        name, result = self._solver_name, self._comparison
+        self._seeds = seeds
+        with Run("minimize") as run:
+            try:
+                self.start(x, y)
+                run.document.plan = self.plan
+                outcome = run.do(self, Limits(record_every=1))
+            except Exception as error:  # of any kind: what the others have done is kept
+                text = str(error) if isinstance(error, BilevelError) else f"{type(error).__name__}: {error}"
+                if len(result.of(name)) < 2:
+                    result.rows = [row for row in result.rows if row.solver != name]
+                    result.refused[name] = text
+                    return Status.FAILED
+                state = run.document.state
+                outcome = Outcome(self.result(state), Status.FAILED, text, state)
+                run.document.status, run.document.counts = Status.FAILED, dict(self.counts)
+            if not result.of(name):
+                result.refused[name] = outcome.message or str(outcome.status)
+                return outcome.status
+            if outcome.status is Status.FAILED:
+                result.failed[name] = f"after {outcome.state.step} steps, {outcome.message}"
+            solution = result.solutions[name] = self.solution(run, outcome, self._given)
+            solution.document.plan = replace(self.plan, steps=max(outcome.state.step, 1))
+            return outcome.status
 
-    def _next(self, steps: int, spent: float, used: float) -> int:
-        """As many steps as fill one of the `points` pieces of the budget, and not more than what is left of it."""
-        taken = steps + 1 if used == spent else steps  # the start of a run often costs as much as a step
-        each = max(spent / taken, 1e-9)
-        left = math.floor((1.0 - used) / each + 1e-9)
-        return min(left, max(1, round(1.0 / (self.points * each))), 10 * steps)
-
-    def _row(self, step: int, costs: dict[str, int], seconds: float, x: Vector, y: Vector, residual: float) -> Row:
-        value, converged, norm = self.evaluate(x, y)
-        return Row(
-            solver=self.name, step=step, seconds=seconds, cost=sum(costs.get(name, 0) for name in ADDED),
+    def record(self, state: Iterate, seconds: float) -> Record | None:
+        """A record where one is due."""
+        if state.step not in (0, self._due):
+            return None
+        record = super().record(state, seconds)
+        now = self.view(state)
+        value, converged, norm = _evaluated(uncounted(self._given), now.x, now.y, self._lower_steps)
+        costs, seconds = (record.costs, seconds) if state.step else ({}, 0.0)
+        row = Row(
+            solver=self._solver_name, step=state.step, seconds=seconds, cost=sum(costs.get(name, 0) for name in ADDED),
             projections=costs.get("projections", 0), value=value, converged=converged, hypergradient_norm=norm,
-            lower_residual=residual,
+            lower_residual=record.lower_residual,
         )  # fmt: skip
+        self._comparison.rows.append(row)
+        if state.step:
+            self._show(row)
+        return record
+
+    def stop(self, state: Iterate, row: Record | None) -> Status | None:
+        """The next evaluation is where one of `points` parts of the budget is spent, or what is left of it."""
+        if row is None:
+            return None
+        last = self._comparison.rows[-1]
+        used = self._comparison.budget.used(last.seconds, last.cost)
+        taken = self._piece + 1 if self._used == 0.0 else self._piece  # the start often costs as much as a step
+        each = max((used - self._used) / taken, 1e-9)
+        left = math.floor((1.0 - used) / each + 1e-9)
+        self._piece = min(left, max(1, round(1.0 / (self._points * each))), 10 * self._piece)
+        self._due, self._used = state.step + self._piece, used
+        return Status.STEPS if self._piece <= 0 else None
 
 
 def _named(solvers: Any) -> dict[str, Solver]:
@@ -368,12 +382,12 @@ def _named(solvers: Any) -> dict[str, Solver]:
             named[name if number == 0 else f"{name} {number + 1}"] = solver
         keys = [str(i) for i in range(len(named))]
     else:
-        raise InvalidType(f"solvers must be a dictionary of solvers by name, or a list of them, got {solvers!r}")
+        raise InvalidTypeError(f"solvers must be a dictionary of solvers by name, or a list of them, got {solvers!r}")
     if not named:
-        raise InvalidInput("solvers is empty: give at least one, for example {'DMLCBO': bilevel.DMLCBO()}")
+        raise InvalidInputError("solvers is empty: give at least one, for example {'DMLCBO': bilevel.DMLCBO()}")
     for key, solver in zip(keys, named.values(), strict=True):
         if isinstance(solver, type) or not (hasattr(solver, "init") and hasattr(solver, "step")):
-            raise InvalidType(f"solvers[{key}] must be an object such as bilevel.DMLCBO(), got {solver!r}")
+            raise InvalidTypeError(f"solvers[{key}] must be an object such as bilevel.DMLCBO(), got {solver!r}")
     return named
 
 
@@ -381,29 +395,3 @@ def _shown(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     return "" if value is None else str(value)
-
-
-class _Progress:
-    """The bar of `minimize`, in hundredths of each solver's budget."""
-
-    def __init__(self, wanted: bool, names: list[str], budget: Budget) -> None:
-        from .progress import ProgressBar, Silent
-
-        self._names, self._budget = names, budget
-        self._bar = ProgressBar(100 * len(names)) if wanted else Silent()
-
-    def __enter__(self) -> Callable[[Row], None]:
-        self._bar.__enter__()
-        return self._show
-
-    def __exit__(self, *error: Any) -> None:
-        self._bar.__exit__(*error)
-
-    def _show(self, row: Row) -> None:
-        part = min(1.0, self._budget.used(row.seconds, row.cost))
-        done = 100 * self._names.index(row.solver) + max(1, math.floor(100 * part))
-        record = Record(
-            step=done, seconds=row.seconds, upper=row.value, lower_residual=row.lower_residual,
-            stationarity=row.hypergradient_norm,
-        )  # fmt: skip
-        self._bar(record, None)

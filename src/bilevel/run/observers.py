@@ -15,28 +15,18 @@ import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from .errors import InvalidInput, InvalidType, MissingExtra
-from .files import FileExists, NotWritten, check_name, check_writable, write_atomically
-from .solution import Record
-
-
-class ObserverWarning(UserWarning):
-    """An observer could not write; the run goes on without it.
-
-    Examples
-    --------
-    >>> import warnings
-    >>> warnings.simplefilter("ignore", ObserverWarning)  # a log that fails need not be heard of
-    """
+from .._files import OutputExistsError, WriteError, check_name, check_writable, write_atomically
+from ..errors import InvalidInputError, InvalidTypeError, MissingExtraError, ObserverWarning
+from .solution import Record, flat
 
 
 @runtime_checkable
 class Observer(Protocol):
-    """A callback of `minimize` that is told when a run begins and ends; `begin` and `end` may also be left out.
+    """A callback of `minimize` with methods for the start and the end of a run; `begin` and `end` are optional.
 
     Examples
     --------
@@ -81,15 +71,13 @@ class _Lines(ABC):
     def check(self, history: Sequence[Record]) -> None:
         """Refuse a file that is there and not the log of this run."""
         if self.path.exists() and not self.is_log_of(history):
-            raise FileExists(f"{self.path} exists and was left as it is: choose another name or delete it")
+            raise OutputExistsError(f"{self.path} exists and was left as it is: choose another name or delete it")
 
     def begin(self, history: Sequence[Record]) -> None:
         """Write the records so far; a file that is not the log of this run is left alone."""
         self.check(history)
         text = self._start(history) + "".join(map(self._line, history[1:]))
-        write_atomically(
-            self.path, lambda temporary: temporary.write_text(text, encoding="utf-8", newline=""), overwrite=True
-        )
+        write_atomically(self.path, partial(Path.write_text, data=text, encoding="utf-8", newline=""), overwrite=True)
         self._file = self.path.open("a", encoding="utf-8", newline="")
 
     def __call__(self, record: Record, state: Any) -> None:
@@ -100,13 +88,10 @@ class _Lines(ABC):
             self._file.write(head + self._line(record))
             self._file.flush()
         except OSError as error:
-            warnings.warn(
-                f"{self.path} could not be written at step {record.step} ({error.strerror}): the run goes on without",
-                ObserverWarning,
-                stacklevel=2,
-            )
+            message = f"{self.path} could not be written at step {record.step} ({error.strerror})"
+            warnings.warn(f"{message}: the run continues without it", ObserverWarning, stacklevel=2)
             with contextlib.suppress(OSError):
-                self._file.close()
+                self.end()
             self._file = None
 
     def end(self) -> None:
@@ -135,7 +120,7 @@ class _Lines(ABC):
 
 
 class CSVFile(_Lines):
-    """Every record of a run as a row of a CSV file, with the names of its numbers above.
+    """Write every record of a run as a row of a CSV file, with a header.
 
     Parameters
     ----------
@@ -147,7 +132,7 @@ class CSVFile(_Lines):
     >>> import bilevel, torch, tempfile
     >>> problem = bilevel.Problem(lambda x, y: (y - 1).square().sum(), lambda x, y: (y - x).square().sum())
     >>> path = Path(tempfile.mkdtemp()) / "run.csv"
-    >>> run = {"steps": 20, "evaluate_every": 10, "callbacks": [CSVFile(path)]}
+    >>> run = {"solver": bilevel.DMLCBO(), "steps": 20, "evaluate_every": 10, "callbacks": [CSVFile(path)]}
     >>> solution = bilevel.minimize(problem, torch.zeros(2), torch.zeros(2), **run)
     >>> [line.split(",")[0] for line in path.read_text().splitlines()]
     ['step', '0', '10', '20']
@@ -161,7 +146,7 @@ class CSVFile(_Lines):
 
 
 class JSONLines(_Lines):
-    """Every record of a run as one line of JSON; what is not a number is null.
+    """Write every record of a run as one line of JSON; NaN and infinite numbers become null.
 
     Parameters
     ----------
@@ -173,7 +158,7 @@ class JSONLines(_Lines):
     >>> import bilevel, json, torch, tempfile
     >>> problem = bilevel.Problem(lambda x, y: (y - 1).square().sum(), lambda x, y: (y - x).square().sum())
     >>> path = Path(tempfile.mkdtemp()) / "run.jsonl"
-    >>> run = {"steps": 20, "evaluate_every": 10, "callbacks": [JSONLines(path)]}
+    >>> run = {"solver": bilevel.DMLCBO(), "steps": 20, "evaluate_every": 10, "callbacks": [JSONLines(path)]}
     >>> solution = bilevel.minimize(problem, torch.zeros(2), torch.zeros(2), **run)
     >>> [json.loads(line)["step"] for line in path.read_text().splitlines()]
     [0, 10, 20]
@@ -211,12 +196,12 @@ class TensorBoard:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
-            raise MissingExtra("TensorBoard", "tensorboard") from None
+            raise MissingExtraError("TensorBoard", "tensorboard") from None
         self.folder, self._make = _checked_path("folder", folder), SummaryWriter
         self._writer: Any = None
         check_name(self.folder)
         if self.folder.exists() and not self.folder.is_dir():
-            raise InvalidInput(f"{self.folder} is a file: TensorBoard writes to a folder")
+            raise InvalidInputError(f"{self.folder} is a file: TensorBoard writes to a folder")
 
     def begin(self, history: Sequence[Record]) -> None:
         """Open the event file."""
@@ -224,7 +209,7 @@ class TensorBoard:
         try:
             self._writer = self._make(str(self.folder), purge_step=history[-1].step + 1 if resumed else None)
         except OSError as error:
-            raise NotWritten(f"the folder {self.folder} could not be made ({error.strerror or error})") from error
+            raise WriteError(f"the folder {self.folder} could not be made ({error.strerror or error})") from error
         if history and not resumed:
             self(history[0], None)
 
@@ -247,7 +232,7 @@ def check_logs(callbacks: Iterable[Any], history: Sequence[Record], others: Iter
     for log in callbacks:
         if isinstance(log, _Lines):
             if log.path.resolve() in taken:
-                raise InvalidInput(f"{log.path} is named twice: each log and checkpoint needs a file of its own")
+                raise InvalidInputError(f"{log.path} is named twice: each log and checkpoint needs a file of its own")
             log.check(history)
             taken.append(log.path.resolve())
 
@@ -271,16 +256,9 @@ def logs_of(names: Mapping[str, str], history: Sequence[Record]) -> Iterator[tup
             yield path, log if log.is_log_of(history) else None
 
 
-def flat(record: Record) -> dict[str, Any]:
-    """The numbers of a record by name, those of `costs` among them."""
-    values = asdict(record)
-    values.update(values.pop("costs"))
-    return values
-
-
 def _checked_path(name: str, value: Any) -> Path:
     if not isinstance(value, str | Path) or not str(value):
-        raise InvalidType(f"{name} must be a path such as 'run.csv', got {value!r}")
+        raise InvalidTypeError(f"{name} must be a path such as 'run.csv', got {value!r}")
     return Path(value)
 
 

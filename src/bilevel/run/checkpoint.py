@@ -1,0 +1,336 @@
+"""Checkpoints: the newest complete state of a run on the disk, and the one before it, should that be damaged.
+
+    run.safetensors             written beside its place, flushed to the disk, renamed
+    run.previous.safetensors    what run.safetensors was before
+
+One format serves all runs: `RunDocument`. A run goes on from it with the same bits as if it had never stopped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import os
+import shlex
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+from filelock import FileLock, Timeout
+
+from .._checks import check_count
+from .._files import (
+    CorruptFileError,
+    MissingFileError,
+    OutputExistsError,
+    WriteError,
+    check_name,
+    check_writable,
+    is_intact,
+    remove_temporaries,
+)
+from ..errors import CheckpointWarning, IncompatibleError, InvalidInputError, InvalidTypeError
+from ._encoding import load_value, save_value, storable
+from .solution import Status
+
+Fact = str | int | float | bool | None
+Content = TypeVar("Content")
+FORMAT, VERSION = "bilevel.Run", 1
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Where and how often `minimize` writes the state of its run.
+
+    Parameters
+    ----------
+    path
+        The file, usually NAME.safetensors; the one before it is kept as NAME.previous.safetensors.
+    every
+        The number of steps between checkpoints; default at every evaluation. The end of a run is always written.
+    about
+        Notes to store with the run, by name: texts and numbers. `bilevel resume` shows them.
+
+    Examples
+    --------
+    >>> Checkpoint("run.safetensors", every=500).previous.name
+    'run.previous.safetensors'
+    """
+
+    path: str | Path
+    every: int | None = field(default=None, kw_only=True)
+    about: Mapping[str, Fact] = field(default_factory=dict, kw_only=True)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.path, str | Path) or not str(self.path):
+            raise InvalidTypeError(f"checkpoint must be a path such as 'run.safetensors', got {self.path!r}")
+        check_name(Path(self.path))
+        check_name(self.previous)
+        if self.every is not None:
+            check_count("every", self.every)
+        facts = self.about.items() if isinstance(self.about, Mapping) else [("about", self.about)]
+        for name, value in facts:
+            if not isinstance(self.about, Mapping) or not isinstance(name, str) or not isinstance(value, Fact):
+                raise InvalidTypeError(f"about holds texts and numbers by name, got {name!r}: {value!r}")
+
+    @classmethod
+    def of(cls, checkpoint: str | Path | Checkpoint) -> Checkpoint:
+        """A path, or the given settings."""
+        if not isinstance(checkpoint, str | Path | Checkpoint):
+            raise InvalidInputError(f"checkpoint must be a path or bilevel.Checkpoint(...), got {checkpoint!r}")
+        return checkpoint if isinstance(checkpoint, Checkpoint) else cls(checkpoint)
+
+    @property
+    def previous(self) -> Path:
+        """The file that keeps the state before the newest."""
+        return previous_of(Path(self.path))
+
+    @property
+    def files(self) -> tuple[Path, Path]:
+        """The newest, and the one before it."""
+        return Path(self.path), self.previous
+
+    def load(self) -> RunDocument:
+        """The newest state of the run; if the file is damaged or missing the one before it, with a warning."""
+        read = version_of(Path(self.path))
+        document = load_newest(Path(self.path), RunDocument.load, lambda found: found.place.lower())
+        return replace(document, path=Path(self.path), read=read)
+
+
+def version_of(path: Path) -> tuple[int, int, int] | None:
+    """What changes when a file is replaced; None if there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def previous_of(path: Path) -> Path:
+    """The file that keeps the checkpoint before the one in `path`."""
+    if not path.name:
+        raise InvalidInputError(f"{path} is a folder: name a file in it, for example {path / 'run.safetensors'}")
+    path = path.resolve() if os.path.islink(path) else path  # unlike Path's own, without errors
+    return path.with_name(f"{path.stem}.previous{path.suffix}")
+
+
+def load_newest(path: Path, load: Callable[[Path], Content], describe: Callable[[Content], str]) -> Content:
+    """What `load` reads from `path`, or if that is damaged or missing from the file before it, with a warning."""
+    before = previous_of(path)
+    try:
+        return load(path)
+    except (CorruptFileError, MissingFileError) as error:
+        try:
+            content = load(before)
+        except MissingFileError:
+            raise error from None
+        except CorruptFileError as second:
+            raise CorruptFileError(f"{error}; and {second}") from None
+        message = f"{error}. The one before it is used: {before}, {describe(content)}"
+        warnings.warn(message, CheckpointWarning, stacklevel=4)
+        return content
+
+
+@storable
+@dataclass(frozen=True)
+class Outcome:
+    """How a stage ended, and what it gave.
+
+    `state` is the last one; None if the stage ended in an earlier run and another stage came after it.
+    """
+
+    result: Any
+    status: Status
+    message: str = ""
+    state: Any = field(default=None, metadata={"stored": False})
+
+
+@storable
+@dataclass(kw_only=True)
+class RunDocument:
+    """All that the file of a run holds: what its finished stages gave, and how far the present one is.
+
+    Parameters
+    ----------
+    kind, identity
+        The function that was called, and what a call must agree in to resume it.
+    about
+        Facts kept with the run, by name; `bilevel resume` shows them.
+    plan
+        What was asked for, such as how many steps.
+    finished
+        The outcome of each stage that has ended, by name.
+    stage, state, recorded, result, counts
+        The last stage that was begun, its state, the step of its last record, what it would give now, and its costs.
+    history, seconds
+        The records of all stages, and the time spent in their steps.
+    status, message
+        How the run ended; `Status.RUNNING` when it did not.
+    path, read
+        The file it was read from, and which version of it: see `version_of`.
+    """
+
+    kind: str
+    identity: dict[str, Any] = field(default_factory=dict)
+    about: dict[str, Any] = field(default_factory=dict)
+    plan: Any = None
+    finished: dict[str, Any] = field(default_factory=dict)
+    stage: str = ""
+    state: Any = None
+    recorded: int = 0
+    result: Any = None
+    counts: dict[str, Any] = field(default_factory=dict)
+    history: list[Any] = field(default_factory=list)
+    seconds: float = 0.0
+    status: Status = Status.RUNNING
+    message: str = ""
+    path: Path | None = field(default=None, compare=False, metadata={"stored": False})
+    read: Any = field(default=None, compare=False, repr=False, metadata={"stored": False})
+
+    def __post_init__(self) -> None:
+        ends = all(isinstance(outcome, Outcome) for outcome in self.finished.values())
+        costs = all(isinstance(count, int | float) for count in self.counts.values())
+        steps = self.state is None or isinstance(getattr(self.state, "step", None), int)
+        if not (ends and costs and steps and isinstance(self.status, Status)):
+            raise InvalidInputError(
+                f"this is not a run: {self.status!r}, {self.counts!r}, {list(self.finished.values())}"
+            )
+
+    @property
+    def place(self) -> str:
+        """Where the run is, for people."""
+        if not self.stage:
+            return "The beginning"
+        if self.state is None:
+            return f'The end of "{self.stage}"'
+        return f"Step {self.state.step}" + ("" if self.stage == self.kind else f' of "{self.stage}"')
+
+    def remedy(self, path: Path) -> str:
+        """How a user goes on: by the command line that began the run, or else by a call."""
+        if "command_line" in self.about:
+            return f"{self.about['command_line']} --resume {shlex.quote(str(path))}"
+        command = f" or bilevel resume {shlex.quote(str(path))}" if self.kind == "minimize" else ""
+        return f"{self.kind}(..., resume={str(path)!r}){command}"
+
+    def check_identity(self, kind: str, identity: Mapping[str, Fact]) -> None:
+        """Refuse to go on with a run whose settings or data were others, naming what differs."""
+        if self.kind != kind:
+            raise IncompatibleError(f"{self.path or 'this run'} is a run of {self.kind}, not of {kind}")
+        for name in dict.fromkeys([*self.identity, *identity]):
+            was, now = self.identity.get(name), identity.get(name)
+            if was is not now and not (isinstance(was, Fact) and was == now):
+                values = "" if str(was).startswith("sha256:") else f": {was!r:.200} then, {now!r:.200} now"
+                raise IncompatibleError(
+                    f"{self.path or 'this run'} cannot be continued, since {name} differs from that of its run"
+                    f"{values}; use the original one to continue, or another checkpoint for a new run"
+                )
+
+    def copy(self) -> RunDocument:
+        """A document of its own, to go on from: steps and records change it, not this one."""
+        own = {"about": {**self.about}, "finished": {**self.finished}, "history": [*self.history]}
+        return replace(self, **own, state=copy.copy(self.state))
+
+    def save(self, path: str | Path, *, overwrite: bool = False, previous: Path | None = None) -> Path:
+        """Write everything to one safetensors file, complete or not at all."""
+        too_long = f"the history of {len(self.history)} records is too long for one file: record less often"
+        return save_value(
+            self, Path(path), format=FORMAT, version=VERSION, too_long=too_long, overwrite=overwrite, previous=previous
+        )
+
+    @classmethod
+    def load(cls, path: str | Path) -> RunDocument:
+        """Read what `save` wrote; nothing is unpickled, and what is not of its type is refused."""
+        read = version_of(Path(path))
+        document = load_value(Path(path), format=FORMAT, version=VERSION, what="a run")
+        if not isinstance(document, cls):
+            raise InvalidInputError(f"{path}: this is not a run saved by bilevel")
+        return replace(document, path=Path(path), read=read)
+
+
+class CheckpointFiles:
+    """The checkpoint of one run, and the one before it, as they are on the disk; a lock keeps other runs away.
+
+    Parameters
+    ----------
+    settings
+        Where they are.
+    document
+        The run. The file that it was read from may be replaced; any other file is left alone.
+    overwrite
+        Files of another run may be replaced: at the first write, and not before.
+    """
+
+    def __init__(self, settings: Checkpoint, document: RunDocument, *, overwrite: bool = False) -> None:
+        self.settings, self.path = settings, Path(settings.path)
+        check_writable(self.path, overwrite=True)
+        self.resumed = document.path is not None and document.path.resolve() == self.path.resolve()
+        self._overwrite, self._read = overwrite, document.read
+        name = shlex.quote(str(self.path))
+        command = f"bilevel resume {name}" if document.about.get("command") == "demo" else f"--resume {name}"
+        self._way_on = f"resume={str(self.path)!r} (on the command line: {command}) continues from it"
+        self._check_free()
+        self.place = document.place if self.resumed else None  # of the newest state on the disk
+        self._remedy, self.newest_is_good = document.remedy(self.path), False
+        target = self.path.resolve()
+        self._lock = FileLock(target.with_name(f".{target.name}.lock"), timeout=0)
+
+    def __enter__(self) -> Self:
+        try:
+            self._lock.acquire()
+        except Timeout:
+            raise InvalidInputError(
+                f"{self.path} is the checkpoint of a run in progress: wait for it, or end it"
+            ) from None
+        try:
+            self._check_free()  # again: until now it may have been the file of another run
+        except BaseException:
+            self.__exit__()
+            raise
+        for old in self.settings.files:  # only now: until then they may have been those of a running program
+            remove_temporaries(old)
+        self.newest_is_good = self.resumed and is_intact(self.path)
+        return self
+
+    def _check_free(self) -> None:
+        """Refuse files of another run, and a file that another run has written since this one read it."""
+        for old in self.settings.files:
+            if old.exists() and not (self.resumed or self._overwrite):
+                raise OutputExistsError(
+                    f"{old} exists and was left as it is: {self._way_on}; for a new run, choose another name or "
+                    "delete it"
+                )
+        if self.resumed and self._read != version_of(self.path):
+            raise InvalidInputError(
+                f"{self.path} was written by another run after this one had read it, and was left as it is: "
+                "resume again"
+            )
+
+    def __exit__(self, *_: Any) -> None:
+        with contextlib.suppress(OSError):  # some systems delete no file that is open: it stays, and locks nothing
+            Path(self._lock.lock_file).unlink(missing_ok=True)
+        self._lock.release()
+
+    def write(self, document: RunDocument) -> bool:
+        """Make this the newest checkpoint, and say whether it is.
+
+        A full disk is a warning, and leaves what was there. What no file can hold is an error at the first one.
+        """
+        ours = self.place is not None or self._overwrite
+        try:
+            document.save(self.path, overwrite=ours, previous=self.settings.previous if self.newest_is_good else None)
+        except (WriteError, InvalidInputError) as error:
+            if self.place is None and isinstance(error, InvalidInputError):
+                raise
+            warnings.warn(f"{error}. {self}", CheckpointWarning, stacklevel=3)
+            return False
+        if self.place is None:
+            self.settings.previous.unlink(missing_ok=True)  # of another run, which may be overwritten
+        self.newest_is_good, self.place = True, document.place
+        return True
+
+    def __str__(self) -> str:
+        if self.place is None:
+            return "No state of this run has been written yet"
+        return f"{self.place} is in {self.path}: {self._remedy} goes on from there"

@@ -1,0 +1,72 @@
+"""solver="auto": which method a problem gets, and why."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..lower import uncounted
+from ..newton import lower_level
+from ..problem import Problem
+from ..solvers import DMLCBO, SmoothedBFGS, Solver
+from ..solvers.base import unmet
+from ..spaces import Vector, leaves
+
+LARGEST_LOWER = 100_000
+"""Entries of y up to which lower levels are solved at every step."""
+CHEAP_DATA = 20_000_000
+"""Numbers that f and g on all the data of a sampler may hold for their derivatives."""
+CHECKED_LOWER = 600
+"""Entries of y up to which the first lower level is solved before SmoothedBFGS is chosen."""
+
+
+def choose_solver(problem: Problem, x: Vector, y: Vector) -> tuple[Solver, str]:
+    """`SmoothedBFGS` where f and g can be evaluated exactly and the lower level solved, else `DMLCBO`; and the reason.
+
+    The choice depends on the problem and its start alone, never on the clock.
+    """
+    with torch.random.fork_rng(devices=[]):  # a run that draws from the generator finds it as it was
+        return _choose(uncounted(problem), x, y)
+
+
+def _choose(problem: Problem, x: Vector, y: Vector) -> tuple[Solver, str]:
+    size = sum(u.numel() for u in leaves(y))
+    missing = unmet(SmoothedBFGS(), problem, problem.constraint_at(x), y)
+    if missing:
+        return DMLCBO(), f"SmoothedBFGS needs {missing[0].what}"
+    if size > LARGEST_LOWER:
+        return DMLCBO(), f"y has {size} entries, too many to solve the lower level at every step"
+    if problem.sampler is not None and not _cheap(problem, x, y):
+        return DMLCBO(), "f and g take batches of more data than are used at once"
+    if not _repeatable(problem, x, y):
+        return DMLCBO(), "f or g differ between two calls at one point"
+    if size <= CHECKED_LOWER and not lower_level(problem, x, y).solvable():
+        return DMLCBO(), "Newton steps do not solve the lower level at the start"
+    data = "" if problem.sampler is None else " on all the data of the sampler"
+    return SmoothedBFGS(), f"f and g are deterministic{data}"
+
+
+def _cheap(problem: Problem, x: Vector, y: Vector) -> bool:
+    """Whether g takes all the data at once, batch=None, and holds no more than CHEAP_DATA numbers."""
+    count = 0
+
+    def add(saved: Tensor) -> Tensor:
+        nonlocal count
+        count += saved.numel()
+        return saved
+
+    with torch.autograd.graph.saved_tensors_hooks(add, lambda saved: saved):
+        _values(problem, x, y)
+    return count <= CHEAP_DATA
+
+
+def _repeatable(problem: Problem, x: Vector, y: Vector) -> bool:
+    first, second = _values(problem, x, y), _values(problem, x, y)
+    return first == second
+
+
+def _values(problem: Problem, x: Vector, y: Vector) -> Any:
+    lin = problem.linearize(x, y)
+    return float(lin.upper_value), float(lin.lower_value)

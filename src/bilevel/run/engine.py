@@ -1,0 +1,453 @@
+"""The one engine: stages that are begun, stepped, recorded, judged, stored, interrupted and resumed.
+
+    with Run("HyperCleaner.fit", identity=..., checkpoint="fit.safetensors", resume=None) as run:
+        start = run.once("start", fit_first_model)                    # a single computation
+        learned = run.do(Learning(start), Limits(steps=20, record_every=1))
+        if not run.interrupted:
+            ...
+
+`minimize`, `HyperCleaner.fit` and `MetaLearner.fit` are such programs. Each stage is a function of the input, the seed
+and the stages before it, so a run that is resumed takes the results of finished stages from its file, goes on within
+the present one, and ends with the same bits as if it had never been stopped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+
+from .._files import SENSELESS
+from ..errors import BilevelError, EmptySetError, InvalidInputError, NonFiniteError, NotConvergedError
+from ..ranks import Ranks
+from .checkpoint import Checkpoint, CheckpointFiles, Fact, Outcome, RunDocument
+from .progress import Progress, WorkShare, write
+from .solution import Status
+
+Callback = Callable[[Any, Any], Any]
+FAILURES = (NonFiniteError, NotConvergedError, EmptySetError)
+"""What may happen to a step without being a mistake of the program: the last complete state is kept."""
+
+
+class Stage:
+    """What an application writes: how its state begins and steps, and what is worth recording.
+
+    A state is anything with a number `step` and a method `is_finite()` that a file can hold: see `run._encoding`.
+    Randomness is a function of the seed and the step, so that no generator has to be stored.
+    """
+
+    name: str
+    """Its key in the file; no two stages of a run share one."""
+    counts: Mapping[str, float] = {}
+    """What the steps have cost so far; set back when a step fails."""
+    record_start = False
+    """Whether the state before the first step is recorded too."""
+
+    def init(self) -> Any:
+        """The state before the first step."""
+        raise NotImplementedError
+
+    def step(self, state: Any) -> Any:
+        """The state after one more step; `state` stays as it was."""
+        raise NotImplementedError
+
+    def record(self, state: Any, seconds: float) -> Any:
+        """One row of the history; None for no row. Made again if it was cut short: it may change nothing else."""
+        return None
+
+    def stop(self, state: Any, row: Any) -> Status | None:
+        """Whether the stage ends here, and why; asked at every record."""
+        return None
+
+    def done(self, state: Any) -> bool:
+        """Whether no step is left to take: the state is then recorded, and `stop` says why."""
+        return False
+
+    def conclude(self, state: Any, status: Status) -> Status:
+        """The status to end with, where the state knows more than that the limits were reached."""
+        return status
+
+    def share(self, state: Any) -> float | None:
+        """The part of this stage's work that is done; None means the part of its steps or seconds."""
+        return None
+
+    def describe(self, state: Any, row: Any) -> str:
+        """How it goes, for the progress bar; `row` is the newest record."""
+        return self.name
+
+    def view(self, state: Any) -> Any:
+        """The state as callbacks see it."""
+        return state
+
+    def result(self, state: Any) -> Any:
+        """What the file keeps of this stage when the next one has begun; later stages need no more."""
+        return None
+
+    def gather(self, state: Any) -> Any:
+        """The state with what is divided among ranks put together on rank 0, for the file."""
+        return state
+
+    def divide(self, state: Any) -> Any:
+        """The part of this rank of a state from the file."""
+        return state
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How far a stage goes, and how often it is recorded and stored (`Checkpoint.every` says otherwise)."""
+
+    steps: float = math.inf
+    seconds: float = math.inf  # of the steps of the run, records not included
+    record_every: int = 100
+    clock: Callable[[], float] = time.perf_counter
+
+    def ends_period(self, step: int, every: int) -> bool:
+        """Whether this step ends a period of this number of steps, or the stage."""
+        return step % every == 0 or step == self.steps
+
+    def share(self, step: int, seconds: float) -> float:
+        """The part of the way that is done."""
+        return min(max(step / max(self.steps, 1), seconds / self.seconds), 1.0)
+
+
+class Run:
+    """Does the stages of one program, and keeps its newest complete step in a file.
+
+    Parameters
+    ----------
+    kind
+        The function a user calls, such as "HyperCleaner.fit".
+    identity
+        What makes this run this run, by name: a run to resume must agree in all of it. Large values by fingerprint.
+    ranks
+        The processes that do this together; rank 0 writes.
+    checkpoint
+        A path or `Checkpoint(path, every=...)`; an existing file is refused unless it is resumed or `overwrite` is set.
+    resume
+        The path of a checkpoint, or a document that was read from one.
+    callbacks
+        Functions of (row, state); one that returns something true ends the stage. See `Observer`.
+    progress
+        Show a bar, or lines where standard error is no terminal; None: a bar in a terminal once it takes long.
+    work
+        How much work each stage is expected to be, by name and in any unit, for the time left.
+
+    Examples
+    --------
+    >>> with Run("example") as run:
+    ...     total = run.once("sum", lambda: 3)
+    ...     again = run.once("sum", lambda: 1 / 0)  # never done again
+    >>> total, again
+    (3, 3)
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        *,
+        identity: Mapping[str, Fact] | None = None,
+        ranks: Ranks | None = None,
+        checkpoint: str | Path | Checkpoint | None = None,
+        resume: str | Path | Checkpoint | RunDocument | None = None,
+        callbacks: Iterable[Callback] = (),
+        progress: bool | None = False,
+        work: Mapping[str, float] | None = None,
+        overwrite: bool = False,
+    ) -> None:
+        self.ranks = Ranks() if ranks is None else ranks
+        document = Checkpoint.of(resume).load() if isinstance(resume, str | Path | Checkpoint) else resume
+        self.document = document.copy() if document else RunDocument(kind=kind, identity=dict(identity or {}))
+        self.document.check_identity(kind, identity or {})
+        self.callbacks = list(callbacks)
+        self._from_file = self.document.path  # until a step shows that its content makes sense
+        self.interrupted = False
+        """Whether Ctrl-C ended a stage. What comes after it is for the user, and no longer written."""
+        self._files, self._every = None, None
+        if checkpoint is not None:
+            with self.ranks.guard("opening the checkpoint"):
+                settings = Checkpoint.of(checkpoint)
+                self.document.about |= settings.about
+                self._files, self._every = CheckpointFiles(settings, self.document, overwrite=overwrite), settings.every
+        self._interrupts = Interrupts(patience=0.0 if self.ranks.size == 1 else 5.0)
+        self._progress = Progress(progress if self.ranks.rank == 0 else False)
+        self._work = WorkShare(work or {}, self.document.finished)
+        self._stage: Stage | None = None
+        self._begun = self._files is not None and self._files.resumed  # the file is there
+        self._unwritten = False  # steps were taken, or a stage ended, since the last write
+        self._resources = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        if self._files is not None:
+            with self.ranks.guard("locking the checkpoint"):
+                if self.ranks.rank == 0:
+                    self._resources.enter_context(self._files)
+        self._resources.enter_context(self._interrupts)
+        self._resources.enter_context(self._progress)
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        with self._resources:
+            if error is not None and self._files is not None:
+                self._rescue(error, self._files)
+        if isinstance(error, SENSELESS) and not isinstance(error, BilevelError) and self._from_file:
+            raise InvalidInputError(
+                f"{self._from_file}: going on from this file failed ({type(error).__name__}: {str(error)[:200]}). What "
+                "is in the file does not fit this run, or a function of yours fails: use an older copy, or start anew"
+            ) from error
+
+    def _rescue(self, error: BaseException, files: CheckpointFiles) -> None:
+        """Write the last complete step before an error of others ends the run, and say where it is."""
+        if files.place is None and not self._unwritten:
+            return  # nothing was written, and nothing is lost
+        alone = self.ranks.size == 1  # other ranks may not be here to give their parts
+        if alone and (self._unwritten or not files.newest_is_good):
+            self.document.status = Status.FAILED
+            self.write()
+        error.add_note(str(files))
+
+    # --- stages -------------------------------------------------------------------------------------------------------
+
+    def once(self, name: str, compute: Callable[[], Any]) -> Any:
+        """A stage of one step: what it gives, from the file if it is there, else computed and written."""
+        document = self.document
+        if name not in document.finished:
+            self._write_first()
+            with self.ranks.guard(name):
+                result = compute()
+            _, pressed, _ = self.ranks.sync(False, self._interrupts.pressed, 0.0)
+            document.stage, document.state = name, None
+            self._work.end(name)
+            self._end(name, result, Status.STEPS)
+            if pressed:
+                self._interrupts.pressed, self.interrupted = False, True
+        return document.finished[name].result
+
+    def do(self, stage: Stage, limits: Limits) -> Outcome:
+        """Take the steps of a stage up to its limits, from where the file left it.
+
+        A state that is not finite ends it (`Status.DIVERGED`), and so does a projection or inner problem that fails
+        (`Status.FAILED`; an error if it is the first step that fails). Ctrl-C ends it after the step at hand, a second
+        one at once; the last complete step stands in any case.
+        """
+        document = self.document
+        if stage.name in document.finished:
+            return self._finished(stage)
+        begins = document.stage != stage.name
+        self._begin(stage, limits) if begins else self._go_on(stage)
+        first, message = document.state.step, ""
+        try:
+            status = self._loop(stage, limits, begins)
+        except KeyboardInterrupt:  # the second press, or raised by a function of the user
+            status = Status.INTERRUPTED
+        except FAILURES as error:
+            status = Status.DIVERGED if isinstance(error, NonFiniteError) else Status.FAILED
+            if status is Status.FAILED and document.state.step == first:
+                raise  # nothing is lost
+            message = str(error)
+        return self._leave(stage, limits, status, message)
+
+    def reopen(self, name: str) -> None:
+        """Let a stage that has ended go on, from the state it ended with: for users who ask for more."""
+        if self.document.stage == name:
+            self.document.finished.pop(name, None)
+
+    def _finished(self, stage: Stage) -> Outcome:
+        document, outcome = self.document, self.document.finished[stage.name]
+        self._write_first()
+        if document.stage != stage.name:
+            return replace(outcome, result=self._own(stage, outcome.result))
+        try:
+            self._tell("begin", [*document.history])
+        finally:
+            self._tell("end")
+        return replace(outcome, result=self._own(stage, outcome.result), state=self._own(stage, document.state))
+
+    def _own(self, stage: Stage, value: Any) -> Any:
+        """This rank's part of what is in the document: a file holds that of all ranks."""
+        return value if self.document.path is None else stage.divide(value)
+
+    def _begin(self, stage: Stage, limits: Limits) -> None:
+        document, began = self.document, limits.clock()
+        state = stage.init()
+        document.seconds += limits.clock() - began
+        document.stage, document.state, document.recorded = stage.name, state, state.step
+        document.status, self._stage = Status.RUNNING, stage
+
+    def _go_on(self, stage: Stage) -> None:
+        document = self.document
+        document.state, stage.counts = self._own(stage, document.state), document.counts
+        document.status, self._stage = Status.RUNNING, stage
+
+    def _loop(self, stage: Stage, limits: Limits, begins: bool) -> Status:
+        document, status = self.document, None
+        try:
+            if begins and stage.record_start:
+                document.history.append(stage.record(document.state, document.seconds))
+            with self.ranks.guard("in a callback"):
+                self._tell("begin", [*document.history])
+            self._write_first()
+            if document.recorded < document.state.step and limits.ends_period(document.state.step, limits.record_every):
+                status, _ = self._record(stage)  # the run was stopped between a step and its record
+            self._progress.begin(self.share(stage, limits))
+            while status is None and document.state.step < limits.steps:
+                status = self._step(stage, limits)
+        finally:
+            self._tell("end")
+        return status or Status.STEPS
+
+    def _step(self, stage: Stage, limits: Limits) -> Status | None:
+        document, began, counts = self.document, limits.clock(), stage.counts
+        try:
+            with self.ranks.guard(f"taking step {document.state.step + 1}", wait=False):
+                new = stage.step(document.state)
+                bad = not new.is_finite()
+            seconds = document.seconds + limits.clock() - began
+            bad, pressed, document.seconds = self.ranks.sync(bad, self._interrupts.pressed, seconds)
+            if bad:
+                raise NonFiniteError("the next state is not finite")
+        except BaseException:
+            stage.counts = counts
+            raise
+        document.state, self._unwritten = new, True  # the one commit point
+        if not document.finished:  # later stages take the results of earlier ones from the file
+            self._from_file = None
+        step = new.step
+        late, going_on = document.seconds >= limits.seconds, step < limits.steps
+        status, recorded = None, late or stage.done(new) or limits.ends_period(step, limits.record_every)
+        if recorded:
+            status, pressed = self._record(stage)
+        if status is None and going_on and (pressed or late):
+            status = Status.INTERRUPTED if pressed else Status.TIME
+        if self._files and status is None and going_on and limits.ends_period(step, self._every or limits.record_every):
+            self.write()
+        if recorded or self._progress.is_due():
+            self._show(stage, limits)
+        return status
+
+    def _record(self, stage: Stage) -> tuple[Status | None, bool]:
+        """Make a row and judge it, then keep it: a record that is cut short is made again on resuming.
+
+        Gives the status that ends the stage, if one does, and whether Ctrl-C was pressed by now.
+        """
+        document = self.document
+        with self.ranks.guard("making a record", wait=False):
+            row = stage.record(document.state, document.seconds)
+        answers: list[bool] = []
+        with self.ranks.guard("in a callback", wait=False):
+            if row is not None:  # copies for each: what it does to them stays there
+                views = [(copy.deepcopy(row), stage.view(document.state)) for _ in self.callbacks]
+                from_file, self._from_file = self._from_file, None  # an error in a callback is its own
+                answers = [bool(callback(*view)) for callback, view in zip(self.callbacks, views, strict=True)]
+                self._from_file = from_file
+        stopped, pressed, _ = self.ranks.sync(any(answers), self._interrupts.pressed, 0.0)
+        status = Status.STOPPED if stopped else stage.stop(document.state, row)
+        if row is not None:
+            document.history.append(row)
+        document.recorded = document.state.step
+        return status, pressed
+
+    def _leave(self, stage: Stage, limits: Limits, status: Status, message: str) -> Outcome:
+        document, status = self.document, stage.conclude(self.document.state, status)
+        document.status, document.message = status, message
+        document.result, document.counts = stage.result(document.state), dict(stage.counts)
+        if status is Status.INTERRUPTED:
+            self._interrupts.pressed = False
+            self.write()
+            self.interrupted = True
+        else:
+            self._work.end(stage.name, self._stage_share(stage, limits))
+            self._end(stage.name, stage.gather(document.result), status, message)
+        if not status.ok:
+            message = ". ".join(filter(None, (message, str(self))))
+        return Outcome(document.result, status, message, document.state)
+
+    def _end(self, name: str, result: Any, status: Status, message: str = "") -> None:
+        self.document.finished[name] = Outcome(result, status, message)
+        self._unwritten = True
+        self.write()
+
+    def _tell(self, method: str, *arguments: Any) -> None:
+        """Call `begin` or `end` of the observers that have it."""
+        for callback in self.callbacks:
+            getattr(callback, method, lambda *_: None)(*arguments)
+
+    # --- the file and the bar -----------------------------------------------------------------------------------------
+
+    def write(self) -> None:
+        """Make the run as it stands the newest checkpoint; nothing is written after an interruption."""
+        if self._files is None or self.interrupted:
+            return
+        document, stage = self.document, self._stage
+        if stage is not None and stage.name == document.stage:
+            whole = stage.gather(document.state)
+            document = replace(document, state=whole, counts=dict(stage.counts), result=stage.result(whole))
+        with self.ranks.guard("writing the checkpoint"):
+            written = self.ranks.rank > 0 or self._files.write(document)
+        self._begun, self._unwritten = True, not written
+
+    def _write_first(self) -> None:
+        """A place that cannot be written, or a state that no file can hold, is known before the first step."""
+        if not self._begun:
+            self.write()
+
+    def __str__(self) -> str:
+        """What of this run is on the disk, and how to go on from it; empty without a checkpoint."""
+        return "" if self._files is None else str(self._files)
+
+    def expect(self, name: str, work: float) -> None:
+        """A stage turns out to be so much work; 0 if it is left out."""
+        self._work.work[name] = work
+
+    def _stage_share(self, stage: Stage, limits: Limits) -> float:
+        share = stage.share(self.document.state)
+        return limits.share(self.document.state.step, self.document.seconds) if share is None else share
+
+    def share(self, stage: Stage, limits: Limits) -> float:
+        """The part of the whole run's work that is done, in the stage at hand."""
+        return self._work.share(stage.name, self._stage_share(stage, limits))
+
+    def _show(self, stage: Stage, limits: Limits) -> None:
+        share, document = self.share(stage, limits), self.document
+        counted = math.isfinite(limits.steps) and not self._work.work
+        counter = f"step {document.state.step}/{limits.steps:.0f}" if counted else f"{100 * share:.0f} %"
+        row = document.history[-1] if document.history else None
+        self._progress.show(share, counter, stage.describe(document.state, row))
+
+
+class Interrupts:
+    """Ctrl-C waits for the end of the step (`pressed`); a second one, `patience` seconds later or more, acts at once.
+
+    In a thread other than the main one, Python gives signals to others.
+    """
+
+    def __init__(self, patience: float = 0.0) -> None:
+        self.pressed, self._patience = False, patience
+        self._when = -math.inf
+        self._before: Any = None
+
+    def __enter__(self) -> Self:
+        self._here = threading.current_thread() is threading.main_thread()
+        if self._here:
+            self._before = signal.signal(signal.SIGINT, self._press)
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        if self._here:
+            signal.signal(signal.SIGINT, signal.SIG_DFL if self._before is None else self._before)
+
+    def _press(self, number: int, frame: Any) -> None:
+        if self.pressed and time.monotonic() >= self._when + self._patience:
+            if callable(self._before):
+                self._before(number, frame)
+            raise KeyboardInterrupt
+        if not self.pressed:
+            self.pressed, self._when = True, time.monotonic()
+            with contextlib.suppress(RuntimeError, OSError):  # amid another text
+                write("bilevel: stopping after this step; press Ctrl-C again to stop at once\n")

@@ -1,0 +1,541 @@
+"""`minimize` and `iterate`: one solver on one problem, as a stage of a run."""
+
+from __future__ import annotations
+
+import copy
+import math
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import fields, is_dataclass, replace
+from functools import partial
+from numbers import Integral
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from .._checks import (
+    check_count,
+    check_fits,
+    check_number,
+    check_problem,
+    check_set_only,
+    check_solver_object,
+    check_start,
+)
+from .._fingerprint import fingerprint
+from ..errors import BilevelError, IncompatibleError, InvalidInputError, InvalidTypeError
+from ..hypergradients import LinearSolve
+from ..lower import lower_residual, solve_lower, uncounted
+from ..moving_sets import MovingSetRewrite, rewrite_moving_set
+from ..newton import LowerLevel, Smoothing, find_descent, flat, lower_level
+from ..problem import Problem
+from ..random import Seeds
+from ..solvers import DMLCBO, SmoothedBFGS, Solver, State
+from ..solvers.base import FIXED_SET, check_compatible, needs_of, unmet
+from ..solvers.smoothed_bfgs import SmoothedBFGSState
+from ..spaces import Vector, leaves
+from ._encoding import TensorStore, encode
+from .checkpoint import Checkpoint, Outcome, RunDocument
+from .choice import choose_solver
+from .engine import Callback, Limits, Run, Stage
+from .observers import check_logs, named_logs
+from .same_problem import check_same_problem, known_facts
+from .solution import STEPS, Iterate, Plan, Record, Solution, Status
+
+Output = Literal["last", "best", "sampled"]
+
+SOLVED = 1e-2
+"""A stationarity measure counts only if its linear system was solved to this relative residual."""
+PROBE = 1e-3
+"""Before a run is called stationary F is evaluated at this distance from x, relative to |x|."""
+SAME_PROBLEM = 1e-3
+"""A run is resumed only where f(x, y) is what it was, up to this relative change."""
+CERTIFICATE_SAMPLES = 50
+"""How many Jacobians a certificate looks at when it decides whether to stop: its eps is a bound with any number."""
+SAME_ARITHMETIC = "the same arithmetic gave other bits there: use processors, libraries and threads of one kind"
+POLISHING_STEPS = 50
+"""Lower-level steps before f is compared in output="best": f at an unconverged y is too optimistic."""
+
+
+def iterate(
+    problem: Problem,
+    x0: Vector | None = None,
+    y0: Vector | None = None,
+    *,
+    solver: Solver | None = None,
+    seed: int | Seeds = 0,
+) -> Iterator[Any]:
+    """Iterate over the states of a run without end, one per step, for your own training loop.
+
+    Parameters
+    ----------
+    problem, x0, y0, solver, seed
+        As in `minimize`.
+
+    Yields
+    ------
+    State
+        x, y and the other variables of the solver after each step. A solver may reuse its tensors: copy those you keep.
+
+    Examples
+    --------
+    >>> import bilevel, torch
+    >>> problem = bilevel.Problem(upper=lambda x, y: (y - 1).square().sum(), lower=lambda x, y: (y - x).square().sum())
+    >>> for state in iterate(problem, torch.zeros(2), torch.zeros(2)):
+    ...     if state.step == 300:
+    ...         break
+    >>> bool((state.x - 1).abs().max() < 0.05)
+    True
+    """
+    check_problem(problem)
+    if isinstance(solver, str):
+        raise InvalidInputError(f"solver={solver!r}: iterate takes a solver such as bilevel.DMLCBO(), its default")
+    check_solver_object(solver)
+    stage = SolverStage(problem, DMLCBO() if solver is None else solver, seeds=Seeds.from_seed(seed))
+    stage.start(x0, y0)
+    state = stage.init()
+    while True:
+        state = stage.step(state)
+        yield stage.view(state)
+
+
+def minimize(
+    problem: Problem,
+    x0: Vector | None = None,
+    y0: Vector | None = None,
+    *,
+    solver: Solver | Literal["auto"] | None = "auto",
+    steps: int | None = None,
+    seed: int | Seeds = 0,
+    evaluate_every: int | None = None,
+    seconds: float | None = None,
+    clock: Callable[[], float] = time.perf_counter,
+    tol: float | None = None,
+    delta: float | None = None,
+    output: Output | None = None,
+    callbacks: Iterable[Callback] = (),
+    progress: bool | None = None,
+    checkpoint: str | Path | Checkpoint | None = None,
+    resume: Solution | State | str | Path | Checkpoint | None = None,
+) -> Solution:
+    """min_x f(x, y*(x)) with y*(x) = argmin over y in Y of g(x, y).
+
+    Parameters
+    ----------
+    problem
+        f, g and the sets.
+    x0, y0
+        The starting point: tensors, or dictionaries of tensors, of any shape; y0 must lie in Y. Defaults: `problem.x0`
+        and `problem.y0`. They are not modified.
+    solver
+        "auto" takes `SmoothedBFGS()` where f and g are deterministic (of a sampler all the data, where they are not too
+        many) and `DMLCBO()` elsewhere; `solution.solver` names the choice and the reason.
+    steps
+        The number of steps at most, 10,000 by default; `SmoothedBFGS` ends by itself long before. When resuming: the
+        number of further steps, by default the remaining ones; a run that has ended (`Status.finished`) is returned
+        unchanged, unless steps, tol or delta ask for more.
+    seed
+        A number, or `Seeds(...)` to vary one source of randomness at a time. The same seed gives the same bits on one
+        thread of the same machine and torch build.
+    evaluate_every
+        The number of steps between evaluations (default 100). At each of them and at the end, a `Record` is made and
+        callbacks are called; the start is recorded too.
+    seconds
+        Stop, with an evaluation, after the step at which the time spent in steps reaches this limit.
+    clock
+        Measures the seconds. `time.process_time` counts processor time only, so that other programs do not shorten a
+        run.
+    tol
+        Stop at the first evaluation where stationarity and lower residual are both within tol.
+    delta
+        With tol: stop at the first evaluation with a valid `certificate(delta)` whose eps is within tol, and so is the
+        lower level, instead. At a stationary kink the hypergradient itself never becomes small.
+    output
+        "last" (the default); "best": lowest f after 50 lower-level steps among the evaluations; "sampled": an iterate
+        drawn uniformly from all steps, as in the theory.
+    callbacks
+        Functions of (record, state); a callback that returns a true value ends the run. `CSVFile`, `JSONLines` and
+        `TensorBoard` are ready to use. The methods `begin` and `end` of an `Observer` are called at the start and the
+        end of a run.
+    progress
+        Show a progress bar; by default one appears in a terminal when the run takes longer than five seconds.
+    checkpoint
+        A file for the state of the run, or `Checkpoint(path, every=...)`: written atomically at every evaluation and at
+        the end; the previous one is kept. An existing file is an error unless it is resumed.
+    resume
+        A `Solution`, its state, or a checkpoint (its path or `Checkpoint`) to continue from, instead of x0 and y0.
+        `evaluate_every`, `tol` and `output` are then those of the earlier run unless given. If the checkpoint is
+        damaged, the previous one is used with a warning.
+
+    Returns
+    -------
+    Solution
+        The point (x, y), the status, the history and the cost of the run.
+
+    References
+    ----------
+    Shi, Chang & Gu (2024), the paper of DMLCBO, section 2.1; docs/smoothing.md, the method that "auto" mostly takes.
+
+    Examples
+    --------
+    >>> import bilevel, torch
+    >>> target = torch.tensor([0.5, -0.2])
+    >>> problem = bilevel.Problem(
+    ...     upper=lambda x, y: (y - target).square().sum(),
+    ...     lower=lambda x, y: (y - x).square().sum(),
+    ...     constraint=bilevel.sets.L1Ball(radius=1.0),
+    ... )
+    >>> solution = minimize(problem, torch.zeros(2), torch.zeros(2))
+    >>> solution.status.name, [round(v, 2) for v in solution.y.tolist()]
+    ('CONVERGED', [0.5, -0.2])
+    """
+    check_problem(problem)
+    with problem.ranks.guard("reading the arguments of minimize"):
+        check_solver_object(solver)
+        callbacks = _checked_callbacks(callbacks)
+        if resume is not None and (x0 is not None or y0 is not None):
+            raise InvalidInputError("pass either x0 and y0 (a new run) or resume=... (an existing one), not both")
+        earlier = _earlier(resume)
+        solver = solver if earlier is None else _same_solver(solver, earlier)
+        settings = {"evaluate_every": evaluate_every, "tol": tol, "delta": delta, "output": output}
+        plan, ended = _planned(earlier, steps, seconds, settings)
+        if plan.delta is not None:
+            check_set_only("delta", problem)
+            if problem.ranks.size > 1:
+                raise InvalidInputError(f"delta={delta!r} is for one process, and there are {problem.ranks.size} ranks")
+        place = None if checkpoint is None else Checkpoint.of(checkpoint)
+        check_logs(callbacks, earlier.history if earlier else (), place.files if place else ())
+        plan = replace(plan, solver=_stored(solver), logs={**plan.logs, **named_logs(callbacks)})
+        plan = replace(plan, checkpoint_every=place.every) if place else plan
+    arguments = _without_addresses(f"{plan}, seed={seed}")
+    problem.ranks.agree({"the arguments of minimize": arguments}, "call it alike on every rank")
+    options: dict[str, Any] = {"checkpoint": place, "resume": earlier, "callbacks": callbacks, "progress": progress}
+    with Run("minimize", identity=earlier.identity if earlier else {}, ranks=problem.ranks, **options) as run:
+        with problem.ranks.guard("looking at the start of the run"):
+            if solver is None or isinstance(solver, str):
+                solver, choice = choose_solver(problem, *check_start(uncounted(problem), x0, y0))
+                plan = replace(plan, solver=_stored(solver), choice=choice)
+            run.document.plan = plan
+            stage = SolverStage(uncounted(problem), solver, plan, Seeds.from_seed(seed))
+            stage.start(x0, y0) if earlier is None else stage.resume(run.document)
+            if place is not None and not run.document.identity:
+                run.document.identity = known_facts(problem, *stage.point(run.document))
+        if not ended:
+            run.reopen(stage.name)
+        limits = Limits(plan.steps, math.inf if seconds is None else seconds, plan.evaluate_every, clock)
+        return stage.solution(run, run.do(stage, limits), problem)
+
+
+class SolverStage(Stage):
+    """The steps of a solver; a set that moves with x is rewritten for solvers that need a fixed one.
+
+    Parameters
+    ----------
+    problem
+        Its costs count what the steps take.
+    solver, seeds
+        As in `minimize`.
+    plan
+        The stopping rule and the output rule.
+    """
+
+    name = "minimize"
+    record_start = True
+
+    def __init__(self, problem: Problem, solver: Solver, plan: Plan | None = None, seeds: Seeds | None = None) -> None:
+        self.problem, self.solver, self.plan = problem, solver, Plan() if plan is None else plan
+        self._seeds = seeds or Seeds()
+        self._form: MovingSetRewrite | None = None
+        self._start: tuple[Vector, Vector] | None = None
+
+    def start(self, x0: Vector | None, y0: Vector | None) -> None:
+        """Begin at this point, once it and the solver are seen to fit the problem."""
+        x, y = check_start(uncounted(self.problem), x0, y0)
+        self._rewrite(x, y)
+        if self._form is not None:
+            x, y = check_start(uncounted(self.problem), x, self._form.to_fixed(x, y))
+        check_compatible(self.solver, self.problem, self.problem.constraint_at(x), y)
+        parts = zip(leaves(x), self.problem.x_space.flags(x), strict=True)
+        whole = {"x0": fingerprint([part for part, divided in parts if not divided]), "y0": fingerprint(y)}
+        self.problem.ranks.agree(whole, "start from the same point on every rank")
+        self._start = x, y
+
+    def resume(self, document: RunDocument) -> None:
+        """Go on from an earlier run of the same problem: its state fits, and f has the value that was recorded."""
+        state = (self.divide(document.state) if document.path else document.state).current
+        given = self.problem
+        self._rewrite(state.x, state.y)
+        if self._form is not None and not document.history:
+            raise InvalidInputError(
+                "this solver rewrites a set that moves: resume from the Solution, not from its state"
+            )
+        other = "to start a run of another problem from this point, pass x0=solution.x, y0=solution.y"
+        problem = uncounted(self.problem)
+        try:
+            check_fits(problem, state.x, state.y)
+        except BilevelError as error:
+            raise IncompatibleError(f"the run to resume does not fit this problem: {error}; {other}") from error
+        check_same_problem(given, state.x, state.y, document.identity)
+        known = not document.identity or "f" in document.identity  # f gives the same value when it is called again
+        if known and document.history and document.history[-1].step == state.step:
+            was, now = document.history[-1].upper, float(problem.linearize(state.x, state.y).upper_value)
+            if abs(now - was) > SAME_PROBLEM * (abs(was) + abs(now)):
+                raise IncompatibleError(
+                    f"f(x, y) is {now:.6g} at the point of the run to resume, where it was {was:.6g}: "
+                    f"is this the same problem? {other[0].upper()}{other[1:]}"
+                )
+
+    def point(self, document: RunDocument) -> tuple[Vector, Vector]:
+        """Where the run is, before its first step too."""
+        return (document.state.current.x, document.state.current.y) if self._start is None else self._start
+
+    def _rewrite(self, x: Vector, y: Vector) -> None:
+        """For solvers that need a fixed set: take the problem in y' if its set is Translated or Scaled by x."""
+        self._form = rewrite_moving_set(self.problem, x, y) if FIXED_SET in needs_of(self.solver) else None
+        if self._form is not None:
+            self.problem = self._form.problem
+
+    @property
+    def counts(self) -> Mapping[str, float]:  # type: ignore[override]
+        """Gradients, products and projections of the steps."""
+        return self.problem.costs.as_dict()
+
+    @counts.setter
+    def counts(self, counts: Mapping[str, float]) -> None:
+        for name in vars(self.problem.costs):
+            setattr(self.problem.costs, name, counts.get(name, 0))
+
+    def init(self) -> Iterate:
+        assert self._start is not None
+        (x, y), self._start = self._start, None  # the state has them
+        return Iterate(current=self.solver.init(self.problem, x, y, self._seeds))
+
+    def step(self, state: Iterate) -> Iterate:
+        new = self.solver.step(self.problem, state.current)
+        sampled = self._reservoir(new, state.sampled) if self.plan.output == "sampled" else None
+        return Iterate(current=new, best=state.best, sampled=sampled)
+
+    def _reservoir(self, new: State, sampled: tuple[Vector, Vector] | None) -> tuple[Vector, Vector]:
+        """Keep iterate k with probability 1/k: after K steps each of them is kept with probability 1/K."""
+        draw = torch.rand((), generator=new.streams().generator("output"), dtype=torch.float64)
+        return (new.x, new.y) if sampled is None or float(draw) * new.step < 1.0 else sampled
+
+    def record(self, state: Iterate, seconds: float) -> Record:
+        problem, now = uncounted(self.problem), state.current
+        if problem.ranks.size > 1:
+            problem.ranks.agree({f"the checksum of y after {now.step} steps": fingerprint(now.y)}, SAME_ARITHMETIC)
+        lin = problem.linearize(now.x, now.y)
+        stationarity = residual = math.nan  # with function constraints there is no Jacobian of a projection
+        if problem.inequality is None:
+            measure = LinearSolve(tol=1e-4, max_iterations=200).estimate(lin, now.streams())
+            residual = measure.stats["residual"]
+            stationarity = stationarity_of(problem, now.x, measure.gradient) if residual <= SOLVED else math.nan
+        contraction = getattr(getattr(self.solver, "hypergradient", None), "contraction", None)
+        record = Record(
+            step=now.step,
+            seconds=seconds,
+            upper=float(lin.upper_value),
+            lower_residual=lower_residual(problem, now.x, now.y),
+            stationarity=stationarity,
+            linear_residual=residual,
+            contraction=None if contraction is None else contraction(lin, now.streams()),
+            costs=dict(self.counts),
+        )
+        if self.plan.output == "best" and now.step > 0:
+            state.best = self._better(problem, state)
+        return record
+
+    def _better(self, problem: Problem, state: Iterate) -> tuple[float, Vector, Vector]:
+        """The lowest f so far, after a few lower-level steps, and where."""
+        now = state.current
+        y = solve_lower(problem, now.x, now.y, max_steps=POLISHING_STEPS).y
+        value = float(problem.linearize(now.x, y).upper_value)
+        return (value, now.x, y) if state.best is None or value < state.best[0] else state.best
+
+    def done(self, state: Iterate) -> bool:
+        return bool(state.current.ended)
+
+    def stop(self, state: Iterate, row: Record) -> Status | None:
+        if state.current.ended:
+            return Status[state.current.ended.upper()]
+        tol, delta = self.plan.tol, self.plan.delta
+        if tol is None or not row.lower_residual <= tol:
+            return None
+        if delta is not None:
+            return Status.CERTIFIED if self._certified(state.current, delta, tol) else None
+        if not (row.linear_residual <= SOLVED and row.stationarity <= tol):
+            return None
+        return Status.STATIONARY if self._no_descent_near(state.current, tol) else None
+
+    def _no_descent_near(self, state: State, tol: float) -> bool:
+        """Whether one-sided differences of F agree that it is stationary: h = 0 alone says little at a kink."""
+        problem, x = uncounted(self.problem), flat(state.x).double()
+        if unmet(SmoothedBFGS, problem, problem.constraint_at(state.x), state.y):
+            return True  # F cannot be evaluated by Newton steps
+
+        def level(smoothing: Smoothing | None) -> LowerLevel:
+            return lower_level(problem, state.x, state.y, smoothing)
+
+        here, length = level(None).evaluate(x, relative=1e-10), PROBE * (float(x.norm()) or 1.0)
+        if not here.ok:
+            return True
+        return find_descent(level, problem.upper_constraint, here, length=length, gain=tol * length) is None
+
+    def conclude(self, state: Iterate, status: Status) -> Status:
+        return Status.UNFINISHED if status in (Status.STEPS, Status.TIME) and state.current.falling else status
+
+    def _certified(self, state: State, delta: float, tol: float) -> bool:
+        """eps and the error of the lower level behind it are within tol."""
+        from ..diagnostics import certificate
+
+        found = certificate(self.problem, state.x, delta, state.y, samples=CERTIFICATE_SAMPLES)
+        return found.valid and max(found.eps, found.lower_error) <= tol
+
+    def describe(self, state: Iterate, row: Record | None) -> str:
+        return "" if row is None else f"upper {row.upper:.5g}  lower residual {row.lower_residual:.1e}"
+
+    def view(self, state: Iterate) -> State:
+        """A copy of the solver's state, with y in its own set: what a callback does to it stays there."""
+        now = copy.deepcopy(state.current)
+        return now if self._form is None else replace(now, y=self._form.from_fixed(now.x, now.y))
+
+    def result(self, state: Iterate) -> dict[str, Vector]:
+        choose = getattr(self.solver, "result", None)
+        if choose is None or self.plan.output != "last":
+            x, y = state.output(self.plan.output)
+        else:
+            x, y = choose(uncounted(self.problem), state.current)
+        return {"x": x, "y": y if self._form is None else self._form.from_fixed(x, y)}
+
+    def solution(self, run: Run, outcome: Outcome, problem: Problem) -> Solution:
+        """The result of a run, with tensors of its own."""
+        state, result = copy.deepcopy((outcome.state, outcome.result))
+        solution = Solution(replace(run.document, state=state, result=result, path=None), problem, outcome.message)
+        if not (outcome.message or solution.status.ok):
+            solution.message = str(run)
+        solution.message = ". ".join(filter(None, (solution.message, state.current.remark)))
+        return solution
+
+    # --- on several ranks -------------------------------------------------------------------------------------------
+
+    def gather(self, value: Any) -> Any:
+        return self._moved(value, partial(self.problem.x_space.map_divided, self.problem.ranks.concat))
+
+    def divide(self, value: Any) -> Any:
+        """As the rows of `problem.x0` are divided, or evenly where the problem has none."""
+        space, part, x0 = self.problem.x_space, self.problem.ranks.part, self.problem.x0
+        if x0 is None:
+            return self._moved(value, partial(space.map_divided, part))
+        return self._moved(value, lambda x: space.map_divided(lambda whole, own: part(whole, len(own)), x, x0))
+
+    def _moved(self, value: Any, moved: Callable[[Vector], Vector]) -> Any:
+        """A state, or a result, with its divided tensors moved to rank 0 or back."""
+        if isinstance(value, dict):
+            return {**value, "x": moved(value["x"])}
+        best = None if value.best is None else (value.best[0], moved(value.best[1]), value.best[2])
+        sampled = None if value.sampled is None else (moved(value.sampled[0]), value.sampled[1])
+        return Iterate(current=value.current.map_like_x(moved), best=best, sampled=sampled)
+
+
+def stationarity_of(problem: Problem, x: Vector, h: Vector) -> float:
+    """|x - P_X(x - h)|, which is |h| when x is free."""
+    space = problem.x_space
+    moved = problem.project_x(space.add(x, h, -1.0))
+    return float(space.norm(space.add(x, moved, -1.0)))
+
+
+def _earlier(resume: Any) -> RunDocument | None:
+    """The run to go on from."""
+    if resume is None:
+        return None
+    if isinstance(resume, State):
+        state, plan = Iterate(current=resume), Plan(steps=resume.step + STEPS)
+        return RunDocument(kind="minimize", plan=plan, stage="minimize", state=state, recorded=resume.step)
+    if isinstance(resume, str | Path | Checkpoint):
+        return Solution.from_document(Checkpoint.of(resume).load()).document
+    if not isinstance(resume, Solution):
+        raise InvalidTypeError(
+            f"resume must be a Solution, a solver's State or the path of a file, got {type(resume).__name__}"
+        )
+    return resume.identified()
+
+
+def _same_solver(solver: Solver | str | None, earlier: RunDocument) -> Solver:
+    """The solver of the earlier run, or one of the same class."""
+    old = earlier.plan.solver
+    if solver is None or isinstance(solver, str):
+        if old is None and isinstance(earlier.state.current, SmoothedBFGSState):
+            return SmoothedBFGS()
+        if isinstance(old, str):
+            raise InvalidInputError(f"the run to resume used {old}: pass it as solver=...")
+        return DMLCBO() if old is None else old
+    was, now = str(old).partition("(")[0], type(solver).__name__
+    if old is not None and was != now:
+        raise IncompatibleError(
+            f"a run of {was} cannot be continued by {now}, whose state differs: "
+            "start a new run with x0=solution.x, y0=solution.y"
+        )
+    if old is not None and (other := _other_setting(old, solver)):
+        raise IncompatibleError(
+            f"the run to resume used other settings of {was}: {other}; pass the same solver=..., or start a new run "
+            "from its point with x0=solution.x, y0=solution.y"
+        )
+    return solver
+
+
+def _other_setting(old: Any, solver: Solver) -> str:
+    """The first setting that differs from the solver of the run, which is its text where a file cannot hold it."""
+    if isinstance(old, str) or not is_dataclass(old):
+        was, now = (_without_addresses(each) for each in (old, solver))
+        return "" if was == now else f"{was} then, {now} now"
+    names = [part.name for part in fields(old)]
+    pairs = [(name, getattr(old, name), getattr(solver, name, None)) for name in names]
+    return next((f"{name} was {a!r} and is {b!r}" for name, a, b in pairs if fingerprint(a) != fingerprint(b)), "")
+
+
+def _without_addresses(value: Any) -> str:
+    return re.sub(r" at 0x[0-9a-f]+", "", str(value))
+
+
+def _stored(solver: Any) -> Any:
+    """The solver, or its text if a file cannot hold it."""
+    try:
+        encode("solver", solver, TensorStore())
+    except InvalidInputError:
+        return repr(solver)
+    return solver
+
+
+def _planned(
+    earlier: RunDocument | None, steps: int | None, seconds: float | None, settings: Mapping[str, Any]
+) -> tuple[Plan, bool]:
+    """The plan, where old and new settings meet, and whether the earlier run has ended and nothing more is asked."""
+    steps = _plain(steps)
+    if steps is not None:
+        check_count("steps", steps)
+    if seconds is not None:
+        check_number("seconds", seconds)
+    old, first = (Plan(), 0) if earlier is None else (earlier.plan, earlier.state.step)
+    given = {name: _plain(value) for name, value in settings.items() if value is not None}
+    plan = replace(old, **given, steps=max(old.steps, first) if steps is None else first + steps)
+    if plan.output == "sampled" != old.output and earlier is not None:
+        raise InvalidInputError(
+            f'output="sampled" cannot resume a run with output="{old.output}": its iterates are gone'
+        )
+    asked = steps is not None or seconds is not None or (plan.tol, plan.delta) != (old.tol, old.delta)
+    return plan, earlier is not None and earlier.status.finished and not asked
+
+
+def _plain(value: Any) -> Any:
+    """Whole numbers of NumPy as Python's, which files hold."""
+    return int(value) if isinstance(value, Integral) and not isinstance(value, bool) else value
+
+
+def _checked_callbacks(callbacks: Any) -> list[Callback]:
+    """A list of functions of (record, state)."""
+    found = list(callbacks) if isinstance(callbacks, Iterable) else [callbacks]
+    if callable(callbacks) or not all(callable(callback) for callback in found):
+        raise InvalidTypeError(f"callbacks must be a list of functions of (record, state), got {callbacks!r}")
+    return found

@@ -1,0 +1,368 @@
+"""What a run returns: the point, why it stopped, what it cost and how it went."""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import asdict, dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .._checks import check_count, check_number
+from ..errors import InvalidInputError
+from ..solvers.base import State
+from ..spaces import Vector
+from ._encoding import is_vector, storable
+
+if TYPE_CHECKING:
+    from ..diagnostics import Certificate
+    from .checkpoint import RunDocument
+
+OUTPUTS = ("last", "best", "sampled")
+"""Which iterate a run returns: see `minimize`."""
+STEPS, EVALUATE_EVERY = 10_000, 100
+"""The default number of steps of a run, and of steps between its evaluations."""
+
+
+@storable
+class Status(Enum):
+    """Why a run ended, with cause and remedy.
+
+    Examples
+    --------
+    >>> print(Status.STEPS)
+    all steps were taken
+    """
+
+    RUNNING = "the run is in progress, or was killed after this was written; resume continues it"
+    STEPS = "all steps were taken"
+    TIME = "the time limit was reached; resume continues the run with a new limit"
+    STATIONARY = "the hypergradient and the lower-level residual are both within tol"
+    CERTIFIED = (
+        "a certificate of (delta, eps)-stationarity with eps within tol was found, with the lower level solved to tol; "
+        "where several kinks meet, F itself may still decrease (erratum 11): goldstein_measure tests F"
+    )
+    CONVERGED = (
+        "F falls no further: no descent, exact or smoothed, and no direction that was tried lowers it by more than tol "
+        "times its decrease so far"
+    )
+    STALLED = (
+        "no descent lowers F by much any more, but F was not verified to be stationary (it falls in a direction that "
+        "was tried, or g is not convex in y); the best point is returned: another x0 or seed may lead further"
+    )
+    UNFINISHED = (
+        "all steps were taken, or the time was up, while F was still falling; resume=solution with more steps or "
+        "seconds goes on"
+    )
+    STOPPED = "a callback asked to stop"
+    INTERRUPTED = "interrupted from the keyboard; the last complete step is returned, resume=solution continues it"
+    SERIES_DIVERGES = (
+        "the run ended, but eta is at or beyond 2/L on the face, where the Neumann series diverges and its "
+        'partial sums are no hypergradient: use eta="auto", a smaller eta, or LinearSolve()'
+    )
+    DIVERGED = (
+        "the next step would not be finite; the last finite state is returned: lower upper_step or lower_step, "
+        "check f and g for overflow, and that g is strongly convex in y"
+    )
+    FAILED = (
+        "a part of the next step failed, see solution.message; the last complete step is returned,  "
+        "and resume=solution continues from it"
+    )
+
+    @property
+    def ok(self) -> bool:
+        """Whether the run ended as planned."""
+        return self in OK
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run reached its end: resuming returns it unchanged."""
+        return self.ok or self in (Status.UNFINISHED, Status.SERIES_DIVERGES)
+
+    def __str__(self) -> str:
+        return self.value
+
+
+OK = (
+    Status.STEPS,
+    Status.TIME,
+    Status.STATIONARY,
+    Status.CERTIFIED,
+    Status.CONVERGED,
+    Status.STALLED,
+    Status.STOPPED,
+)
+
+
+@storable
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """One evaluation of a run.
+
+    Parameters
+    ----------
+    step
+        Steps taken so far.
+    seconds
+        Time spent in steps so far; evaluations are not counted.
+    upper
+        f(x, y) at the current, possibly unconverged y (compare `upper_value` for F).
+    lower_residual
+        |y - P_Y(y - grad_y g)|.
+    stationarity
+        |h| by a linear solve at (x, y), or |x - P_X(x - h)| when x has a set; NaN with
+        function constraints, and when the linear system could not be solved.
+    linear_residual
+        How well the linear system behind `stationarity` was solved, relative to its right-hand side.
+    contraction
+        For Neumann series: the factor by which its terms grow (1 and beyond: diverges); None for other estimators.
+    costs
+        Gradients, products and projections so far.
+
+    Examples
+    --------
+    >>> import bilevel, torch
+    >>> problem = bilevel.Problem(lambda x, y: (y - 1).square().sum(), lambda x, y: (y - x).square().sum())
+    >>> solution = bilevel.minimize(problem, torch.zeros(2), torch.zeros(2), solver=bilevel.DMLCBO(), steps=300)
+    >>> last = solution.history[-1]
+    >>> last.step, last.upper < solution.history[0].upper, last.costs["upper_gradients"] >= 300
+    (300, True, True)
+    """
+
+    step: int
+    seconds: float
+    upper: float
+    lower_residual: float
+    stationarity: float
+    linear_residual: float = math.nan
+    contraction: float | None = None
+    costs: dict[str, Any] = field(default_factory=dict)
+
+
+@storable
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """The arguments of a run of `minimize` that are needed to resume it, in addition to its state.
+
+    Parameters
+    ----------
+    steps
+        Up to which step it goes.
+    evaluate_every, tol, delta, output
+        As in `minimize`.
+    solver
+        The solver; its text where a file cannot hold it, since it is not one of the library.
+    choice
+        Why solver="auto" chose this solver.
+    logs
+        The files of its logs, each with its kind: see `named_logs`.
+    checkpoint_every
+        As in `Checkpoint`.
+    """
+
+    steps: int = STEPS
+    evaluate_every: int = EVALUATE_EVERY
+    tol: float | None = None
+    delta: float | None = None
+    output: str = "last"
+    solver: Any = None
+    choice: str = ""
+    logs: dict[str, Any] = field(default_factory=dict)
+    checkpoint_every: int | None = None
+
+    def __post_init__(self) -> None:
+        check_count("steps", self.steps)
+        check_count("evaluate_every", self.evaluate_every)
+        for name in ("tol", "delta"):
+            if getattr(self, name) is not None:
+                check_number(name, getattr(self, name))
+        if self.delta is not None and self.tol is None:
+            raise InvalidInputError(
+                f"delta={self.delta!r} needs tol: the run stops when the certificate's eps is within tol"
+            )
+        if self.output not in OUTPUTS:
+            raise InvalidInputError(f'output must be "last", "best" or "sampled", got {self.output!r}')
+        if not all(isinstance(kind, str) for kind in self.logs.values()):
+            raise InvalidInputError("the logs of a run are texts by name")
+
+
+@storable
+@dataclass(kw_only=True)
+class Iterate:
+    """The state of a run of `minimize`: that of its solver, and the iterates that the output rule keeps."""
+
+    current: State
+    best: tuple[float, Vector, Vector] | None = None  # f after polishing, x, y
+    sampled: tuple[Vector, Vector] | None = None
+
+    @property
+    def step(self) -> int:
+        return self.current.step
+
+    def is_finite(self) -> bool:
+        return self.current.is_finite()
+
+    def output(self, rule: str) -> tuple[Vector, Vector]:
+        """The point that the rule chooses."""
+        if rule == "best" and self.best is not None:
+            return self.best[1:]
+        return self.sampled if rule == "sampled" and self.sampled is not None else (self.current.x, self.current.y)
+
+
+@dataclass(eq=False)
+class Solution:
+    """The result of `minimize`.
+
+    Parameters
+    ----------
+    document
+        The run, as stored in a file.
+    problem
+        The problem that was solved, for `certificate`; not saved, so None after `load`.
+    message
+        The message of the error (`Status.FAILED`), and the file with the last good state if the run has a checkpoint
+        and did not end as planned; empty otherwise.
+
+    Examples
+    --------
+    >>> import bilevel, torch
+    >>> problem = bilevel.Problem(lambda x, y: (y - 1).square().sum(), lambda x, y: (y - x).square().sum())
+    >>> solution = bilevel.minimize(problem, torch.zeros(2), torch.zeros(2))
+    >>> solution.status.name, solution.status.ok, solution.history[-1].upper < 1e-6
+    ('CONVERGED', True, True)
+    """
+
+    document: RunDocument
+    problem: Any = None
+    message: str = ""
+
+    @property
+    def x(self) -> Vector:
+        """The point, of the shape of x0, chosen by the output rule ("last", "best" or "sampled")."""
+        return self.document.result["x"]
+
+    @property
+    def y(self) -> Vector:
+        """The lower variable there, of the shape of y0."""
+        return self.document.result["y"]
+
+    @property
+    def state(self) -> Any:
+        """The last state of the solver, from which `minimize(problem, resume=solution, ...)` continues."""
+        return self.document.state.current
+
+    @property
+    def history(self) -> list[Record]:
+        """One `Record` per evaluation, the first of the start."""
+        return self.document.history
+
+    @property
+    def plan(self) -> Plan:
+        """What was asked of the run."""
+        return self.document.plan
+
+    @property
+    def status(self) -> Status:
+        """Why the run ended; `str(status)` explains."""
+        ended = self.document.status
+        limited = ended in (Status.STEPS, Status.TIME, Status.STATIONARY, Status.CERTIFIED)
+        return Status.SERIES_DIVERGES if limited and self.stats["series_diverged"] else ended
+
+    @property
+    def stats(self) -> dict[str, float]:
+        """Counts of gradients, products and projections; seconds; steps; `series_diverged`: at how many evaluations
+        the Neumann series diverged.
+        """
+        factors = [record.contraction for record in self.history if record.step > 0 and record.contraction is not None]
+        return {
+            "steps": self.document.state.step,
+            "seconds": self.document.seconds,
+            "series_diverged": sum(factor >= 1.0 - 1e-9 for factor in factors),
+            **self.document.counts,
+        }
+
+    @property
+    def output(self) -> str:
+        """The output rule that chose x and y."""
+        return self.plan.output
+
+    @property
+    def solver(self) -> str:
+        """The solver and its settings, as text; the reason too if it was chosen automatically."""
+        return f"{self.plan.solver}{self.plan.choice and f', chosen since {self.plan.choice}'}"
+
+    def rows(self) -> list[dict[str, float | None]]:
+        """The history as flat rows, ready for a data frame or a CSV writer."""
+        return [flat(record) for record in self.history]
+
+    def certificate(self, delta: float, *, problem: Any = None, **settings: Any) -> Certificate:
+        """(delta, eps)-stationarity of x: see `bilevel.certificate`; a loaded solution needs the problem again."""
+        from ..diagnostics import certificate
+
+        problem = self.problem if problem is None else problem
+        if problem is None:
+            raise InvalidInputError(
+                "a solution from a file does not hold its problem: pass certificate(..., problem=...)"
+            )
+        return certificate(problem, self.x, delta, self.y, **settings)
+
+    def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
+        """Write everything to one safetensors file, atomically; `Solution.load` reads it back."""
+        return self.identified().save(path, overwrite=overwrite)
+
+    def identified(self) -> RunDocument:
+        """The run with what is known of its problem, so that no other problem resumes it."""
+        from .same_problem import known_facts
+
+        if self.document.identity or self.problem is None:
+            return self.document
+        document = copy.copy(self.document)
+        document.identity = known_facts(self.problem, self.state.x, self.state.y)
+        return document
+
+    @classmethod
+    def load(cls, path: str | Path) -> Solution:
+        """Read a solution that `save` wrote, or the checkpoint of a run; nothing is unpickled."""
+        from .checkpoint import RunDocument
+
+        return cls.from_document(RunDocument.load(path))
+
+    @classmethod
+    def from_document(cls, document: RunDocument) -> Solution:
+        """The solution in a file, which must be one of `minimize`."""
+        if document.kind != "minimize":
+            raise InvalidInputError(f"{document.path} is a run of {document.kind}, which resumes it, not of minimize")
+        point = document.result if isinstance(document.result, dict) else {}
+        parts = isinstance(document.plan, Plan) and isinstance(document.state, Iterate)
+        rows = all(isinstance(record, Record) for record in document.history)
+        if not (parts and rows and set(point) == {"x", "y"} and all(map(is_vector, point.values()))):
+            raise InvalidInputError(f"{document.path} holds no solution: x, y, a state, a plan and records")
+        return cls(document, message=document.message)
+
+    def plot(self, path: str | Path | None = None) -> Any:
+        """Upper value, stationarity and lower residual against steps; a matplotlib figure, also saved to `path`."""
+        from .plotting import plot_runs
+
+        measures = {"upper": "f(x, y)", "stationarity": "|h|", "lower_residual": "|y - P(y - grad g)|"}
+        return plot_runs({"": self.history}, measures, {"step": "step"}, path)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickles and copies go without the problem: its functions are often lambdas."""
+        return {**self.__dict__, "problem": None}
+
+    def __repr__(self) -> str:
+        last = ""
+        if self.history:
+            record = self.history[-1]
+            last = (
+                f", upper={record.upper:.6g}, |h|={record.stationarity:.2g}, lower residual={record.lower_residual:.2g}"
+            )
+        return f"Solution(status={self.status.name}, steps={self.stats.get('steps', 0):g}{last})"
+
+
+def flat(record: Record) -> dict[str, Any]:
+    """The numbers of a record by name, those of `costs` among them."""
+    values = asdict(record)
+    values.update(values.pop("costs"))
+    return values
