@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from .causes import Cause
-from .certificate import Certificate, Ground, certificate
+from .certificate import BoundEvidence, Certificate, Goldstein, certificate, goldstein_measure
 from .check import check_hypergradient
-from .constants import Constants, estimate_constants
-from .goldstein import Goldstein, goldstein_measure
-from .report import HypergradientCheck
-from .theory import Theory, printed_eta_range, smoothing_lipschitz
+from .report import Cause, HypergradientCheck
+from .theory import Constants, Theory, dmlcbo_from_theory, estimate_constants, printed_eta_range, smoothing_lipschitz
 
 __all__ = [
     "Cause",
     "Certificate",
     "Constants",
     "Goldstein",
-    "Ground",
+    "BoundEvidence",
     "HypergradientCheck",
     "Theory",
     "certificate",
     "check_hypergradient",
+    "dmlcbo_from_theory",
     "estimate_constants",
     "goldstein_measure",
     "printed_eta_range",

@@ -3,22 +3,198 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..checks import check_calls, check_count, check_lower_start, check_positive, check_set_only, check_vector
+from .._checks import check_count, check_number, check_set_only
+from ..errors import NonFiniteError
 from ..problem import Problem
-from ..randomness import Seeds
+from ..random import RandomStreams, Seeds
 from ..spaces import Vector, tree_map
-from .causes import Cause
-from .goldstein import Goldstein, goldstein_measure
-from .jacobian_hull import JacobianHull
+from .finite_differences import SPACE, Probe
+from .jacobian_hull import JacobianHull, descend, nearest_combination
 from .lower_level import FaceFacts, solved_lower
-from .probe import Probe
-from .sampled_faces import BATCHES, Faces, all_known, batches, draws
+from .report import Cause
+from .sampled_jacobians import BATCHES, Faces, all_known, batches, draws, measure_of
+
+SOLVED = 1e-6
+"""Residuals above this, relative for linear systems and to max(1, |y|) for lower levels, are worth a word."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Goldstein:
+    """What `goldstein_measure` returns.
+
+    Parameters
+    ----------
+    radius, samples
+        How far around x gradients were taken, and how many.
+    value
+        An upper bound on min { |v| : v in the hull of gradients of F }; with a set X of x, of |x - P_X(x - v)|.
+    gradient_norm
+        The same measure of the gradient at x alone.
+    lower_residual, linear_residual
+        The largest lower-level residual and linear residual of the gradients.
+    flaw
+        Why the value is not valid, or None: `Cause.NOT_STRONGLY_CONVEX` or `Cause.SINGULAR_HESSIAN` at x, where the
+        value is NaN, or `Cause.UNSOLVED` when a lower level or a linear system was not solved.
+
+    References
+    ----------
+    Goldstein (1977).
+
+    Examples
+    --------
+    F(x) = |x|, near its kink:
+
+    >>> import bilevel, torch
+    >>> problem = bilevel.Problem(
+    ...     lambda x, y: (2 * y - x).sum(),
+    ...     lambda x, y: (y - x).square().sum() / 2,
+    ...     bilevel.sets.NonNegative(),
+    ...     y0=torch.zeros(1).double(),
+    ... )
+    >>> found = bilevel.diagnostics.goldstein_measure(problem, torch.tensor([0.004]).double(), radius=0.01)
+    >>> round(found.value, 6), round(found.gradient_norm, 6), found.flaw
+    (0.0, 1.0, None)
+    """
+
+    radius: float
+    value: float
+    gradient_norm: float
+    samples: int
+    lower_residual: float = 0.0
+    linear_residual: float = 0.0
+    flaw: Cause | None = None
+
+    @property
+    def valid(self) -> bool:
+        """Whether the gradients are those of F."""
+        return self.flaw is None
+
+    def __str__(self) -> str:
+        if self.flaw is not None:
+            return f"no Goldstein measure: {self.flaw.text}; remedy: {self.flaw.remedy}"
+        return (
+            f"Goldstein measure of F: at most {self.value:.3g} within {self.radius:g} of x "
+            f"({self.samples} gradients; at x itself {self.gradient_norm:.3g})"
+        )
+
+
+def goldstein_measure(
+    problem: Problem, x: Vector, radius: float, y: Vector | None = None, *, samples: int = 40, seed: int = 0
+) -> Goldstein:
+    """min |v| over v in the hull of { grad F(x') : |x' - x| <= radius }, the lower level solved at each x'.
+
+    Unlike the certificate, this is a property of F itself: at random points x' F is almost surely differentiable, and
+    the hull of its gradients is that of the definition. It costs one lower-level solve per sample. With a set X of x,
+    the points x' are in X, and the measure is |x - P_X(x - v)|.
+
+    Parameters
+    ----------
+    problem
+        f, g and the set.
+    x
+        The point, a tensor or a dictionary of tensors of any shape.
+    radius
+        In the units of x.
+    y
+        Where lower-level solves start, of the shape of y; default `problem.y0`.
+    samples
+        How many x' are drawn.
+    seed
+        Of the samples.
+
+    Returns
+    -------
+    Goldstein
+        The measure, the norm of the gradient at x, and the residuals.
+
+    References
+    ----------
+    Goldstein (1977); Zhang, Lin, Jegelka, Sra & Jadbabaie (2020).
+
+    Examples
+    --------
+    >>> import bilevel, torch
+    >>> problem = bilevel.Problem(
+    ...     upper=lambda x, y: (2 * y - x).sum(),
+    ...     lower=lambda x, y: (y - x).square().sum() / 2,
+    ...     constraint=bilevel.sets.NonNegative(),
+    ...     y0=torch.zeros(1).double(),
+    ... )
+    >>> round(goldstein_measure(problem, torch.zeros(1).double(), 1e-3).value, 6)
+    0.0
+    """
+    check_set_only("goldstein_measure", problem)
+    check_number("radius", radius)
+    check_count("samples", samples)
+    streams = RandomStreams(Seeds.from_seed(seed))
+    probe = Probe.checked(problem, x, y)
+    lower = solved_lower(probe, probe.x, probe.y)
+    if lower.flaw is not None:
+        nothing = {"value": math.nan, "gradient_norm": math.nan, "lower_residual": lower.residual}
+        return Goldstein(radius=radius, samples=samples, flaw=lower.flaw, **nothing)
+    # That at x is not among them: x may be a kink, where h need not lie in Clarke's gradient (erratum 11).
+    around = [_gradient(probe, point, lower.y) for point in _around(probe, radius, samples, streams)]
+    here = _gradient(probe, probe.x, lower.y)
+    residuals = [max(column) for column in zip(*(g[1:] for g in (here, *around)), strict=True)]
+    unsolved = residuals[0] > SOLVED * max(1.0, float(lower.y.norm())) or residuals[1] > SOLVED
+    return Goldstein(
+        radius=radius,
+        value=_smallest(torch.stack([g.value for g in around], -1), measure_of(probe)),
+        gradient_norm=float(measure_of(probe)(here.value)[0].norm()),
+        samples=samples,
+        lower_residual=residuals[0],
+        linear_residual=residuals[1],
+        flaw=Cause.UNSOLVED if unsolved else None,
+    )
+
+
+def _around(probe: Probe, radius: float, samples: int, streams: RandomStreams) -> Iterator[Tensor]:
+    """Points of X within the radius: P_X does not lead farther away from a point of X."""
+    for k in range(samples):
+        draw: Any = SPACE.ball(probe.as_x(probe.x), streams.generator("smoothing", k))
+        point = probe.as_x(probe.x + radius * SPACE.ravel(draw))
+        yield SPACE.ravel(tree_map(Tensor.detach, probe.problem.upper_constraint.project(point)))
+
+
+def _smallest(J: Tensor, measure: Any) -> float:
+    """min over l in the simplex of |measure(J l)|."""
+
+    def at(weights: Tensor) -> tuple[Tensor, Tensor]:
+        value, derivative = measure(J @ weights)
+        return value, derivative(J)
+
+    corners = torch.eye(J.shape[1], dtype=J.dtype)
+    norms = [float(at(corner)[0].norm()) for corner in corners]
+    starts = [corners[norms.index(min(norms))], nearest_combination(J, torch.zeros(len(J), dtype=J.dtype))]
+    return min([*norms, *(float(at(start)[0].norm()) for start in starts), *(descend(at, s)[0] for s in starts)])
+
+
+class _Gradient(NamedTuple):
+    value: Tensor
+    lower_residual: float
+    linear_residual: float
+
+
+def _gradient(probe: Probe, x: Tensor, start: Tensor) -> _Gradient:
+    """grad F(x), with the lower level and the linear system as tight as the numbers allow."""
+    solved = probe.solve(x, start)
+    value, residual = probe.hypergradient(x, SPACE.ravel(solved.y))
+    if not bool(torch.isfinite(value).all()):
+        apart = float((x - probe.x).norm())
+        raise NonFiniteError(
+            f"the gradient of F is not finite {apart:.3g} from x: take a smaller radius, or give "
+            "Problem(..., upper_constraint=...) the domain of f and g"
+        )
+    return _Gradient(value, solved.residual, residual)
+
 
 CONFIDENCE = 0.95
 """Of the interval."""
@@ -28,12 +204,12 @@ CALIBRATED = 4
 """Up to this dimension of y the interval from samples was compared with known answers."""
 
 
-class Ground(Enum):
-    """What the lower end of a certificate's interval rests on.
+class BoundEvidence(Enum):
+    """The evidence for the lower end of a certificate's interval.
 
     Examples
     --------
-    >>> print(Ground.SAMPLES.value)
+    >>> print(BoundEvidence.SAMPLES.value)
     95 %, from samples
     """
 
@@ -52,12 +228,13 @@ class Certificate:
         The radius around z = y*(x) - eta grad_y g, and the step in it.
     eps
         The smallest |h(H)| found over convex combinations H of Jacobians within delta of z: an upper bound on the
-        smallest norm in the set, whatever the sampling missed.
-    interval, ground
-        Where the smallest norm lies, eps being the upper end, and what the lower end rests on: `Ground.ALL_FACES`,
-        `Ground.SAMPLES` (confidence 95 %), or `Ground.UPPER_BOUND`, when it is 0 and nothing is claimed.
+        smallest norm in the set, even if the sampling missed some.
+    interval, evidence
+        The interval of the smallest norm, with eps as its upper end, and what the lower end is based on:
+        `BoundEvidence.ALL_FACES`, `BoundEvidence.SAMPLES` (confidence 95 %), or `BoundEvidence.UPPER_BOUND`, where it
+        is 0 and nothing is claimed.
     gradient_norm
-        |h| with the Jacobian at z itself: what a plain stopping rule looks at.
+        |h| with the Jacobian at z itself, which a plain stopping rule uses.
     samples, faces
         How many Jacobians were drawn, and how many of them differ.
     lower_residual, lower_error
@@ -67,10 +244,10 @@ class Certificate:
     contraction
         The largest |eigenvalue| of (I - eta G_yy) H at z: below 1 the fixed-point map of the lower level contracts.
     goldstein
-        The Goldstein measure of F itself, when it was asked for.
+        The Goldstein measure of F itself, if requested.
     flaw
-        Why this certifies nothing, or None: g is not strongly convex in y (`Cause.NOT_STRONGLY_CONVEX`) or flat on the
-        face (`Cause.SINGULAR_HESSIAN`), where eps is NaN; or y may be farther than delta from y*(x)
+        Why this is not a certificate, or None: g is not strongly convex in y (`Cause.NOT_STRONGLY_CONVEX`) or flat on
+        the face (`Cause.SINGULAR_HESSIAN`), where eps is NaN; or y may be farther than delta from y*(x)
         (`Cause.UNSOLVED`).
 
     References
@@ -89,7 +266,7 @@ class Certificate:
     ...     y0=torch.zeros(1).double(),
     ... )
     >>> found = bilevel.certificate(problem, torch.tensor([0.004]).double(), delta=0.01)
-    >>> found.valid, found.ground.name, round(found.eps, 9), found.gradient_norm
+    >>> found.valid, found.evidence.name, round(found.eps, 9), found.gradient_norm
     (True, 'ALL_FACES', 0.0, 1.0)
     """
 
@@ -97,7 +274,7 @@ class Certificate:
     eta: float
     eps: float
     interval: tuple[float, float]
-    ground: Ground
+    evidence: BoundEvidence
     gradient_norm: float
     samples: int
     faces: int
@@ -117,7 +294,7 @@ class Certificate:
         low, high = self.interval
         head = (
             f"({self.delta:g}, {self.eps:.3g})-stationary: the smallest |h| within delta lies in "
-            f"[{low:.3g}, {high:.3g}] ({self.ground.value}); at the point itself |h| = {self.gradient_norm:.3g}"
+            f"[{low:.3g}, {high:.3g}] ({self.evidence.value}); at the point itself |h| = {self.gradient_norm:.3g}"
         )
         if self.flaw is not None:
             head = f"no certificate: {self.flaw.text}; remedy: {self.flaw.remedy}"
@@ -147,12 +324,13 @@ def certificate(
     its sphere, and beyond the kinks that are met along the axes, the normal and f_y, singly and jointly; |h(sum_i l_i
     H_i)| is minimised over the weights l. With a set X of x the measure is |x - P_X(x - h)|.
 
-    eps is a bound from above whatever was missed. The lower end of the interval is eps itself where all faces within
-    delta are known (a polyhedral set with a margin of delta or more, a box with at most 7 bounds in reach). Elsewhere
-    it is a matter of samples, up to 4 dimensions of y: ten batches of random points give ten minima, each at least the
-    true one, and with the two smallest e_1 <= e_2 the true one lies in [e_1 - 19 (e_2 - e_1), e_1] with confidence 95 %
-    if near-minimal combinations are not rare (Robson & Whitlock 1964); all points together give eps <= e_1, and the
-    lower end is at least 2 (e_1 - eps) below eps. In more dimensions random points miss faces, and the lower end is 0.
+    eps is always an upper bound, even if some Jacobians were missed. The lower end of the interval is eps itself where
+    all faces within delta are known (a polyhedral set with a margin of delta or more, a box with at most 7 bounds
+    within reach). Otherwise, in up to 4 dimensions of y, it is estimated from samples: ten batches of random points
+    give ten minima, each at least the true one, and with the two smallest e_1 <= e_2 the true one lies in [e_1 - 19
+    (e_2 - e_1), e_1] with confidence 95 % if near-minimal combinations are not rare (Robson & Whitlock 1964); all
+    points together give eps <= e_1, and the lower end is at least 2 (e_1 - eps) below eps. In more dimensions random
+    points miss faces, and the lower end is 0.
 
     Parameters
     ----------
@@ -176,7 +354,7 @@ def certificate(
     Returns
     -------
     Certificate
-        The bound eps, its interval with what that rests on, and what was measured on the way.
+        The bound eps, its interval with the evidence for it, and further measurements.
 
     References
     ----------
@@ -198,17 +376,14 @@ def certificate(
     (1.0, 0.0)
     """
     check_set_only("certificate", problem)
-    check_positive("delta", delta)
+    check_number("delta", delta)
     check_count("samples", samples, least=2 * BATCHES)
     if eta is not None:
-        check_positive("eta", eta, " or None for 1/L")
+        check_number("eta", eta, remedy="; None takes 1/L")
     if goldstein_radius is not None:
-        check_positive("goldstein_radius", goldstein_radius, " or None")
-    seeds = Seeds.of(seed)
-    x = tree_map(Tensor.detach, check_vector("x", x))
-    start = check_lower_start(problem, problem.constraint_at(x), y)
-    check_calls(problem, x, start)
-    probe = Probe(problem, x, start)
+        check_number("goldstein_radius", goldstein_radius)
+    seeds = Seeds.from_seed(seed)
+    probe = Probe.checked(problem, x, y)
     lower = solved_lower(probe, probe.x, probe.y, eta)
     flaw = lower.flaw or (Cause.UNSOLVED if lower.error > delta else None)
     facts = lower.facts
@@ -216,10 +391,10 @@ def certificate(
     if lower.flaw is None:
         faces.visit_directed(lower.z, delta, facts.eta)
         met = batches(faces, draws(probe, lower.z, delta, samples, seeds))
-        ground, hull = _ground(all_known(faces, facts, lower.z, delta), probe.y.numel()), faces.hull(facts.eta)
-        eps, low, norm = _bounds(hull, met, ground)
+        evidence, hull = _evidence(all_known(faces, facts, lower.z, delta), probe.y.numel()), faces.hull(facts.eta)
+        eps, low, norm = _bounds(hull, met, evidence)
     else:
-        ground, hull = Ground.UPPER_BOUND, faces.hull(facts.eta)
+        evidence, hull = BoundEvidence.UPPER_BOUND, faces.hull(facts.eta)
         eps = low = norm = math.nan
     return Certificate(
         delta=delta,
@@ -227,7 +402,7 @@ def certificate(
         eps=eps,
         interval=(low, eps),
         gradient_norm=norm,
-        ground=ground,
+        evidence=evidence,
         samples=samples,
         faces=len(faces.known),
         lower_residual=lower.residual,
@@ -239,17 +414,17 @@ def certificate(
     )
 
 
-def _ground(complete: bool, dimension: int) -> Ground:
+def _evidence(complete: bool, dimension: int) -> BoundEvidence:
     if complete:
-        return Ground.ALL_FACES
-    return Ground.SAMPLES if dimension <= CALIBRATED else Ground.UPPER_BOUND
+        return BoundEvidence.ALL_FACES
+    return BoundEvidence.SAMPLES if dimension <= CALIBRATED else BoundEvidence.UPPER_BOUND
 
 
-def _bounds(hull: JacobianHull, met: list[list[int]], ground: Ground) -> tuple[float, float, float]:
+def _bounds(hull: JacobianHull, met: list[list[int]], evidence: BoundEvidence) -> tuple[float, float, float]:
     """eps, the lower end of its interval, and the norm at z itself."""
     eps, norm = hull.smallest()[0], hull.norm(torch.eye(len(hull.faces), dtype=hull.faces.dtype)[0])
-    if ground is not Ground.SAMPLES:
-        return eps, (1 - 1e-6) * eps if ground is Ground.ALL_FACES else 0.0, norm
+    if evidence is not BoundEvidence.SAMPLES:
+        return eps, (1 - 1e-6) * eps if evidence is BoundEvidence.ALL_FACES else 0.0, norm
     different = {tuple(members): members for members in met}
     smallest = {key: hull.restricted(members).smallest()[0] for key, members in different.items()}
     minima = sorted(smallest[tuple(members)] for members in met)

@@ -2,39 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .. import tolerances
-from ..checks import (
-    check_calls,
-    check_count,
-    check_fraction,
-    check_lower_start,
-    check_method,
-    check_same_shape,
-    check_set_only,
-    check_solver_object,
-    check_vector,
-)  # fmt: skip
-from ..errors import InvalidInput
+from .. import _checks, tolerances
+from ..errors import InvalidInputError
 from ..hypergradients import Estimator
 from ..problem import Problem
-from ..randomness import Seeds, plain_generator
-from ..spaces import Vector, tree_map
-from .against_f import compare_with_f
-from .asked import Asked
-from .causes import Cause
-from .function_parts import check_functions, steep_gradient
-from .judge import Finding
+from ..random import Seeds, plain_generator
+from ..spaces import Vector, in_order, tree_map
+from . import method_checks, problem_checks
+from .finite_differences import SPACE, Finding, Probe, noise_of, unit
 from .lower_level import STEPS, curvature, face_facts
-from .probe import SPACE, Probe
-from .report import HypergradientCheck
-from .set_parts import check_motion, check_set, wrong_jacobian_at
-from .suspects import check_point, check_solver
+from .method_checks import DRAWS, GradientUnderTest, Path, SlopeComparison
+from .report import Cause, HypergradientCheck
 
 SOLVED = 1e-6
 """A lower level with a residual below this, relative to max(1, |y|), counts as solved."""
@@ -52,10 +37,11 @@ def check_hypergradient(
     tol: float | None = None,
     seed: int = 0,
 ) -> HypergradientCheck:
-    """Compare <h, d> with slope = (F(x + t d) - F(x - t d)) / 2t along random directions d; say why they differ.
+    """Compare <h, d> with slope = (F(x + t d) - F(x - t d)) / 2t along random directions d; find out why they differ.
 
-    The parts are judged first, each by differences in float64: the set, f, g and their derivatives, the curvature of
-    the lower level. Then the lower level is solved tightly, and F is looked at from both sides.
+    The parts are tested first, by finite differences in float64: the set, f, g and their derivatives, and the curvature
+    of the lower level. Then the lower level is solved accurately, and h is compared with one-sided and central
+    differences of F.
 
     Parameters
     ----------
@@ -64,27 +50,26 @@ def check_hypergradient(
     x
         The point, a tensor or a dictionary of tensors of any shape.
     y
-        The lower variable, of the shape of y, your method uses at x; by default the lower level is solved from
-        `problem.y0`.
+        The lower variable that your method uses at x; by default the lower level is solved from `problem.y0`.
     method
-        The estimator to judge; default `LinearSolve()`. Random ones are averaged over 200 draws, or 1000.
+        The estimator to check; default `LinearSolve()`. Random estimators are averaged over 200 or 1000 draws.
     gradient
-        A hypergradient of your own at x, of the shape of x, instead of a method.
+        Your own hypergradient at x, of the shape of x, instead of a method.
     solver
-        A solver to judge as well: whether the set suits it, whether y stays in Y, whether x moves against h. Ten
-        steps are taken from the solved lower level.
+        A solver to check as well: whether it supports the set, y stays in Y, and x moves against h. Ten steps are taken
+        from the solved lower level.
     directions
         How many random directions; each takes four lower-level solves, and four for every shorter step that is tried.
     tol
-        The relative error up to which h counts as correct; default 1e-4, and 5e-3 where f and g can take float32
-        only. What noise leaves open must be within it too: random methods ask for a larger one.
+        The relative error up to which h counts as correct; default 1e-4, and 5e-3 if f and g support float32 only. The
+        uncertainty due to noise must be within it too, so that random methods need a larger one.
     seed
         Of the directions.
 
     Returns
     -------
     HypergradientCheck
-        The verdict with its cause, its remedy and the numbers.
+        The cause, its remedy and the numbers.
 
     References
     ----------
@@ -102,73 +87,71 @@ def check_hypergradient(
     >>> print(check_hypergradient(problem, torch.tensor([0.5, -1.0]).double()).cause)
     the graph of g is cut: g changes in a way that autograd does not see
     """
-    check_set_only("check_hypergradient", problem)
-    check_method(method)
-    check_solver_object(solver)
-    check_count("directions", directions)
+    _checks.check_set_only("check_hypergradient", problem)
+    _checks.check_method(method)
+    _checks.check_solver_object(solver)
+    _checks.check_count("directions", directions)
     if tol is not None:
-        check_fraction("tol", tol)
-    x = tree_map(Tensor.detach, check_vector("x", x))
-    constraint, seeds = problem.constraint_at(x), Seeds.of(seed)
-    start = check_lower_start(problem, constraint, y if problem.y0 is None else None)
-    given = None if y is None else check_lower_start(problem, constraint, y)
-    probe = Probe(problem, x, start)
-    check_calls(probe.problem, x, start)
-    if given is not None:
-        check_same_shape(given, start)
-    asked = Asked(x=x, y=given, method=method, gradient=_flat_gradient(gradient, probe), seeds=seeds)
+        _checks.check_number("tol", tol, high=1.0)
+    seeds = Seeds.from_seed(seed)
+    probe = Probe.checked(problem, x, y if problem.y0 is None else None)
+    x = tree_map(Tensor.detach, _checks.check_vector("x", x))
+    if y is not None:
+        y = _checks.check_lower_start(problem, problem.constraint_at(x), y)
+        _checks.check_same_shape(y, probe.as_y(probe.y))
+    candidate = GradientUnderTest(x=x, y=y, method=method, gradient=_flat_gradient(gradient, probe), seeds=seeds)
     generator = plain_generator(seeds.smoothing)
-    finding = _wrong_part(probe, generator)
+    report = HypergradientCheck(cause=Cause.CORRECT)
+    finding = (
+        problem_checks.check_set(probe, generator)
+        or problem_checks.check_functions(probe, generator)
+        or problem_checks.check_motion(probe, generator)
+        or _lower_flaw(probe, probe.y, 0.0, generator)
+    )
     if finding is not None:
-        return HypergradientCheck(cause=finding.cause, detail=finding.detail)
+        return report.found(finding)
     point, residual = _solved(probe, generator)
-    finding = _unsolved(probe, point, residual, generator) or _bent(probe, point)
+    report = replace(report, lower_residual=residual)
+    finding = _lower_flaw(probe, point, residual, generator)
     if finding is not None:
-        return HypergradientCheck(cause=finding.cause, detail=finding.detail, lower_residual=residual)
+        return report.found(finding)
     lin = probe.linearize(probe.x, point)
     whole = curvature(lin)
     facts, face, z = face_facts(probe, probe.x, point, whole.largest)
     on_face = curvature(lin, face)
-    report = HypergradientCheck(cause=Cause.CORRECT, curvature=whole, face=facts, lower_residual=residual)
-    finding = Finding(Cause.SINGULAR_HESSIAN, f"on the face {on_face}") if on_face.singular else None
-    finding = finding or wrong_jacobian_at(probe, z, generator) or check_solver(solver, probe, point, seeds)
-    if finding is None and asked.y is not None:
-        finding = check_point(probe, asked.flat_y(probe), feasible_only=True)
+    report = replace(report, curvature=whole, face=facts)
+    finding = (
+        (Finding(Cause.SINGULAR_HESSIAN, f"on the face {on_face}") if on_face.singular else None)
+        or problem_checks.wrong_jacobian_at(probe, z, generator)
+        or method_checks.check_solver(solver, probe, point, seeds)
+        or method_checks.check_point(probe, y, feasible_only=True)
+    )
     if finding is not None:
-        return replace(report, cause=finding.cause, detail=finding.detail)
+        return report.found(finding)
     tol = tolerances.hypergradient(probe.dtype) if tol is None else tol
-    return compare_with_f(probe, point, asked, report, generator, mu=on_face.mu, directions=directions, tol=tol)
+    return _compare_with_f(probe, point, candidate, report, generator, mu=on_face.mu, directions=directions, tol=tol)
 
 
 def _flat_gradient(gradient: Any, probe: Probe) -> Tensor | None:
     """The user's own gradient as one flat vector of the size of x."""
     if gradient is None:
         return None
-    flat = SPACE.ravel(check_vector("gradient", gradient)).detach().to(probe.dtype)
+    gradient = _checks.check_vector("gradient", gradient)
+    like_x = probe.as_x(probe.x)
+    if isinstance(like_x, dict) and isinstance(gradient, dict) and set(gradient) == set(like_x):
+        gradient = in_order(like_x, gradient)
+    flat = SPACE.ravel(gradient).detach().to(probe.dtype)
     if flat.shape != probe.x.shape:
-        raise InvalidInput(f"gradient has {flat.numel()} entries but x has {probe.x.numel()}: give one for each")
+        raise InvalidInputError(f"gradient has {flat.numel()} entries but x has {probe.x.numel()}: give one for each")
     return flat
-
-
-def _wrong_part(probe: Probe, generator: torch.Generator) -> Finding | None:
-    """The set, the functions, how the set moves, the curvature at the start."""
-    return (
-        check_set(probe, generator)
-        or check_functions(probe, generator)
-        or check_motion(probe, generator)
-        or _bent(probe, probe.y)
-    )
 
 
 def _solved(probe: Probe, generator: torch.Generator) -> tuple[Tensor, float]:
     """y*(x) and its residual; the solve is not carried on where the gradient of g is seen to jump."""
-    first = probe.solve(probe.x, probe.y, max_steps=STEPS[0])
-    y = SPACE.ravel(first.y)
-    if not _is_solved(y, first.residual):
-        largest = curvature(probe.linearize(probe.x, y)).largest
-        if steep_gradient(probe, probe.x, y, generator, largest) is not None:
-            return y, first.residual
-    solution = probe.solve(probe.x, y)
+    solution = probe.solve(probe.x, probe.y, max_steps=STEPS[0])
+    y = SPACE.ravel(solution.y)
+    if _is_solved(y, solution.residual) or problem_checks.steep_gradient(probe, y, generator) is None:
+        solution = probe.solve(probe.x, y)
     return SPACE.ravel(solution.y), solution.residual
 
 
@@ -176,19 +159,131 @@ def _is_solved(y: Tensor, residual: float) -> bool:
     return residual <= SOLVED * max(1.0, float(y.norm()))
 
 
-def _bent(probe: Probe, y: Tensor) -> Finding | None:
-    """Negative curvature of g at y."""
+def _lower_flaw(probe: Probe, y: Tensor, residual: float, generator: torch.Generator) -> Finding | None:
+    """Negative curvature of g at y, or why the lower level was not solved."""
     bent = curvature(probe.linearize(probe.x, y))
-    return Finding(Cause.NOT_STRONGLY_CONVEX, str(bent)) if bent.negative else None
-
-
-def _unsolved(probe: Probe, y: Tensor, residual: float, generator: torch.Generator) -> Finding | None:
-    """Why the lower level was not solved."""
+    if bent.negative:
+        return Finding(Cause.NOT_STRONGLY_CONVEX, str(bent))
     if _is_solved(y, residual):
         return None
-    bent = curvature(probe.linearize(probe.x, y))
-    return (
-        _bent(probe, y)
-        or steep_gradient(probe, probe.x, y, generator, bent.largest)
-        or Finding(Cause.SINGULAR_HESSIAN if bent.singular else Cause.UNSOLVED, f"residual {residual:.2e}, {bent}")
+    cause = Cause.SINGULAR_HESSIAN if bent.singular else Cause.UNSOLVED
+    return problem_checks.steep_gradient(probe, y, generator) or Finding(cause, f"residual {residual:.2e}, {bent}")
+
+
+def _compare_with_f(
+    probe: Probe,
+    y: Tensor,
+    candidate: GradientUnderTest,
+    report: HypergradientCheck,
+    generator: torch.Generator,
+    *,
+    mu: float,
+    directions: int,
+    tol: float,
+) -> HypergradientCheck:
+    """The report with its verdict: <h, d> against the slopes of F along random directions d."""
+    path = Path(probe, y)
+    h = candidate.hypergradient(probe, y, DRAWS[0])
+    noise = _noise_of_f(probe, y, generator, report.lower_residual / mu)
+    step = max(1.0, float(probe.x.norm())) * max(1e-4, min(0.1, (noise / (1.0 + float(h.mean.norm()))) ** (1 / 3)))
+    drawn = [unit(probe.x, generator) for _ in range(directions)]
+    found = method_checks.compare_slopes(path, drawn, step, noise, h, tol)
+    step = found.step
+    if found.worth_more_draws:
+        found = SlopeComparison(path, drawn, step, noise, candidate.hypergradient(probe, y, DRAWS[1]), tol)
+    worst = max(range(directions), key=lambda k: found.slopes[k].jump)
+    distance = path.distance(report.face.margin if report.face else math.nan, drawn, step)
+    flat = _is_flat(probe, y, found.scale, 20 * noise / step)
+    report = replace(
+        report,
+        error=found.error,
+        slopes=found.slopes,
+        kink_distance=distance,
+        notes=_notes(probe, report, flat, found),
+        line=lambda t: path.value(drawn[worst], t),
+        reach=max(10 * step, 2 * distance) if distance <= 1.0 else 10 * step,
     )
+    if flat:
+        return report
+    finding = None
+    if not math.isfinite(found.error):
+        finding = Finding(Cause.NOT_FINITE, f"F is not finite at a distance of {step:.1e} from x")
+    elif found.blur >= 0.1:
+        finding = Finding(Cause.PRECISION, f"the noise of F is {noise:.1e}, its slope {found.scale:.1e}")
+    elif found.kinked:
+        kink = Finding(Cause.KINK, found.slopes[worst].sides("F"))
+        finding = problem_checks.kinked_function(probe, y, generator) or kink
+    elif found.undecided:
+        finding = found.why_undecided()
+    elif not found.correct:
+        finding = _blame(probe, y, candidate, report, found, generator)
+    return report.found(finding)
+
+
+def _noise_of_f(probe: Probe, y: Tensor, generator: torch.Generator, lower_error: float) -> float:
+    """The noise of F: rounding in f, and |f_y| times the error of y*."""
+    d, e = unit(probe.x, generator), unit(y, generator)
+    rounding = noise_of(lambda t: probe.upper(probe.x + t * d, y + t * e))
+    slope_in_y = float(probe.upper_grads(probe.x, y)[1].norm())
+    return max(rounding, probe.eps * abs(probe.upper(probe.x, y))) + slope_in_y * lower_error
+
+
+def _is_flat(probe: Probe, y: Tensor, scale: float, blur: float) -> bool:
+    """Every slope is zero up to rounding, and rounding is small beside the derivatives of f."""
+    return scale <= blur <= 1e-3 * sum(float(part.norm()) for part in probe.upper_grads(probe.x, y)) or scale == 0.0
+
+
+def _blame(
+    probe: Probe,
+    y: Tensor,
+    candidate: GradientUnderTest,
+    report: HypergradientCheck,
+    found: SlopeComparison,
+    generator: torch.Generator,
+) -> Finding:
+    """The parts are right, F is smooth as far as one can see, and h is not its gradient."""
+    truth = probe.hypergradient(probe.x, y)[0]
+    allowed = (found.tol + found.blur) * found.scale
+    miss = max(abs(float(truth @ d) - s.central) for s, d in zip(found.slopes, found.drawn, strict=True))
+    if not miss <= allowed:
+        return _kink_or_unexplained(probe, y, report, miss, generator)
+    unsolved = method_checks.check_point(probe, candidate.y, feasible_only=False)
+    if unsolved is not None:
+        return unsolved
+    lin = probe.linearize(probe.x, y)
+    if candidate.dtype != probe.dtype and candidate.gradient is None:
+        wide = candidate.averaged(lin, probe, DRAWS[0])
+        off = max(abs(float((wide.mean - truth) @ d)) for d in found.drawn)
+        if off <= allowed + wide.doubt(found.drawn):
+            text = f"relative error {report.error:.1e} in {candidate.dtype}, none in {probe.dtype}"
+            return Finding(Cause.PRECISION, text)
+    return method_checks.blame_method(candidate.method, lin, found.h.mean, truth, found.h.noise, candidate.seeds)
+
+
+def _kink_or_unexplained(
+    probe: Probe, y: Tensor, report: HypergradientCheck, miss: float, generator: torch.Generator
+) -> Finding:
+    """Several kinks may cancel in F, and still make h one element of a set (erratum 11)."""
+    wrong = problem_checks.wrong_product_at(probe, y, generator)
+    if wrong is not None:
+        return wrong
+    if report.face is not None and report.face.margin <= 1e-3 * max(1.0, float(y.norm())):
+        return Finding(Cause.KINK, max(report.slopes, key=lambda s: s.jump).sides("F"))
+    found = problem_checks.kinked_function(probe, y, generator)
+    return found or Finding(Cause.UNEXPLAINED, f"the linear solve is off by {miss:.2e} as well")
+
+
+def _notes(probe: Probe, report: HypergradientCheck, flat: bool, found: SlopeComparison) -> tuple[str, ...]:
+    notes = []
+    if not probe.widened:
+        notes.append(f"f or g cannot take float64: the differences themselves are in {probe.dtype}")
+    if report.face is not None and report.face.dimension == 0:
+        notes.append("y* is a vertex: it does not move with x here unless the set does")
+    if report.curvature is not None and report.curvature.singular:
+        notes.append("g is flat in some direction of the whole space, though not on the face")
+    if flat:
+        notes.append("F is flat here: every slope is zero up to rounding (errata, item 9)")
+    if found.h.random:
+        draws = len(found.h.draws)
+        notes.append(f"the method is random: the mean of {draws} draws is known to {found.spread:.1e} only")
+    return tuple(notes)

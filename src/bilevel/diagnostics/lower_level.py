@@ -11,10 +11,9 @@ from torch import Tensor
 
 from ..curvature import largest_eigenvalue
 from ..problem import Linearization
-from ..sets.base import Face
-from ..spaces import leaves
-from .causes import Cause
-from .probe import SPACE, Probe
+from ..sets.base import ProjectionJacobian
+from .finite_differences import SPACE, Probe, matrix_of
+from .report import Cause
 
 DENSE = 1000
 """Up to this dimension of y curvatures come from a matrix, beyond it from Lanczos steps."""
@@ -52,7 +51,7 @@ class Curvature:
         return f"mu = {self.mu:.3g}, L = {self.largest:.3g}, condition number {self.condition:.3g}"
 
 
-def curvature(lin: Linearization, face: Face | None = None) -> Curvature:
+def curvature(lin: Linearization, face: ProjectionJacobian | None = None) -> Curvature:
     """The extreme eigenvalues of grad^2_yy g, on the range of H when a face is given (inf, 0 when that is a point)."""
     if SPACE.size(lin.y) <= DENSE:
         return _dense(lin, face)
@@ -62,11 +61,10 @@ def curvature(lin: Linearization, face: Face | None = None) -> Curvature:
     return Curvature(L - largest_eigenvalue(turned, lin.y, SPACE, start=apply, steps=LANCZOS), L)
 
 
-def _dense(lin: Linearization, face: Face | None) -> Curvature:
-    eye = torch.eye(SPACE.size(lin.y), dtype=leaves(lin.y)[0].dtype)
-    G = torch.stack([SPACE.ravel(lin.lower_hvp(SPACE.unravel(e, lin.y))) for e in eye]).double()
+def _dense(lin: Linearization, face: ProjectionJacobian | None) -> Curvature:
+    G = matrix_of(lin.lower_hvp, lin.y).double()
     if face is not None:
-        H = torch.stack([SPACE.ravel(face.apply(SPACE.unravel(e, lin.y))) for e in eye]).double()
+        H = matrix_of(face.apply, lin.y).double()
         values, vectors = torch.linalg.eigh((H + H.T) / 2)
         basis = vectors[:, values > 1e-8]
         G = basis.T @ G @ basis
@@ -159,27 +157,17 @@ def solved_lower(probe: Probe, x: Tensor, start: Tensor, eta: float | None = Non
     return found
 
 
-def face_facts(probe: Probe, x: Tensor, y: Tensor, largest: float) -> tuple[FaceFacts, Face, Tensor]:
+def face_facts(probe: Probe, x: Tensor, y: Tensor, largest: float) -> tuple[FaceFacts, ProjectionJacobian, Tensor]:
     """The facts, the face and z at a solved lower level."""
     eta = 1.0 / largest if largest > 0 else 1.0
     z = y - eta * probe.lower_grad(x, y)
     constraint = probe.set_at(x)
     face = constraint.jacobian(probe.as_y(z))
-    margin: Any = constraint.margin(probe.as_y(z))
-    facts = FaceFacts(eta, _total(face.dimension), y.numel(), smallest_margin(margin))
-    return facts, face, z
+    margin = all_parts(constraint.margin(probe.as_y(z))).min()
+    return FaceFacts(eta, float(all_parts(face.dimension).sum()), y.numel(), float(margin)), face, z
 
 
-def _total(dimension: Any) -> float:
-    if dimension is None:
-        return math.nan
-    parts = dimension.values() if isinstance(dimension, dict) else [dimension]
-    if any(part is None for part in parts):
-        return math.nan
-    return float(sum(float(torch.as_tensor(part).sum()) for part in parts))
-
-
-def smallest_margin(margin: Any) -> float:
-    """Over batch elements and entries of a dictionary; NaN without a formula."""
-    parts = list(margin.values()) if isinstance(margin, dict) else [margin]
-    return math.nan if any(part is None for part in parts) else min(float(part.min()) for part in parts)
+def all_parts(value: Any) -> Tensor:
+    """The numbers of all batch elements and entries of a dictionary; NaN where a set has no formula."""
+    parts = value.values() if isinstance(value, dict) else [value]
+    return torch.cat([torch.as_tensor(math.nan if part is None else part).double().reshape(-1) for part in parts])

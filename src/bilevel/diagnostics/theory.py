@@ -14,12 +14,159 @@ E7  c_1 >= 9/2 (not 9 gamma/2), and the noise term of G is c_1^2 t^2 sigma^2 ln(
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Any, Literal
 
-from ..checks import check_count, check_non_negative, check_positive
-from ..errors import InvalidInput, InvalidType
-from .constants import Constants
+import torch
+from torch import Tensor
+
+from .._checks import check_choice, check_count, check_number, check_problem
+from ..errors import InvalidInputError, InvalidTypeError, NonFiniteError
+from ..hypergradients import Neumann
+from ..hypergradients.smoothing import Perturbed
+from ..problem import Problem
+from ..random import Seeds, plain_generator
+from ..solvers.dmlcbo import DMLCBO
+from ..spaces import Vector
+from .finite_differences import Probe, matrix_of, unit
+from .lower_level import DENSE
+
+
+@dataclass(frozen=True, kw_only=True)
+class Constants:
+    """The constants of Assumptions 2.1 and 2.2 of the paper.
+
+    Parameters
+    ----------
+    mu, smoothness
+        mu_g and L_g: g is mu_g-strongly convex in y, and grad_y g is L_g-Lipschitz in y.
+    cross
+        C_gxy, a bound on |grad^2_xy g|; it is also the Lipschitz constant of grad_y g in x.
+    cross_smoothness, hessian_smoothness
+        L_gxy and L_gyy: Lipschitz constants of grad^2_xy g and grad^2_yy g.
+    upper_slope, upper_smoothness
+        C_fy, a bound on |grad_y f|; L_f, the Lipschitz constant of the gradient of f.
+    dimension
+        d_2, the dimension of y.
+
+    Examples
+    --------
+    >>> Constants(mu=1, smoothness=4, cross=2, upper_slope=1, upper_smoothness=0, dimension=3).condition
+    4.0
+    """
+
+    mu: float
+    smoothness: float
+    cross: float
+    upper_slope: float
+    upper_smoothness: float
+    dimension: int
+    cross_smoothness: float = 0.0
+    hessian_smoothness: float = 0.0
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            check_number(field.name, getattr(self, field.name), closed="left")
+        check_count("dimension", self.dimension)
+        if not 0 < self.mu <= self.smoothness:
+            raise InvalidInputError(
+                f"mu = {self.mu:g} and smoothness = {self.smoothness:g}: the theory needs 0 < mu <= smoothness; "
+                "give g more curvature in y, for example + 1e-3 * y.square().sum()"
+            )
+
+    @property
+    def condition(self) -> float:
+        """L_g / mu_g."""
+        return self.smoothness / self.mu
+
+
+def estimate_constants(
+    problem: Problem, x: Vector, y: Vector | None = None, *, radius: float = 1.0, samples: int = 8, seed: int = 0
+) -> Constants:
+    """mu = min |G_yy|, L = max |G_yy|, C = max |G_xy|, ... at random points within `radius` of (x, y), y in Y.
+
+    A value found by sampling is at most (for mu: at least) the true constant: it is an estimate, not a bound.
+
+    Parameters
+    ----------
+    problem
+        f, g and the set.
+    x, y
+        A point: tensors, or dictionaries of tensors, of any shape; y defaults to `problem.y0`.
+    radius
+        The radius around the point.
+    samples
+        How many points.
+    seed
+        Of the points.
+
+    Returns
+    -------
+    Constants
+        The estimates, for `Theory`.
+
+    References
+    ----------
+    Shi, Chang & Gu (2024), the paper of DMLCBO, assumptions 2.1 and 2.2.
+
+    Examples
+    --------
+    >>> import bilevel, torch
+    >>> problem = bilevel.Problem(
+    ...     upper=lambda x, y: y.sum(), lower=lambda x, y: (y - x).square().sum(), y0=torch.zeros(2).double()
+    ... )
+    >>> found = estimate_constants(problem, torch.zeros(2).double())
+    >>> round(found.mu, 6), round(found.smoothness, 6), round(found.cross, 6), round(found.upper_slope, 6)
+    (2.0, 2.0, 2.0, 1.414214)
+    """
+    check_problem(problem)
+    check_number("radius", radius)
+    check_count("samples", samples, least=2)
+    generator = plain_generator(Seeds.from_seed(seed).smoothing)
+    probe = Probe.checked(problem, x, y)
+    if probe.y.numel() > DENSE:
+        raise InvalidInputError(f"y has {probe.y.numel()} entries, more than {DENSE}: give Constants(...) yourself")
+    points = [_Local(probe, probe.x, probe.y)]
+    for _ in range(samples - 1):
+        moved = probe.x + radius * unit(probe.x, generator)
+        points.append(_Local(probe, moved, probe.project(probe.y + radius * unit(probe.y, generator), moved)))
+    pairs = [(p, q, float((p.at - q.at).norm())) for i, p in enumerate(points) for q in points[:i]]
+    pairs = [pair for pair in pairs if pair[2] > 0]
+    curvatures = torch.stack([torch.linalg.eigvalsh((p.hessian + p.hessian.T) / 2) for p in points])
+    return Constants(
+        mu=float(curvatures.min()),
+        smoothness=float(curvatures.max()),
+        cross=max(_spectral(p.cross) for p in points),
+        upper_slope=max(float(p.f_y.norm()) for p in points),
+        upper_smoothness=max(max(_rate(p.f_x, q.f_x, d), _rate(p.f_y, q.f_y, d)) for p, q, d in pairs),
+        cross_smoothness=max(_spectral(p.cross - q.cross) / d for p, q, d in pairs),
+        hessian_smoothness=max(_spectral(p.hessian - q.hessian) / d for p, q, d in pairs),
+        dimension=probe.y.numel(),
+    )
+
+
+class _Local:
+    """Derivatives at one point, as matrices."""
+
+    def __init__(self, probe: Probe, x: Tensor, y: Tensor) -> None:
+        lin = probe.linearize(x, y)
+        self.at = torch.cat([x, y])
+        self.f_x, self.f_y = probe.upper_grads(x, y)
+        self.hessian, self.cross = (matrix_of(product, lin.y) for product in (lin.lower_hvp, lin.lower_cross))
+        parts = (self.at, self.f_x, self.f_y, self.hessian, self.cross)
+        if not all(bool(torch.isfinite(part).all()) for part in parts):
+            raise NonFiniteError(
+                "the derivatives of f and g are not finite at a point within radius: take a smaller one"
+            )
+
+
+def _rate(a: Tensor, b: Tensor, distance: float) -> float:
+    return float((a - b).norm()) / distance
+
+
+def _spectral(matrix: Tensor) -> float:
+    return float(torch.linalg.matrix_norm(matrix, 2))
+
 
 MOST_STEPS = 10**100
 """The bound is not asked for more steps than this."""
@@ -51,7 +198,7 @@ def smoothing_lipschitz(dimension: int, delta: float) -> float:
     5.0
     """
     check_count("dimension", dimension)
-    check_positive("delta", delta)
+    check_number("delta", delta)
     log_ratio = math.lgamma(dimension / 2 + 1) - math.lgamma((dimension + 1) / 2) - 0.5 * math.log(math.pi)
     return math.exp(log_ratio) / delta
 
@@ -79,7 +226,7 @@ def printed_eta_range(mu: float, dimension: int) -> tuple[float, float]:
     >>> round(low, 3), high
     (0.994, 1.0)
     """
-    check_positive("mu", mu)
+    check_number("mu", mu)
     check_count("dimension", dimension)
     return (1 - 1 / (4 * (2 * math.pi) ** 0.25 * math.sqrt(dimension))) / mu, 1 / mu
 
@@ -87,7 +234,7 @@ def printed_eta_range(mu: float, dimension: int) -> tuple[float, float]:
 def _check_steps(steps: Any) -> None:
     """A whole number of steps; bounds ask for more of them than anyone can take."""
     if isinstance(steps, bool) or not isinstance(steps, int) or not 1 <= steps <= MOST_STEPS:
-        raise InvalidInput(f"steps must be an integer from 1 to {MOST_STEPS:.0e}, got {steps!r}")
+        raise InvalidInputError(f"steps must be an integer from 1 to {MOST_STEPS:.0e}, got {steps!r}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,22 +269,19 @@ class Theory:
     eta: float | None = None
     exponent: float = 2.0
     rate: float = 1.0
-    truncation: str = "full"
+    truncation: Literal["full", "random"] = "full"
 
     def __post_init__(self) -> None:
         if not isinstance(self.constants, Constants):
-            raise InvalidType(f"constants must be bilevel.Constants(...), got {self.constants!r}")
+            raise InvalidTypeError(f"constants must be bilevel.diagnostics.Constants(...), got {self.constants!r}")
         for name in ("delta", "rate", "eta"):
             if not (name == "eta" and self.eta is None):
-                check_positive(name, getattr(self, name))
-        check_non_negative("exponent", self.exponent)
-        if self.exponent > 2:
-            raise InvalidInput(f"exponent (a) must lie in [0, 2], got {self.exponent!r}")
-        if self.truncation not in ("full", "random"):
-            raise InvalidInput(f'truncation must be "full" or "random", got {self.truncation!r}')
+                check_number(name, getattr(self, name))
+        check_number("exponent", self.exponent, high=2.0, closed="both")
+        check_choice("truncation", self.truncation, ("full", "random"))
         low, high = self.eta_range
         if not low < self.step <= high:
-            raise InvalidInput(
+            raise InvalidInputError(
                 f"eta = {self.step:g} is outside (0, 2/(mu + L)] = (0, {high:g}]: the series may diverge"
             )
         self._check_sizes()
@@ -150,7 +294,7 @@ class Theory:
         except (OverflowError, ZeroDivisionError):
             fits = False
         if not fits:
-            raise InvalidInput(
+            raise InvalidInputError(
                 f"{self.constants} and delta = {self.delta:g}, rate = {self.rate:g} lead to numbers that float64 does "
                 "not have: measure f, g, x and y in other units"
             )
@@ -232,7 +376,7 @@ class Theory:
         return size**2 * self.terms(steps) / (1 - self.contraction**2)
 
     @property
-    def _both(self) -> float:
+    def lower_drift(self) -> float:
         """2/3 L_0^2 + 6 mu^2 L^2 / (125 L_0^2), L the joint Lipschitz constant of grad_y g (E4)."""
         c = self.constants
         joint = max(c.smoothness, c.cross)
@@ -242,7 +386,7 @@ class Theory:
     def lower_step(self) -> float:
         """The largest tau: min of 1/(6 L_g) and 15 L_0^a / (2 mu (2/3 L_0^2 + ...))."""
         c = self.constants
-        return min(1 / (6 * c.smoothness), 15 * self.lipschitz**self.exponent / (2 * c.mu * self._both))
+        return min(1 / (6 * c.smoothness), 15 * self.lipschitz**self.exponent / (2 * c.mu * self.lower_drift))
 
     @property
     def upper_step(self) -> float:
@@ -253,7 +397,7 @@ class Theory:
         return min(
             L ** (a - 2),
             1 / (2 * max(self.lipschitz_gradient, 1e-300) * first),
-            1 / (4 * (drift + self._both)),
+            1 / (4 * (drift + self.lower_drift)),
             2 * math.sqrt(self.delay) / (9 * self.rate),
         )
 
@@ -289,8 +433,8 @@ class Theory:
             |y_1 - y*(x_1)|.
         """
         _check_steps(steps)
-        check_non_negative("gap", gap)
-        check_non_negative("lower_error", lower_error)
+        check_number("gap", gap, closed="left")
+        check_number("lower_error", lower_error, closed="left")
         m, t, gamma, K = self.delay, self.rate, self.upper_step, float(steps)
         distance = float(lower_error) * lower_error
         start = 10 * self.lipschitz**self.exponent / (self.lower_step * self.constants.mu) * distance
@@ -300,17 +444,17 @@ class Theory:
         noise = (self.upper_momentum * t) ** 2 * self.variance(steps) * math.log1p(K / m) / gamma
         bound = math.sqrt(12 * (first + averaging + biases + noise) * math.sqrt(m + K) / (t * K))
         if bound == math.inf:
-            raise InvalidInput(f"the bound for gap = {gap:g} and lower_error = {lower_error:g} is beyond float64")
+            raise InvalidInputError(f"the bound for gap = {gap:g} and lower_error = {lower_error:g} is beyond float64")
         return bound
 
     def steps_for(self, eps: float, *, gap: float, lower_error: float = 0.0) -> int:
         """The number of steps after which the bound is at most eps."""
-        check_positive("eps", eps)
+        check_number("eps", eps)
         low, high = 0, 1
         while self.bound(high, gap=gap, lower_error=lower_error) > eps:
             low, high = high, 2 * high
             if high > MOST_STEPS:
-                raise InvalidInput(f"eps = {eps:g} needs more than {MOST_STEPS:.0e} steps: take a larger one")
+                raise InvalidInputError(f"eps = {eps:g} needs more than {MOST_STEPS:.0e} steps: take a larger one")
         while high - low > max(1, high // 1000):
             middle = (low + high) // 2
             enough = self.bound(middle, gap=gap, lower_error=lower_error) <= eps
@@ -327,3 +471,49 @@ class Theory:
                 f"c_1 >= {self.upper_momentum:.3g}, c_2 >= {self.lower_momentum:.3g}, m >= {self.delay:.3g}",
             ]
         )
+
+
+def dmlcbo_from_theory(theory: Theory, *, eps: float, gap: float, lower_error: float = 0.0) -> tuple[DMLCBO, int]:
+    """DMLCBO with the settings of the theorem at its largest steps, and the steps its bound needs for |h| <= eps.
+
+    The factors are fixed (c_l = c_u = 1), and the series has perturbed draws; see `Theory` for the corrections. The
+    bound is far from sharp: expect an impractical number of steps. It does not include the noise of batches, and so
+    holds for problems with `sampler=None`.
+
+    Parameters
+    ----------
+    theory
+        `Theory(constants=..., delta=...)`.
+    eps
+        The norm of the smoothed hypergradient to reach, in expectation at an iterate drawn uniformly.
+    gap, lower_error
+        F(x_1) - min F, and |y_1 - y*(x_1)|.
+
+    Examples
+    --------
+    >>> constants = Constants(mu=1, smoothness=2, cross=1, upper_slope=1, upper_smoothness=1, dimension=3)
+    >>> solver, steps = dmlcbo_from_theory(Theory(constants=constants, delta=0.1), eps=0.1, gap=1.0)
+    >>> solver.hypergradient.terms, f"{steps:.0e}"
+    (124, '7e+26')
+    """
+    if not isinstance(theory, Theory):
+        raise InvalidTypeError(f"theory must be bilevel.diagnostics.Theory(...), got {theory!r}")
+    steps = theory.steps_for(eps, gap=gap, lower_error=lower_error)
+    series = Neumann(
+        terms=theory.terms(steps),
+        eta=theory.step,
+        truncation=theory.truncation,
+        smoothing=Perturbed(radius=theory.delta),
+    )
+    solver = DMLCBO(
+        upper_step=theory.upper_step,
+        lower_step=theory.lower_step,
+        hypergradient=series,
+        rate=theory.rate,
+        delay=theory.delay,
+        upper_momentum=theory.upper_momentum,
+        lower_momentum=theory.lower_momentum,
+        smallest_scale=1.0,
+        largest_scale=1.0,
+    )
+    return solver, steps

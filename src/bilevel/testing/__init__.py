@@ -7,20 +7,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from .known_problems import KnownProblem
+
 if TYPE_CHECKING:
-    from .known_problems import KnownProblem
     from .sets import SetTestCase
 
 __all__ = ["KnownProblem", "SetTestCase"]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "SetTestCase":
+    if name == "SetTestCase":  # with pytest
         from .sets import SetTestCase
 
         return SetTestCase
-    if name == "KnownProblem":
-        from .known_problems import KnownProblem
-
-        return KnownProblem
     raise AttributeError(f"module 'bilevel.testing' has no attribute {name!r}")

@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
-from ..sets.base import ConvexSet, Face, event_norm
+from ..sets.base import ConvexSet, ProjectionJacobian, event_norm
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,10 @@ class SetCases:
     margin_exact: bool = True
     """Whether `margin` is the distance itself and not only a lower bound."""
     points_per_set: int = 5
+    oracle_cases: int = 200
+    """Points that are compared with the oracle in every run of the tests."""
+    parameter_cases: int = 6
+    """Sets whose derivatives in parameters are compared with differences."""
 
     def make_set(self, generator: torch.Generator, dimension: int, scale: float) -> ConvexSet:
         """A random set with float64 tensor parameters; scale * Y for the same draws of the generator."""
@@ -107,6 +112,15 @@ class SetCases:
             seed = zlib.crc32(f"{type(self).__name__}/{name}/{k}".encode())
             yield self.case(seed, self.small_dimensions[k % len(self.small_dimensions)])
 
+    def largest_small_case(self, name: str) -> Case:
+        """One of them, in the largest of these dimensions."""
+        return self.case(next(self.small_cases(name)).seed, max(self.small_dimensions))
+
+    def need_half(self, dtype: torch.dtype) -> None:
+        """Skip a test in bfloat16 where that makes no sense."""
+        if dtype is torch.bfloat16 and not self.half:
+            pytest.skip("bfloat16 makes no sense for this set")
+
     def smooth_points(self, case: Case, count: int = 8) -> Tensor:
         """Random points around the set at which the projection has no kink within 100 difference steps."""
         generator = torch.Generator().manual_seed(case.seed + 2)
@@ -127,13 +141,19 @@ class SetCases:
         return (H - H[0]).abs().amax() < 30 * reach
 
 
-def dense(face: Face, z: Tensor) -> Tensor:
+def unit_directions(count: int, z: Tensor, generator: torch.Generator) -> Tensor:
+    """Random tensors of the shape of z and of norm 1, (count, *z.shape)."""
+    d = torch.randn((count, *z.shape), generator=generator, dtype=z.dtype)
+    return d / d.flatten(1).norm(dim=1).reshape(-1, *(1,) * z.ndim)
+
+
+def dense(jacobian: ProjectionJacobian, z: Tensor) -> Tensor:
     """H as a matrix (N, N), for one point z with N entries."""
-    return dense_batch(face, z[None])[0] if z.ndim else face.apply(torch.ones_like(z))
+    return dense_batch(jacobian, z[None])[0] if z.ndim else jacobian.apply(torch.ones_like(z))
 
 
-def dense_batch(face: Face, z: Tensor) -> Tensor:
+def dense_batch(jacobian: ProjectionJacobian, z: Tensor) -> Tensor:
     """H as matrices (K, N, N), for K points z or one that stands for all."""
     size = z[0].numel()
     eye = torch.eye(size, dtype=z.dtype).reshape(size, 1, *z.shape[1:]).expand(size, *z.shape)
-    return face.apply(eye).reshape(size, len(z), size).transpose(0, 1)
+    return jacobian.apply(eye).reshape(size, len(z), size).transpose(0, 1)

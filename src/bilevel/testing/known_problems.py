@@ -18,10 +18,12 @@ from torch import Tensor
 
 from .. import sets
 from ..problem import Problem
-from ..spaces import Vector
+from ..spaces import Space, Vector
 
 RIDGE = 0.1
 """rho, the weight of the upper level's own term in x."""
+N = 6
+"""Entries of y, where nothing else is said."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,13 +102,15 @@ def known_problems(dtype: torch.dtype = torch.float64, seed: int = 0) -> list[Kn
     ['free space', 'box', 'non-negative']
     """
     make = _Maker(dtype, seed)
+    box, cone = sets.Box(-0.5, 0.5), sets.NonNegative()
+    stretched = torch.diag(torch.linspace(0.5, 2.0, N, dtype=torch.float64))
     return [
-        make.free_space(),
-        make.box(),
-        make.non_negative(),
-        make.l1_ball(),
-        make.l2_ball(),
-        make.simplex(),
+        make.build("free space", None, lambda c: c, lambda c: _eye(N), metric=make.spd(N)),
+        make.build("box", box, lambda c: c.clamp(-0.5, 0.5), lambda c: _diagonal(c.abs() < 0.5), metric=stretched),
+        make.build("non-negative", cone, lambda c: c.clamp_min(0), lambda c: _diagonal(c > 0), metric=stretched),
+        make.build("l1 ball", sets.L1Ball(1.0), _l1_project, _l1_jacobian),
+        make.build("l2 ball", sets.L2Ball(1.0), lambda c: c / max(1.0, float(c.norm())), _l2_jacobian),
+        make.build("simplex", sets.Simplex(1.0), _simplex_project, _simplex_jacobian, outside=make.normal(N) / 2),
         make.half_space(),
         make.affine_set(),
         make.batch_of_simplices(),
@@ -130,31 +134,23 @@ class _Maker:
         self,
         name: str,
         constraint: Any,
-        metric: Tensor,
-        outside: Tensor,
         solution: Callable[[Tensor], Tensor],
         jacobian: Callable[[Tensor], Tensor],
         *,
-        shape: tuple[int, ...] | None = None,
-        split: dict[str, int] | None = None,
+        outside: Tensor | None = None,
+        metric: Tensor | None = None,
+        shaped: Callable[[Tensor], Any] = lambda v: v,
     ) -> KnownProblem:
-        """The problem with c(x_bar) = `outside`."""
+        """The problem with c(x_bar) = `outside`, a random point by default, and G = `metric`, 2 I by default."""
+        outside = self.normal(N) if outside is None else outside
         n = outside.numel()
-        matrix = torch.eye(n, dtype=torch.float64) + 0.3 * self.normal(n, n) / n**0.5
+        matrix = _eye(n) + 0.3 * self.normal(n, n) / n**0.5
         optimum = self.normal(n)
         offset = outside - matrix @ optimum
-        target = solution(outside)
         cast = lambda tensor: tensor.to(self.dtype)  # noqa: E731
-        A, b, G, t, x_bar = map(cast, (matrix, offset, metric, target, optimum))
-        shape = (n,) if shape is None else shape
-
-        def ravel(v: Any) -> Tensor:
-            return torch.cat([part.reshape(-1) for part in v.values()]) if split else v.reshape(-1)
-
-        def shaped(v: Tensor) -> Any:
-            if split:
-                return dict(zip(split, v.split(list(split.values())), strict=True))
-            return v.reshape(shape)
+        A, b, t, x_bar = map(cast, (matrix, offset, solution(outside), optimum))
+        G = cast(2.0 * _eye(n) if metric is None else metric)
+        ravel: Callable[[Any], Tensor] = Space().ravel
 
         def lower(x: Any, y: Any) -> Tensor:
             miss = ravel(y) - (A @ ravel(x) + b)
@@ -178,99 +174,63 @@ class _Maker:
             matrix=A,
         )
 
-    def free_space(self) -> KnownProblem:
-        n = 6
-        return self.build("free space", None, self.spd(n), self.normal(n), lambda c: c, lambda c: torch.eye(n).double())
-
-    def box(self) -> KnownProblem:
-        n = 6
-        metric = torch.diag(torch.linspace(0.5, 2.0, n, dtype=torch.float64))
-        return self.build(
-            "box", sets.Box(-0.5, 0.5), metric, self.normal(n),
-            lambda c: c.clamp(-0.5, 0.5), lambda c: torch.diag((c.abs() < 0.5).double()),
-        )  # fmt: skip
-
-    def non_negative(self) -> KnownProblem:
-        n = 6
-        metric = torch.diag(torch.linspace(0.5, 2.0, n, dtype=torch.float64))
-        return self.build(
-            "non-negative", sets.NonNegative(), metric, self.normal(n),
-            lambda c: c.clamp_min(0.0), lambda c: torch.diag((c > 0).double()),
-        )  # fmt: skip
-
-    def l1_ball(self) -> KnownProblem:
-        n = 6
-        return self.build(
-            "l1 ball", sets.L1Ball(1.0), 2.0 * torch.eye(n).double(), self.normal(n), _l1_project, _l1_jacobian
-        )
-
-    def l2_ball(self) -> KnownProblem:
-        n = 6
-
-        def project(c: Tensor) -> Tensor:
-            return c / max(1.0, float(c.norm()))
-
-        def jacobian(c: Tensor) -> Tensor:
-            size = float(c.norm())
-            if size <= 1.0:
-                return torch.eye(n).double()
-            return (torch.eye(n).double() - torch.outer(c, c) / size**2) / size
-
-        return self.build("l2 ball", sets.L2Ball(1.0), 2.0 * torch.eye(n).double(), self.normal(n), project, jacobian)
-
-    def simplex(self) -> KnownProblem:
-        n = 6
-        return self.build(
-            "simplex", sets.Simplex(1.0), 2.0 * torch.eye(n).double(), self.normal(n) / 2, _simplex_project,
-            _simplex_jacobian,
-        )  # fmt: skip
-
     def half_space(self) -> KnownProblem:
         """In the metric of G: y* = c - (a.c - 0.3)_+ G^-1 a / (a' G^-1 a)."""
-        n = 6
-        metric, a = self.spd(n), torch.ones(n).double()
+        metric, a = self.spd(N), torch.ones(N).double()
         direction = torch.linalg.solve(metric, a) / (a @ torch.linalg.solve(metric, a))
         return self.build(
-            "half-space", sets.HalfSpace(a, 0.3), metric, self.normal(n) + 1.0,
+            "half-space",
+            sets.HalfSpace(a, 0.3),
             lambda c: c - (a @ c - 0.3).clamp_min(0.0) * direction,
-            lambda c: torch.eye(n).double() - float(a @ c > 0.3) * torch.outer(direction, a),
-        )  # fmt: skip
+            lambda c: _eye(N) - float(a @ c > 0.3) * torch.outer(direction, a),
+            outside=self.normal(N) + 1.0,
+            metric=metric,
+        )
 
     def affine_set(self) -> KnownProblem:
         """y* = c - G^-1 M' (M G^-1 M')^-1 (M c - o)."""
-        n, m = 6, 2
-        metric, rows, offset = self.spd(n), self.normal(m, n), self.normal(m)
+        metric, rows, offset = self.spd(N), self.normal(2, N), self.normal(2)
         back = torch.linalg.solve(metric, rows.T) @ torch.linalg.inv(rows @ torch.linalg.solve(metric, rows.T))
-        return self.build(
-            "affine set", sets.AffineSet(rows, offset), metric, self.normal(n),
-            lambda c: c - back @ (rows @ c - offset), lambda c: torch.eye(n).double() - back @ rows,
-        )  # fmt: skip
+        project, jacobian = lambda c: c - back @ (rows @ c - offset), lambda c: _eye(N) - back @ rows
+        return self.build("affine set", sets.AffineSet(rows, offset), project, jacobian, metric=metric)
 
     def batch_of_simplices(self) -> KnownProblem:
         """Three simplices at once, as the rows of a matrix."""
         k, n = 3, 4
         return self.build(
-            "batch of simplices", sets.Simplex(1.0), 1.5 * torch.eye(k * n).double(), self.normal(k * n) / 2,
+            "batch of simplices",
+            sets.Simplex(1.0),
             lambda c: torch.cat([_simplex_project(row) for row in c.reshape(k, n)]),
             lambda c: torch.block_diag(*[_simplex_jacobian(row) for row in c.reshape(k, n)]),
-            shape=(k, n),
-        )  # fmt: skip
+            outside=self.normal(k * n) / 2,
+            metric=1.5 * _eye(k * n),
+            shaped=lambda v: v.reshape(k, n),
+        )
 
     def dictionary(self) -> KnownProblem:
         """x and y are dictionaries: a weight in an l1 ball and a free bias."""
         n, m = 5, 2
-
-        def project(c: Tensor) -> Tensor:
-            return torch.cat([_l1_project(c[:n]), c[n:]])
-
-        def jacobian(c: Tensor) -> Tensor:
-            return torch.block_diag(_l1_jacobian(c[:n]), torch.eye(m).double())
-
         return self.build(
-            "dictionary", sets.ProductSet({"weight": sets.L1Ball(1.0), "bias": sets.FreeSpace()}),
-            2.0 * torch.eye(n + m).double(), self.normal(n + m), project, jacobian,
-            split={"weight": n, "bias": m},
-        )  # fmt: skip
+            "dictionary",
+            sets.ProductSet({"weight": sets.L1Ball(1.0), "bias": sets.FreeSpace()}),
+            lambda c: torch.cat([_l1_project(c[:n]), c[n:]]),
+            lambda c: torch.block_diag(_l1_jacobian(c[:n]), _eye(m)),
+            outside=self.normal(n + m),
+            shaped=lambda v: {"weight": v[:n], "bias": v[n:]},
+        )
+
+
+def _eye(n: int) -> Tensor:
+    return torch.eye(n, dtype=torch.float64)
+
+
+def _diagonal(inside: Tensor) -> Tensor:
+    return torch.diag(inside.double())
+
+
+def _l2_jacobian(c: Tensor) -> Tensor:
+    size = float(c.norm())
+    return _eye(N) if size <= 1.0 else (_eye(N) - torch.outer(c, c) / size**2) / size
 
 
 def _simplex_project(c: Tensor) -> Tensor:
@@ -293,6 +253,6 @@ def _l1_project(c: Tensor) -> Tensor:
 
 def _l1_jacobian(c: Tensor) -> Tensor:
     if float(c.abs().sum()) <= 1.0:
-        return torch.eye(len(c)).double()
+        return _eye(len(c))
     signs = _l1_project(c).sign()
     return torch.diag(signs.abs()) - torch.outer(signs, signs) / signs.abs().sum()

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import MissingExtra
+from ..errors import MissingExtraError
 
 RESIDUAL = 1e-9
 """An oracle answer with a larger KKT residual than this is not used."""
@@ -55,28 +55,20 @@ class Oracle:
         try:
             import cvxpy
         except ImportError:
-            raise MissingExtra("the oracle of SetTestCase", "dev") from None
+            raise MissingExtraError("the oracle of SetTestCase", "dev") from None
         self._solver = cvxpy.CLARABEL
-        self._constraints, self._cvxpy = constraints, cvxpy
-        self._variable, self._point = cvxpy.Variable(shape), cvxpy.Parameter(shape)
-        self._problems: list[Any] = []
-
-    def _problem(self, shifted: bool) -> Any:
-        """min |y|^2/2 - z.y over y, or min |d|^2/2 over d = y - z: the same in two ways, for the solver's sake."""
-        while len(self._problems) <= shifted:
-            y, z = self._variable, self._point
-            objective = self._cvxpy.sum_squares(y) / 2
-            if not self._problems:
-                objective = objective - self._cvxpy.sum(self._cvxpy.multiply(z, y))
-            constraints = self._constraints(y + z if self._problems else y)
-            self._problems.append(self._cvxpy.Problem(self._cvxpy.Minimize(objective), constraints))
-        return self._problems[shifted]
+        self._variable = y = cvxpy.Variable(shape)
+        self._point = z = cvxpy.Parameter(shape)
+        size = cvxpy.sum_squares(y) / 2
+        # min |y|^2/2 - z.y over y, or min |d|^2/2 over d = y - z: the same in two ways, for the solver's sake.
+        plain = cvxpy.Problem(cvxpy.Minimize(size - cvxpy.sum(cvxpy.multiply(z, y))), constraints(y))
+        shifted = cvxpy.Problem(cvxpy.Minimize(size), constraints(y + z))
+        self._attempts: Any = ((plain, False, _ATTEMPTS), (shifted, True, _ATTEMPTS[:7]))
 
     def answers(self, z: Tensor) -> Iterator[tuple[Tensor, float]]:
         """Projections of one point, each with the error that its residuals allow; large ones are left out."""
         self._point.value = z.detach().double().numpy()
-        for shifted, settings in ((False, _ATTEMPTS), (True, _ATTEMPTS[:7])):
-            problem = self._problem(shifted)
+        for problem, shifted, settings in self._attempts:
             data, chain, inverse = problem.get_problem_data(self._solver, solver_opts=_ACCEPT)
             for asked, regularisation, longest, refine in settings:
                 options = {

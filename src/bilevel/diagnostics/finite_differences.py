@@ -1,18 +1,22 @@
-"""A problem seen through flat float64 vectors, with the differences that judge its derivatives."""
+"""f, g and the set as functions that can be asked at any point, and their slopes by finite differences."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
-from ..checks import CALL_ERRORS
+from .._checks import CALL_ERRORS, check_calls, check_lower_start, check_vector
+from ..hypergradients import LinearSolve
 from ..lower import LowerSolution, solve_lower, uncounted
 from ..problem import Linearization, Problem
+from ..random import RandomStreams
 from ..sets.base import ConvexSet
 from ..spaces import Space, Vector, leaves, tree_map
+from .report import Cause
 
 SPACE = Space()
 PERSISTS = 0.3
@@ -35,6 +39,14 @@ class Probe:
         self.dtype = leaves(self._x)[0].dtype
         self.eps = torch.finfo(self.dtype).eps
         self.x, self.y = SPACE.ravel(self._x), SPACE.ravel(self._y)
+
+    @classmethod
+    def checked(cls, problem: Problem, x: Vector, y: Vector | None) -> Self:
+        """At a user's x, with a user's start y of the lower level (default `problem.y0`)."""
+        x = tree_map(Tensor.detach, check_vector("x", x))
+        start = check_lower_start(problem, problem.constraint_at(x), y)
+        check_calls(uncounted(problem), x, start)
+        return cls(problem, x, start)
 
     def as_x(self, x: Tensor) -> Any:
         """The flat x in the shape of the problem's x."""
@@ -82,9 +94,10 @@ class Probe:
                 self.problem, self.as_x(x), self.as_y(start), tol=32 * self.eps * size, max_steps=max_steps
             )
 
-    def value(self, x: Tensor, start: Tensor) -> float:
-        """F(x) = f(x, y*(x))."""
-        return self.upper(x, SPACE.ravel(self.solve(x, start).y))
+    def hypergradient(self, x: Tensor, y: Tensor) -> tuple[Tensor, float]:
+        """h at a solved lower level by LinearSolve, and the residual of its linear system."""
+        found = LinearSolve().estimate(self.linearize(x, y), RandomStreams())
+        return SPACE.ravel(found.gradient), found.stats["residual"]
 
 
 def _takes(problem: Problem, x: Vector, y: Vector) -> bool:
@@ -95,6 +108,14 @@ def _takes(problem: Problem, x: Vector, y: Vector) -> bool:
     except CALL_ERRORS:
         return False
     return True
+
+
+def matrix_of(product: Callable[[Any], Any], like: Vector, entries: Tensor | None = None) -> Tensor:
+    """The matrix of a linear map on vectors like `like`, by its products with unit vectors; some columns, or all."""
+    entries = torch.arange(SPACE.size(like)) if entries is None else entries
+    chosen = entries if len(entries) else torch.arange(1)  # one product tells the number of rows
+    units = torch.nn.functional.one_hot(chosen, SPACE.size(like)).to(leaves(like)[0])
+    return torch.stack([SPACE.ravel(product(SPACE.unravel(e, like))) for e in units], -1)[:, : len(entries)]
 
 
 class Slope(NamedTuple):
@@ -112,6 +133,17 @@ class Slope(NamedTuple):
     def error(self) -> float:
         """|predicted - central|."""
         return abs(self.predicted - self.central)
+
+    @property
+    def is_zero(self) -> bool:
+        """Whether nothing changes along this direction."""
+        return self.predicted == self.central == 0.0
+
+    def sides(self, name: str) -> str:
+        """The slopes on either side, in words."""
+        return (
+            f"the slope of {name} along a line is {self.backward:.6g} on one side and {self.forward:.6g} on the other"
+        )
 
 
 def slope(function: Callable[[float], Any], predicted: float, step: float, noise: float = 0.0) -> Slope:
@@ -160,3 +192,54 @@ def unit(like: Tensor, generator: torch.Generator) -> Tensor:
     """A random direction of length 1."""
     draw = torch.randn(like.shape, generator=generator, dtype=torch.float64).to(like)
     return draw / draw.norm()
+
+
+WRONG = 1e-5
+"""Relative error from which a derivative counts as wrong; central differences of a right one are a thousandth of it."""
+
+SHORTER, SHORTEST = 10.0, 1e-10
+"""By how much a step is shortened, and the shortest one, relative to max(1, |x|)."""
+
+
+class Finding(NamedTuple):
+    """What is wrong, with its numbers."""
+
+    cause: Cause
+    detail: str
+
+
+class DerivativeTest(NamedTuple):
+    """A predicted slope beside its differences, and whether they disagree by more than rounding."""
+
+    slope: Slope
+    wrong: bool
+
+    def numbers(self, what: str) -> str:
+        return f"{what}: derivative {self.slope.predicted:.6g}, differences {self.slope.central:.6g}"
+
+
+def compare_derivative(
+    function: Callable[[float], float], predicted: float, size: float, probe: Probe
+) -> DerivativeTest:
+    """A predicted slope against differences, in view of the rounding noise of the function.
+
+    The step follows the size of x; where that disagrees it is shortened, as long as rounding stays below what counts
+    as wrong: a function may bend on a shorter scale than that of x, or end nearby. A wrong slope agrees with no step.
+    """
+    length = max(1.0, float(probe.x.norm()))
+    value = abs(function(0.0))
+    noise = max(noise_of(function), probe.eps * value)
+
+    def test(step: float) -> DerivativeTest:
+        found = slope(function, predicted, step, noise)
+        scale = max(abs(predicted), abs(found.central), size)
+        return DerivativeTest(found, not found.error <= WRONG * scale + 10 * noise / step)
+
+    step = length * max(1e-4, min(0.1, (noise / max(value, size, 1e-300)) ** (1 / 3)))
+    first = found = test(step)
+    while found.wrong:
+        step /= SHORTER
+        if step < SHORTEST * length or not 10 * noise / step <= WRONG * max(abs(predicted), size):
+            return first if math.isfinite(first.slope.central) else found
+        found = test(step)
+    return found

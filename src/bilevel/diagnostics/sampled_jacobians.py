@@ -1,23 +1,108 @@
-"""Jacobians of the projection sampled around a point, and the hull of the different ones."""
+"""Jacobians of the projection around a point: at drawn points, and at points behind the nearest kinks."""
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..errors import InvalidInput
+from ..errors import InvalidInputError
 from ..problem import Linearization
-from ..randomness import Noise, Seeds
-from ..sets.base import Face
+from ..random import RandomStreams, Seeds
+from ..sets.base import ProjectionJacobian
 from ..sets.box import Box
 from ..sets.free_space import FreeSpace
 from ..spaces import tree_map
-from .directed_points import JOINTLY, axes, points_beyond, prefixes, slanted, towards_the_nearest, ways_to_kinks
+from .finite_differences import SPACE, Probe, matrix_of
 from .jacobian_hull import JacobianHull
-from .lower_level import FaceFacts, smallest_margin
-from .probe import SPACE, Probe
+from .lower_level import FaceFacts, all_parts
+
+AXES = 100
+"""At most so many axes are followed, those along which f changes most."""
+FAR = 10
+"""Along so many of them it is asked for the normal far away."""
+HALVINGS = 12
+"""Bisections of the way to a kink."""
+JOINTLY = 7
+"""Up to so many kinks all their combinations are visited, beyond that the nearest ones first."""
+BEYOND = 1 + 1e-3
+"""Just behind a kink."""
+
+SameFace = Callable[[Tensor], bool]
+"""Whether the Jacobian at a point is that at z."""
+
+
+def ways_to_kinks(z: Tensor, delta: float, directions: list[Tensor], same_face: SameFace) -> list[Tensor]:
+    """The shortest move along each of the directions and its opposite that leaves the face of z, if within delta."""
+    moves = (_first_change(z, sign * delta * u, same_face) for u in directions for sign in (1.0, -1.0))
+    return sorted((move for move in moves if move is not None), key=lambda move: float(move.norm()))
+
+
+def _first_change(z: Tensor, whole: Tensor, same_face: SameFace) -> Tensor | None:
+    """t * whole with the smallest t found, 0 < t <= 1, at which the face is another."""
+    last = next((t for t in (0.25, 0.5, 0.75, 1.0) if not same_face(z + t * whole)), None)
+    if last is None:
+        return None
+    first = last - 0.25
+    for _ in range(HALVINGS):
+        middle = (first + last) / 2
+        first, last = (middle, last) if same_face(z + middle * whole) else (first, middle)
+    return min(1.0, BEYOND * last) * whole
+
+
+def axes(upper_y: Tensor) -> list[Tensor]:
+    """Unit vectors along the entries of y, those that matter most to f first."""
+    order = upper_y.abs().argsort(descending=True, stable=True)[:AXES]
+    return list(torch.eye(len(upper_y), dtype=upper_y.dtype)[order])
+
+
+def slanted(z: Tensor, upper_y: Tensor, on_face: Tensor, project: Callable[[Tensor], Tensor]) -> list[Tensor]:
+    """Unit vectors along normals of the set, at z and far away, and along f_y, its part on the face and the rest."""
+    away = 10 * (1.0 + float(z.norm()))
+    far = [z + sign * away * u for u in (*axes(upper_y)[:FAR], unit_of(upper_y)) for sign in (1.0, -1.0)]
+    found = [*(w - project(w) for w in (z, *far)), upper_y, on_face, upper_y - on_face]
+    return [unit_of(v) for v in found if float(v.norm()) > 1e-12 * away]
+
+
+def unit_of(v: Tensor) -> Tensor:
+    """v / |v|; zero stays zero."""
+    return v / max(float(v.norm()), 1e-300)
+
+
+def towards_the_nearest(z: Tensor, margin: Callable[[Tensor], float], delta: float) -> list[Tensor]:
+    """Minus the gradient of the margin, by differences: the direction in which the nearest kink lies."""
+    here = margin(z)
+    if not 0 < here < delta or len(z) > AXES:
+        return []
+    step = 1e-4 * here
+    slopes = [(margin(z + step * e) - here) / step for e in torch.eye(len(z), dtype=z.dtype)]
+    return [unit_of(torch.tensor(slopes, dtype=z.dtype))]
+
+
+def points_beyond(z: Tensor, delta: float, moves: list[Tensor]) -> Iterator[Tensor]:
+    """z moved beyond one kink, and beyond several at once, as far as delta allows."""
+    yield from (z + move for move in moves)
+    yield from (z + delta / float(move.norm()) * move for move in moves)
+    if len(moves) <= JOINTLY:
+        chosen = (c for size in range(2, len(moves) + 1) for c in itertools.combinations(moves, size))
+        totals = (torch.stack(several).sum(0) for several in chosen)
+        yield from (z + total for total in totals if float(total.norm()) <= delta)
+    else:
+        yield from prefixes(z, delta, moves)
+
+
+def prefixes(z: Tensor, delta: float, moves: list[Tensor]) -> Iterator[Tensor]:
+    """z moved by more and more of the moves, as far as delta allows."""
+    total = torch.zeros_like(z)
+    for move in moves:
+        if float((total + move).norm()) > delta:
+            return
+        total = total + move
+        yield z + total
+
 
 BATCHES = 10
 """The samples are split into so many batches for the interval."""
@@ -29,10 +114,10 @@ LARGEST = 1000
 
 def draws(probe: Probe, z: Tensor, delta: float, samples: int, seeds: Seeds) -> list[Tensor]:
     """Points in the ball of radius delta around z and on its sphere in turn."""
-    noise, like = Noise(seeds), probe.as_y(z)
+    streams, like = RandomStreams(seeds), probe.as_y(z)
     points = []
     for k in range(samples):
-        generator = noise.generator("smoothing", k)
+        generator = streams.generator("smoothing", k)
         draw: Any = SPACE.ball(like, generator) if k % 2 else SPACE.sphere(like, generator)
         points.append(z + delta * SPACE.ravel(draw))
     return points
@@ -62,7 +147,7 @@ class Faces:
         """Whether the Jacobian is that of z; nothing is remembered."""
         return _same(self._signatures[0], self._look(point)[1])
 
-    def _look(self, point: Tensor) -> tuple[Face, Tensor]:
+    def _look(self, point: Tensor) -> tuple[ProjectionJacobian, Tensor]:
         """The Jacobian at a point, and its products with two marks, by which it is known."""
         face = self.lin.constraint.jacobian(self.probe.as_y(point))
         return face, torch.cat([SPACE.ravel(face.apply(mark)) for mark in self._marks])
@@ -71,7 +156,7 @@ class Faces:
         """Go beyond the kinks around z: singly, jointly, and jointly beyond those that make |h| smaller."""
         upper_y, constraint = SPACE.ravel(self.lin.upper_grad_y), self.lin.constraint
         on_face = SPACE.ravel(self.known[0][0].apply(self.probe.as_y(upper_y)))
-        margin = lambda point: smallest_margin(constraint.margin(self.probe.as_y(point)))  # noqa: E731
+        margin = lambda point: float(all_parts(constraint.margin(self.probe.as_y(point))).min())  # noqa: E731
         moves = self._beyond(z, delta, axes(upper_y))
         others = slanted(z, upper_y, on_face, self.probe.project) + towards_the_nearest(z, margin, delta)
         moves |= self._beyond(z, delta, others)
@@ -126,28 +211,26 @@ def _hull(probe: Probe, lin: Linearization, known: list[Any], eta: float) -> Jac
     size, moving = SPACE.size(lin.y), lin.problem.moving
     touched = torch.arange(size) if moving else _touched([face for face, _ in known], size)
     if len(touched) > LARGEST:
-        raise InvalidInput(
+        raise InvalidInputError(
             f"the faces within delta touch {len(touched)} entries of y, more than {LARGEST}: take a smaller delta, or "
             "look at |h| alone (bilevel.hypergradient)"
         )
-    units = [SPACE.unravel(e, lin.y) for e in torch.eye(size, dtype=probe.dtype)[touched]]
-    inside = len(touched)
-    faces = [_matrix([SPACE.ravel(face.apply(e))[touched] for e in units], inside, probe) for face, _ in known]
+    x = probe.as_x(probe.x)
+
+    def motion(point: Tensor) -> Tensor:
+        """V: u -> theta_x' P_theta(z)' u as a matrix (n, d)."""
+        return matrix_of(lambda u: _through_set(probe, x, probe.as_y(point), u), lin.y)
+
     return JacobianHull(
-        faces=torch.stack(faces),
+        faces=torch.stack([matrix_of(face.apply, lin.y, touched)[touched] for face, _ in known]),
         upper_x=SPACE.ravel(lin.upper_grad_x),
         upper_y=SPACE.ravel(lin.upper_grad_y)[touched],
-        hessian=_matrix([SPACE.ravel(lin.lower_hvp(e))[touched] for e in units], inside, probe),
-        cross=_matrix([SPACE.ravel(lin.lower_cross(e)) for e in units], len(probe.x), probe),
+        hessian=matrix_of(lin.lower_hvp, lin.y, touched)[touched],
+        cross=matrix_of(lin.lower_cross, lin.y, touched),
         eta=eta,
-        motions=torch.stack([_motion(probe, point, units) for _, point in known]) if moving else None,
+        motions=torch.stack([motion(point) for _, point in known]) if moving else None,
         residual=measure_of(probe),
     )
-
-
-def _matrix(columns: list[Tensor], rows: int, probe: Probe) -> Tensor:
-    """The columns side by side; (rows, 0) when there are none."""
-    return torch.stack(columns, -1) if columns else torch.zeros(rows, 0, dtype=probe.dtype)
 
 
 def _touched(faces: list[Any], size: int) -> Tensor:
@@ -161,15 +244,11 @@ def _touched(faces: list[Any], size: int) -> Tensor:
     return mask.nonzero()[:, 0]
 
 
-def _motion(probe: Probe, point: Tensor, units: list[Any]) -> Tensor:
-    """V: u -> theta_x' P_theta(z)' u as a matrix (n, d)."""
-    columns = []
-    for e in units:
-        column = probe.problem.constraint_vjp(probe.as_x(probe.x), probe.as_y(point), e)
-        if column is None:
-            raise InvalidInput("constraint_vjp returned None for a set that moves with x: return a vector like x")
-        columns.append(SPACE.ravel(column))
-    return _matrix(columns, len(probe.x), probe)
+def _through_set(probe: Probe, x: Any, z: Any, u: Any) -> Any:
+    product = probe.problem.constraint_vjp(x, z, u)
+    if product is None:
+        raise InvalidInputError("constraint_vjp returned None for a set that moves with x: return a vector like x")
+    return product
 
 
 def measure_of(probe: Probe) -> Any:
