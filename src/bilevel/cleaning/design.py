@@ -1,4 +1,4 @@
-"""The data matrix A of a linear model: in memory, memory-mapped or sparse, walked through in blocks of rows.
+"""The data matrix A of a linear model: in memory, memory-mapped, sparse or with centred columns, in blocks of rows.
 
 A block is small enough to stay in the processor's cache between the two products of a gradient, A V and A' R.
 """
@@ -15,14 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...errors import InvalidInput, InvalidType
+from ..errors import InvalidInputError, InvalidTypeError
+from ..ranks import Ranks
 
 BLOCK_BYTES = 1 << 23
 """The size of one block of rows: a few of them fit into the last cache of a processor."""
-COPIED_BYTES = 1 << 25
-"""Larger copies of columns are not made: a product with the whole matrix takes no memory."""
-FEW = 0.25
-"""Up to this share of the columns, taking them out of A is cheaper than a product with all of it."""
 SCATTERED = 256
 """Rows from all over a file are taken so many at a time: the system maps many pages around each."""
 
@@ -72,15 +69,17 @@ class Design(ABC):
         if isinstance(X, Design):
             return X
         if not (hasattr(X, "shape") and hasattr(X, "dtype")):
-            raise InvalidType(f"X must be a tensor, a NumPy array or a SciPy sparse matrix, got {type(X).__name__}")
+            raise InvalidTypeError(
+                f"X must be a tensor, a NumPy array or a SciPy sparse matrix, got {type(X).__name__}"
+            )
         if len(X.shape) != 2 or 0 in X.shape:
-            raise InvalidInput(f"X must have rows and columns, shape (n, d), got shape {tuple(X.shape)}")
+            raise InvalidInputError(f"X must have rows and columns, shape (n, d), got shape {tuple(X.shape)}")
         if dtype not in (None, torch.float32, torch.float64):
-            raise InvalidType(f"dtype must be torch.float32 or torch.float64, got {dtype}")
+            raise InvalidTypeError(f"dtype must be torch.float32 or torch.float64, got {dtype}")
         if isinstance(X, Tensor):
             return _of_tensor(X, dtype or dtype_for(X))
         if X.dtype.kind not in "fiub":
-            raise InvalidType(f"X must hold numbers, got an array of dtype {X.dtype}: encode its columns first")
+            raise InvalidTypeError(f"X must hold numbers, got an array of dtype {X.dtype}: encode its columns first")
         dtype = dtype or dtype_for(X)
         return SparseDesign(X.tocsr(), dtype) if hasattr(X, "tocsr") else _of_array(np.asanyarray(X), dtype)
 
@@ -96,9 +95,16 @@ class Design(ABC):
     def rows(self, index: Tensor) -> Design:
         """The design of the rows `index`, copied."""
 
-    def columns(self, index: Tensor) -> Design | None:
-        """The design of the columns `index`, copied; None where columns cannot be had for less than the whole."""
-        return None
+    def columns(self, index: Tensor) -> Tensor:
+        """The columns `index`, one after the other: a copy of the shape (len(index), n)."""
+        found = torch.empty(len(index), self.shape[0], dtype=self.dtype, device=self.device)
+        for rows, block in self.blocks():  # of rows that lie row by row, few stay in the cache
+            found[:, rows] = block._columns(index)
+        return found
+
+    def _columns(self, index: Tensor) -> Tensor:
+        """The same for a block; not necessarily a copy."""
+        raise NotImplementedError
 
     def blocks(self) -> Iterator[tuple[slice, Design]]:
         """A cut into blocks of neighbouring rows."""
@@ -128,11 +134,6 @@ class DenseDesign(Design):
     # With A on the right both products are several times faster than A @ V and A.T @ R for few columns.
 
     def matmul(self, V: Tensor) -> Tensor:
-        # By columns, those that V does not have are not read; a derivative in V would need them.
-        if self._array.stride(0) == 1 < self.shape[0] and not torch.is_grad_enabled():
-            used = V.any(1).nonzero()[:, 0]
-            if len(used) <= FEW * len(V) and len(used) * self.shape[0] * self.dtype.itemsize <= BLOCK_BYTES // 4:
-                return (V[used].T @ self._array.T[used]).T
         return (V.T @ self._array.T).T
 
     def rmatmul(self, R: Tensor) -> Tensor:
@@ -141,21 +142,11 @@ class DenseDesign(Design):
     def rows(self, index: Tensor) -> Design:
         return DenseDesign(self._array[index])
 
-    def columns(self, index: Tensor) -> Design | None:
-        if len(index) * self.shape[0] * self.dtype.itemsize > COPIED_BYTES:
-            return None
-        return DenseDesign(self._array.T[index].T)
+    def columns(self, index: Tensor) -> Tensor:
+        return self._columns(index) if self._array.stride(0) == 1 else super().columns(index)
 
-    def by_columns(self) -> DenseDesign:
-        """The same with its columns contiguous: products cost the same, and a few columns need no search; a copy unless
-        they are.
-
-        Examples
-        --------
-        >>> DenseDesign(torch.eye(2, 3)).by_columns().array.stride()
-        (1, 2)
-        """
-        return self if self._array.T.is_contiguous() else DenseDesign(self._array.T.contiguous().T)
+    def _columns(self, index: Tensor) -> Tensor:
+        return self._array.T[index]
 
     @property
     def array(self) -> Tensor:
@@ -202,9 +193,7 @@ class MappedDesign(Design):
             give_back(self._array[rows])
 
     def _neighbours(self, rows: slice) -> Design:
-        return self._converted(self._array[rows])
-
-    def _converted(self, array: np.ndarray) -> Design:
+        array = self._array[rows]
         return DenseDesign(_tensor(np.asarray(array).astype(NUMPY[self.dtype], copy=not _viewable(array))))
 
     @property
@@ -236,6 +225,9 @@ class PickedDesign(Design):
     def rows(self, index: Tensor) -> Design:
         return self.design.rows(self.index[index])
 
+    def _columns(self, index: Tensor) -> Tensor:
+        return self.design._columns(index)[:, self.index]
+
     def blocks(self) -> Iterator[tuple[slice, Design]]:
         first = 0
         for rows, block in self.design.blocks():
@@ -264,6 +256,14 @@ class SparseDesign(Design):
     def rows(self, index: Tensor) -> Design:
         return SparseDesign(self._matrix[index.numpy()], self.dtype)
 
+    def _columns(self, index: Tensor) -> Tensor:
+        return torch.from_numpy(self._matrix[:, index.numpy()].toarray()).T
+
+    @property
+    def array(self) -> Any:
+        """A itself, a SciPy matrix."""
+        return self._matrix
+
     def _neighbours(self, rows: slice) -> Design:
         csr = self._matrix
         block = type(csr)((rows.stop - rows.start, self.shape[1]), dtype=csr.dtype)
@@ -276,6 +276,60 @@ class SparseDesign(Design):
     @property
     def _bytes(self) -> int:
         return self._matrix.data.nbytes + self._matrix.indices.nbytes
+
+
+class CentredDesign(Design):
+    """B = A - 1 m' for a design A and a row m of numbers, one per column, without ever forming it.
+
+    With an intercept, a model of the centred columns is a model of the columns themselves with another intercept: the
+    weight, and the set it lies in, stay as they are. What changes is the curvature of the lower level. Where all
+    columns have a large mean, as pixels do, the direction of that mean rules the largest curvature, and gradient steps
+    towards everything else are tiny; centred, the same model is reached in several times fewer steps.
+
+    Parameters
+    ----------
+    design
+        A, of the shape (n, d). Sparse rows stay sparse: a product needs one more product with m.
+    means
+        m, of the shape (d,).
+
+    Examples
+    --------
+    >>> design = Design.of(torch.tensor([[1.0, 5.0], [3.0, 5.0]]))
+    >>> CentredDesign(design, column_means(design)).matmul(torch.eye(2))
+    tensor([[-1.,  0.],
+            [ 1.,  0.]])
+    """
+
+    def __init__(self, design: Design, means: Tensor) -> None:
+        self.design, self.means = design, means
+        self.shape, self.dtype, self.device = design.shape, design.dtype, design.device
+
+    def matmul(self, V: Tensor) -> Tensor:
+        return self.design.matmul(V) - self.means @ V
+
+    def rmatmul(self, R: Tensor) -> Tensor:
+        return self.design.rmatmul(R) - torch.outer(self.means, R.sum(0))
+
+    def rows(self, index: Tensor) -> Design:
+        return CentredDesign(self.design.rows(index), self.means)
+
+    def columns(self, index: Tensor) -> Tensor:
+        return self.design.columns(index).sub_(self.means[index, None])
+
+    def _columns(self, index: Tensor) -> Tensor:
+        return self.design._columns(index) - self.means[index, None]
+
+    def blocks(self) -> Iterator[tuple[slice, Design]]:
+        for rows, block in self.design.blocks():
+            yield rows, CentredDesign(block, self.means)
+
+
+def column_means(design: Design, total: int | None = None) -> Tensor:
+    """The mean of each column, shape (d,); or the part of these rows in the mean over `total` rows."""
+    count = design.shape[0]
+    shares = torch.full((count, 1), 1.0 / (total or count), dtype=design.dtype, device=design.device)
+    return design.rmatmul(shares)[:, 0]
 
 
 class _SparseProduct(torch.autograd.Function):
@@ -302,7 +356,9 @@ def dtype_for(X: Any) -> torch.dtype:
 
 def _of_tensor(X: Tensor, dtype: torch.dtype) -> Design:
     if X.layout is not torch.strided or X.is_complex():
-        raise InvalidType(f"X must be a dense tensor of real numbers, got {X.layout} of {X.dtype}; sparse: use SciPy")
+        raise InvalidTypeError(
+            f"X must be a dense tensor of real numbers, got {X.layout} of {X.dtype}; sparse: use SciPy"
+        )
     return DenseDesign(X.detach().to(dtype))
 
 
@@ -347,3 +403,39 @@ def give_back(X: np.ndarray) -> None:
     first, last = -((start - low) // mmap.PAGESIZE) * mmap.PAGESIZE, (high - start) // mmap.PAGESIZE * mmap.PAGESIZE
     if last > first:
         file.madvise(mmap.MADV_DONTNEED, first, last - first)
+
+
+def array_blocks(X: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+    """Blocks of rows of an array, with the number of their first row; those of a file are given back afterwards."""
+    step = max(1, BLOCK_BYTES // max(1, X[:1].nbytes))
+    for start in range(0, len(X), step):
+        yield start, X[start : start + step]
+        give_back(X[start : start + step])
+
+
+def replicated(X: Any, ranks: Ranks) -> Any:
+    """The rows of all ranks below each other, on every rank: a tensor, an array or a SciPy matrix by rows."""
+    if ranks.size == 1:
+        return X
+    if hasattr(X, "indptr"):
+        data, indices, lengths = (replicated(part, ranks) for part in (X.data, X.indices, np.diff(X.indptr)))
+        return type(X)((data, indices, np.append(0, np.cumsum(lengths))), shape=(len(lengths), X.shape[1]))
+    part = X if isinstance(X, Tensor) else torch.tensor(X)
+    counts = ranks.gather(len(part))
+    whole = part.new_zeros(sum(counts), *part.shape[1:])
+    whole[sum(counts[: ranks.rank]) : sum(counts[: ranks.rank + 1])] = part
+    whole = ranks.sum(whole)
+    return whole if isinstance(X, Tensor) else whole.numpy()
+
+
+def spaced_rows(first: int, count: int, total: int, size: int) -> np.ndarray:
+    """Which of the rows first, ..., first + count - 1 belong to a sample of `size` out of `total`, evenly spaced.
+
+    Examples
+    --------
+    >>> spaced_rows(0, 5, 10, 4), spaced_rows(5, 5, 10, 4), spaced_rows(5, 5, 10, 100)
+    (array([0, 2]), array([0, 2]), array([0, 1, 2, 3, 4]))
+    """
+    size = min(size, total)
+    rows = np.arange(size) * total // size
+    return rows[(rows >= first) & (rows < first + count)] - first

@@ -1,6 +1,6 @@
 """A fitted cleaner in one file: coefficients as tensors, everything else as JSON; nothing is pickled.
 
-The file is a safetensors file with a checksum (see `bilevel.files`). It holds what prediction needs, down to the bit:
+The file is a safetensors file with a checksum (see `bilevel._files`). It holds what prediction needs, down to the bit:
 coefficients, class labels with their type, names of the features and, when rows come from a table, the categories and
 the scaling of its columns; and what describes the fit: settings, weights of the rows, versions.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib.metadata
 import math
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,9 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...errors import InvalidInput, InvalidType
-from ...files import document_writer, load_document, write_atomically
-from .encoder import Encoder
+from .._files import document_writer, load_document, write_atomically
+from .._version import __version__
+from ..errors import InvalidInputError, InvalidTypeError
+from .encoding import Encoder
 from .estimator import HyperCleaner
 from .losses import BY_NAME, Loss
 
@@ -52,7 +53,7 @@ class SavedCleaner(NamedTuple):
     Examples
     --------
     >>> import numpy as np
-    >>> from bilevel.applications.hyper_cleaning import HyperCleaner, load_cleaner, save_cleaner
+    >>> from bilevel.cleaning import HyperCleaner, load_cleaner, save_cleaner
     >>> X = np.random.default_rng(0).normal(size=(60, 2))
     >>> cleaner = HyperCleaner(noise="rows", steps=5, random_state=0).fit(X, X[:, 0] > 0, trusted=np.arange(60) < 20)
     >>> import tempfile
@@ -65,7 +66,7 @@ class SavedCleaner(NamedTuple):
     """
 
     cleaner: HyperCleaner
-    encoder: Encoder | None
+    encoder: Any
     label: str | None
 
 
@@ -100,7 +101,7 @@ def save_cleaner(
     Examples
     --------
     >>> import numpy as np
-    >>> from bilevel.applications.hyper_cleaning import HyperCleaner, load_cleaner, save_cleaner
+    >>> from bilevel.cleaning import HyperCleaner, load_cleaner, save_cleaner
     >>> X = np.random.default_rng(0).normal(size=(60, 2))
     >>> cleaner = HyperCleaner(noise="rows", steps=5, random_state=0).fit(X, X[:, 0] > 0, trusted=np.arange(60) < 20)
     >>> import tempfile
@@ -127,7 +128,7 @@ def load_cleaner(path: str | Path) -> SavedCleaner:
     Examples
     --------
     >>> import numpy as np
-    >>> from bilevel.applications.hyper_cleaning import HyperCleaner, load_cleaner, save_cleaner
+    >>> from bilevel.cleaning import HyperCleaner, load_cleaner, save_cleaner
     >>> X = np.random.default_rng(0).normal(size=(60, 2))
     >>> cleaner = HyperCleaner(noise="rows", steps=5, random_state=0).fit(X, X[:, 0] > 0, trusted=np.arange(60) < 20)
     >>> import tempfile
@@ -143,12 +144,14 @@ def load_cleaner(path: str | Path) -> SavedCleaner:
 def cleaner_writer(cleaner: Any, encoder: Encoder | None, label: str | None) -> Callable[[Path], None]:
     """What `write_together` calls to write a fitted `HyperCleaner`."""
     if not isinstance(cleaner, HyperCleaner):
-        raise InvalidType(
+        raise InvalidTypeError(
             f"a file holds a HyperCleaner, got {type(cleaner).__name__}: of a Pipeline save its last step, "
             "pipeline[-1]; its other steps are not in the file"
         )
+    if getattr(cleaner, "correction_", None) is not None:
+        return _correction_writer(cleaner, encoder, label)
     if not hasattr(cleaner, "coef_"):
-        raise InvalidInput("this HyperCleaner is not fitted: call fit(X, y, trusted=mask) before saving it")
+        raise InvalidInputError("this HyperCleaner is not fitted: call fit(X, y, trusted=mask) before saving it")
     fitted: Any = cleaner
     names = getattr(cleaner, "feature_names_in_", None)
     document = {
@@ -157,16 +160,61 @@ def cleaner_writer(cleaner: Any, encoder: Encoder | None, label: str | None) -> 
         "settings": _encode_settings(cleaner),
         "classes": _encode_labels(cleaner.classes_),
         "feature_names": None if names is None else [str(name) for name in names],
-        "facts": {name: _plain(getattr(cleaner, name)) for name in FACTS},
+        "facts": json_value({name: getattr(cleaner, name) for name in FACTS}),
         "encoder": None if encoder is None else encoder.to_json(),
         "label": label,
-        "python": platform.python_version(),
-        "packages": {name: importlib.metadata.version(name) for name in ("torch", "numpy", "scikit-learn")},
+        "versions": versions(),
     }
-    arrays = {name: getattr(cleaner, name) for name in ARRAYS} | _encode_issues(cleaner)
+    arrays = {name: getattr(cleaner, name) for name in ARRAYS} | cleaner._issues
     tensors = {name: torch.tensor(np.ascontiguousarray(array)) for name, array in arrays.items() if array is not None}
     too_long = f"the names and categories of {fitted.n_features_in_} features are too long for one file"
     return document_writer(document, tensors, too_long=too_long)
+
+
+def _correction_writer(cleaner: Any, encoder: Any, label: str | None) -> Callable[[Path], None]:
+    """For a cleaner of noise="correction": its estimators are packed by skops."""
+    from .packed_models import PACKAGES, encoder_content, model_content, pack
+
+    fit, encoder = cleaner.correction_, cleaner._encoder if encoder is None else encoder
+    if fit.model is None:
+        raise InvalidInputError("this cleaner has seen probabilities only: there is no model to save")
+    content = {"model": model_content(fit), "encoder": None if encoder is None else encoder_content(encoder)}
+    names = getattr(cleaner, "feature_names_in_", None)
+    document = {
+        "format": FORMAT,
+        "version": VERSION,
+        "settings": {"noise": "correction", "decision": cleaner.decision},
+        "classes": _encode_labels(cleaner.classes_),
+        "feature_names": None if names is None else [str(name) for name in names],
+        "features": int(cleaner.n_features_in_),
+        "facts": json_value({name: getattr(cleaner, name) for name in FACTS}),
+        "label": label,
+        "versions": {**versions(), **{name: importlib.metadata.version(name) for name in PACKAGES}},
+    }
+    arrays = {"sample_weight_": cleaner.sample_weight_, "trusted_": cleaner.trusted_, **cleaner._issues}
+    tensors = {name: torch.tensor(np.ascontiguousarray(array)) for name, array in arrays.items()}
+    tensors["estimators"] = torch.tensor(pack(content))
+    return document_writer(document, tensors, too_long="the names of the columns are too long for one file")
+
+
+def _decode_correction(document: dict[str, Any], tensors: dict[str, Tensor]) -> SavedCleaner:
+    from .packed_models import LoadedFit, loaded_encoder, unpack
+
+    cleaner: Any = HyperCleaner(**document["settings"])
+    cleaner.classes_ = _decode_labels(document["classes"])
+    content = unpack(tensors["estimators"].numpy(), document["versions"])
+    cleaner.correction_ = LoadedFit(content["model"])
+    encoder = None if content["encoder"] is None else loaded_encoder(content["encoder"])
+    cleaner.n_features_in_, names = int(document["features"]), document["feature_names"]
+    if names is not None:
+        cleaner.feature_names_in_ = np.array(names, dtype=object)
+    cleaner._encoder = encoder if names is not None else None  # it was fitted to a DataFrame
+    for name in FACTS:
+        setattr(cleaner, name, document["facts"][name])
+    cleaner.sample_weight_, cleaner.trusted_ = tensors["sample_weight_"].numpy(), tensors["trusted_"].numpy()
+    cleaner._issues = {name: tensors[name].numpy() for name in (*ISSUES, "suggested_label", "suggested_probability")}
+    cleaner._index, cleaner.history_, cleaner.transition_ = None, [], None
+    return SavedCleaner(cleaner, encoder, document["label"])
 
 
 def _encode_settings(cleaner: HyperCleaner) -> dict[str, Any]:
@@ -175,16 +223,9 @@ def _encode_settings(cleaner: HyperCleaner) -> dict[str, Any]:
     if isinstance(settings["loss"], Loss):
         names = {kind: name for name, kind in BY_NAME.items()}
         if type(settings["loss"]) not in names:
-            raise InvalidInput(f"files hold cleaners with a loss of {sorted(BY_NAME)}, not {settings['loss']!r}")
+            raise InvalidInputError(f"files hold cleaners with a loss of {sorted(BY_NAME)}, not {settings['loss']!r}")
         settings["loss"] = names[type(settings["loss"])]
     return {name: value for name, value in settings.items() if _fits_json(value)}
-
-
-def _encode_issues(cleaner: HyperCleaner) -> dict[str, np.ndarray]:
-    """What `label_issues` says, with labels as numbers of classes."""
-    issues = cleaner.label_issues()
-    labels = {name: np.searchsorted(cleaner.classes_, issues[name]) for name in ("given_label", "predicted_label")}
-    return {**labels, **{name: issues[name].to_numpy() for name in ("label_quality", "is_label_issue")}}
 
 
 def _encode_labels(classes: np.ndarray) -> dict[str, Any]:
@@ -192,7 +233,7 @@ def _encode_labels(classes: np.ndarray) -> dict[str, Any]:
     labels = classes.tolist()
     if {type(label).__name__ for label in labels} - set(LABEL_TYPES) or not all(map(_fits_json, labels)):
         odd = next(label for label in labels if type(label).__name__ not in LABEL_TYPES or not _fits_json(label))
-        raise InvalidInput(
+        raise InvalidInputError(
             f"the class label {odd!r} is of type {type(odd).__name__}: a file holds labels that are texts, numbers or "
             "truth values"
         )
@@ -202,27 +243,31 @@ def _encode_labels(classes: np.ndarray) -> dict[str, Any]:
 def _decode_labels(content: Any) -> np.ndarray:
     values, dtype = content["values"], np.dtype(content["dtype"])
     if dtype.kind not in "biufUO" or len(values) < 2 or {type(value).__name__ for value in values} - set(LABEL_TYPES):
-        raise InvalidInput("the class labels are damaged")
+        raise InvalidInputError("the class labels are damaged")
     if dtype.itemsize * len(values) > LARGEST_LABELS:  # a text type may claim any length
-        raise InvalidInput(f"the class labels need {dtype.itemsize * len(values):,} bytes")
+        raise InvalidInputError(f"the class labels need {dtype.itemsize * len(values):,} bytes")
     return np.array(values, dtype=dtype)
 
 
 def _decode(document: dict[str, Any], tensors: dict[str, Tensor]) -> SavedCleaner:
+    if "estimators" in tensors:
+        return _decode_correction(document, tensors)
     cleaner: Any = HyperCleaner(**document["settings"])
-    cleaner.classes_ = _decode_labels(document["classes"])
+    cleaner.classes_, cleaner.correction_ = _decode_labels(document["classes"]), None
     coefficients, intercept = tensors["coef_"], tensors["intercept_"]
     count = len(cleaner.classes_)
     rows = 1 if count == 2 else count
     if coefficients.shape != (rows, coefficients.shape[-1]) or intercept.shape != (rows,):
-        raise InvalidInput(
+        raise InvalidInputError(
             f"{count} classes do not go with coefficients of shape {tuple(coefficients.shape)} and an intercept of "
             f"shape {tuple(intercept.shape)}"
         )
     if not (coefficients.isfinite().all() and intercept.isfinite().all()):
-        raise InvalidInput("coefficients are not finite")
+        raise InvalidInputError("coefficients are not finite")
     cleaner.n_features_in_ = coefficients.shape[1]
-    names, encoder = document["feature_names"], document["encoder"]
+    names, encoder, label = document["feature_names"], document["encoder"], document["label"]
+    if not all(isinstance(name, str) for name in (*(names or ()), label or "")):
+        raise InvalidInputError("the names of its columns are damaged")
     if names is not None:
         cleaner.feature_names_in_ = np.array(names, dtype=object)
     for name in ARRAYS:
@@ -232,29 +277,47 @@ def _decode(document: dict[str, Any], tensors: dict[str, Tensor]) -> SavedCleane
     cleaner._issues = _decode_issues(cleaner, tensors)
     cleaner._index = None
     cleaner.history_ = []
-    saved = SavedCleaner(cleaner, None if encoder is None else Encoder.from_json(encoder), document["label"])
+    saved = SavedCleaner(cleaner, None if encoder is None else Encoder.from_json(encoder), label)
     widths = {len(part) for part in (names, saved.encoder and saved.encoder.feature_names) if part is not None}
     if widths - {cleaner.n_features_in_}:
-        raise InvalidInput(f"{cleaner.n_features_in_} coefficients do not go with {widths.pop()} features")
+        raise InvalidInputError(f"{cleaner.n_features_in_} coefficients do not go with {widths.pop()} features")
     return saved
 
 
 def _decode_issues(cleaner: HyperCleaner, tensors: dict[str, Tensor]) -> dict[str, np.ndarray]:
     size = len(cleaner.sample_weight_)
     issues = {name: tensors[name].numpy() for name in ISSUES}
-    if any(column.shape != (size,) for column in issues.values()):
-        raise InvalidInput(f"what it says about its {size} training rows is damaged")
-    labels = {name: cleaner.classes_[issues[name]] for name in ("given_label", "predicted_label")}
-    return issues | labels
+    kinds = [column.dtype.kind for column in issues.values()]
+    if any(column.shape != (size,) for column in issues.values()) or kinds != ["b", "f", "i", "i"]:
+        raise InvalidInputError(f"what it says about its {size} training rows is damaged")
+    labels = np.concatenate([issues["given_label"], issues["predicted_label"]])
+    if len(labels) and not 0 <= labels.min() <= labels.max() < len(cleaner.classes_):
+        raise InvalidInputError("the labels of its training rows are damaged")
+    return issues
 
 
 def _fits_json(value: Any) -> bool:
     return value is None or isinstance(value, bool | int | str) or (isinstance(value, float) and math.isfinite(value))
 
 
-def _plain(value: Any) -> Any:
-    """Numbers and texts, and dictionaries of them, as JSON has them; NaN becomes null."""
-    if isinstance(value, dict):
-        return {str(key): _plain(entry) for key, entry in value.items()}
-    value = value.item() if isinstance(value, np.generic) else value
+def json_value(value: Any) -> Any:
+    """Arrays, mappings and sequences as JSON has them; what it cannot hold, such as NaN, becomes null.
+
+    Examples
+    --------
+    >>> json_value({"shares": np.array([0.5, np.nan]), "labels": ("a", np.int64(3))})
+    {'shares': [0.5, None], 'labels': ['a', 3]}
+    """
+    if isinstance(value, np.ndarray | np.generic):
+        value = value.tolist()
+    if isinstance(value, Mapping):
+        return {str(key): json_value(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [json_value(entry) for entry in value]
     return value if _fits_json(value) else None
+
+
+def versions() -> dict[str, str]:
+    """Of what computed something."""
+    others = {name: importlib.metadata.version(name) for name in ("torch", "scikit-learn", "numpy")}
+    return {"bilevel": __version__, **others, "Python": platform.python_version()}

@@ -1,18 +1,24 @@
-"""The pictures of the report."""
+"""The report: one HTML page that needs nothing else, for a colleague who asks what was found and how.
+
+Its texts are in report.html.j2; here are its pictures and the rows of its table.
+"""
 
 from __future__ import annotations
 
 import base64
 import io
 import itertools
+import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ...errors import MissingExtra
-from ...pages.picture import ACCENT, CARD, INK, MUTED, SOFT, STYLE, WARN, Picture, picture_of
-from .result import Accuracy
+from .._html import ACCENT, CARD, INK, MUTED, SOFT, STYLE, WARN, Picture, make_picture, render_page
+from ..errors import MissingExtraError
+from .result import SUSPECTS, Accuracy, CleaningResult, quality_text
+from .tables import plain
 
 try:
     import matplotlib
@@ -20,10 +26,80 @@ try:
     from matplotlib.patches import Rectangle
     from matplotlib.ticker import MaxNLocator
 except ImportError:
-    raise MissingExtra("The report", "apps") from None
+    raise MissingExtraError("The report", "apps") from None
 
+COLUMNS, CORRECTIONS, GALLERY = 8, 10, 24
+"""How many columns of each suspicious row, how many pairs of labels and how many pictures the page shows."""
+WEIGHTS = {
+    "correction": "probability that the given label is right",
+    "rows": "weight of a row in training",
+    "class-pairs": "fraction of the given label that is correct",
+    "transition": "probability that the given label is correct",
+}
+"""What the weight of a row is, on the axis of its histogram."""
 WIDTH = 5.0  # inches of 72 pixels: texts keep their size on a telephone
 LARGEST_HEAT_MAP = 20
+
+
+def render_report(result: CleaningResult) -> str:
+    """The page as text."""
+    return render_page(
+        Path(__file__).parent,
+        "report.html.j2",
+        result=result,
+        pictures=_pictures(result),
+        table=_suspicious_rows(result),
+        corrections=result.corrections(CORRECTIONS),
+        gallery=GALLERY,
+        quality=quality_text,
+    )
+
+
+def _pictures(result: CleaningResult) -> dict[str, Picture | None]:
+    suspected = result.rows["is_label_issue"].to_numpy(bool)
+    weights, quality = (result.rows[name].to_numpy(float) for name in ("weight", "label_quality"))
+    lines, columns = ("given label", "true label") if result.noise == "class-pairs" else ("true label", "given label")
+    pairs = None if result.transition is None else pair_map(result.transition, result.classes, lines, columns)
+    return {
+        "accuracy": accuracy_bars(result.measurement.models) if result.measurement else None,
+        "weights": histogram(weights, suspected, "Weights of the rows", WEIGHTS[result.noise]),
+        "quality": histogram(quality, suspected, "Quality of the labels", "probability of the given label"),
+        "pairs": pairs,
+        "convergence": convergence(result.history),
+    }
+
+
+def _suspicious_rows(result: CleaningResult) -> dict[str, Any]:
+    """The names of further columns, and for each suspicious row its numbers, picture and cells."""
+    suspects = result.suspects(SUSPECTS)
+    shown, shape, largest = [], (), 0.0
+    if result.pixels is None:
+        shown = list(result.features.columns[:COLUMNS])
+    else:
+        pixels, shape = result.pixels
+        largest = float(result.features[pixels].to_numpy(float).max())
+    rows = []
+    for place, row in zip(suspects.index, suspects.to_dict("records"), strict=True):
+        picture = None
+        if result.pixels is not None:
+            picture = row_picture(result.features.loc[place, result.pixels[0]].to_numpy(float), shape, largest)
+        cells = [_cell(result.features.loc[place, name]) for name in shown]
+        rows.append({key: plain(value) for key, value in row.items()} | {"picture": picture, "cells": cells})
+    return {"columns": shown, "left_out": len(result.features.columns) - len(shown), "rows": rows}
+
+
+def _cell(value: Any) -> dict[str, Any]:
+    """What is shown of a cell, and what it is sorted by when it is a number."""
+    value = plain(value)
+    if isinstance(value, float):
+        return {"text": f"{value:.6g}", "number": value if math.isfinite(value) else None}
+    if isinstance(value, int):
+        return {"text": str(value), "number": value}
+    text = str(value)
+    return {"text": text if len(text) <= 80 else text[:79] + "…", "number": None}
+
+
+# --- pictures ---------------------------------------------------------------------------------------------------------
 
 
 def accuracy_bars(models: Sequence[Accuracy]) -> Picture:
@@ -46,20 +122,11 @@ def accuracy_bars(models: Sequence[Accuracy]) -> Picture:
         axes.set(xlim=(0, 100), xlabel="accuracy, %")
         axes.invert_yaxis()
         words = "; ".join(f"{entry.model}: {entry.share:.1%} ± {entry.standard_error:.1%}" for entry in models)
-        return picture_of(figure, "Accuracy before and after", f"Accuracy of each model. {words}.")
+        return make_picture(figure, "Accuracy before and after", f"Accuracy of each model. {words}.")
 
 
-def weight_histogram(weights: np.ndarray, suspected: np.ndarray, meaning: str) -> Picture:
-    """Learned weights of the rows, those with a suspected label in another colour; `meaning` names the axis."""
-    return _histogram(weights, suspected, "Weights of the rows", meaning)
-
-
-def quality_histogram(quality: np.ndarray, suspected: np.ndarray) -> Picture:
-    """Label quality of the rows, those with a suspected label in another colour."""
-    return _histogram(quality, suspected, "Quality of the labels", "probability of the given label")
-
-
-def _histogram(values: np.ndarray, suspected: np.ndarray, title: str, label: str) -> Picture:
+def histogram(values: np.ndarray, suspected: np.ndarray, title: str, label: str) -> Picture:
+    """Numbers of the rows, those with a suspected label in another colour; `label` says what they are."""
     top = max(1.0, float(values.max(initial=0.0)))
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(WIDTH, 2.9), layout="constrained")
@@ -77,10 +144,10 @@ def _histogram(values: np.ndarray, suspected: np.ndarray, title: str, label: str
             f"Histogram of {len(values)} rows by {label}, from 0 to {top:.3g}: median {np.median(values):.2g}, "
             f"{low} rows below {top / 10:.2g}; {int(suspected.sum())} rows have a suspected label."
         )
-        return picture_of(figure, title, description)
+        return make_picture(figure, title, description)
 
 
-def pair_map(matrix: np.ndarray, classes: Sequence[Any], *, lines: str, columns: str) -> Picture | None:
+def pair_map(matrix: np.ndarray, classes: Sequence[Any], lines: str, columns: str) -> Picture | None:
     """A matrix of shares of pairs of labels, each line of which sums to 1; None for too many labels.
 
     Parameters
@@ -123,7 +190,7 @@ def pair_map(matrix: np.ndarray, classes: Sequence[Any], *, lines: str, columns:
         worst = ", ".join(
             f"{lines} {classes[j]}, {columns} {classes[b]}: {share:.0%}" for share, j, b in sorted(off)[:-4:-1]
         )
-        return picture_of(
+        return make_picture(
             figure, "Which labels are mixed up",
             f"Estimated share, in %, of each {columns} (column) for each {lines} (line). Largest: {worst}.",
         )  # fmt: skip
@@ -149,7 +216,7 @@ def convergence(history: Sequence[Mapping[str, Any]]) -> Picture | None:
             f"{name}: from {points[0][1]:.4g} to {points[-1][1]:.4g} in {points[-1][0]} steps"
             for name, points in runs.items()
         )
-        return picture_of(figure, "Convergence", f"Loss on trusted rows held out, by noise model. {words}.")
+        return make_picture(figure, "Convergence", f"Loss on trusted rows held out, by noise model. {words}.")
 
 
 def _short(label: Any, limit: int = 12) -> str:

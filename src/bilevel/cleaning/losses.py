@@ -11,14 +11,15 @@ The plain case q = e_b is a row with the label b. Every method takes a batch: s 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid, softplus
 
-from ...errors import Incompatible, InvalidInput, InvalidType
+from ..errors import IncompatibleError, InvalidInputError, InvalidTypeError
 
 __all__ = ["Logistic", "Softmax", "SmoothedHinge", "Squared"]
 
@@ -47,6 +48,11 @@ class Loss(ABC):
     @abstractmethod
     def curvature(self, s: Tensor, q: Tensor) -> LinearMap:
         """v -> sum_j q_ij grad^2 l_j(s_i) v_i: a function of v of the shape of s, for many v at one s."""
+
+    def of_label(self, s: Tensor, labels: Tensor) -> tuple[Tensor, LinearMap]:
+        """grad l_b(s_i) and v -> grad^2 l_b(s_i) v_i for the label b = labels_i of each row."""
+        q = one_hot(labels, max(2, s.shape[-1]), s.new_ones(()))
+        return self.gradient(s, q), self.curvature(s, q)
 
     @abstractmethod
     def probabilities(self, s: Tensor) -> Tensor:
@@ -116,7 +122,7 @@ class Logistic(LogLikelihood):
 
     def columns(self, classes: int) -> int:
         if classes != 2:
-            raise Incompatible(f"the logistic loss takes 2 classes, got {classes}: use the softmax loss")
+            raise IncompatibleError(f"the logistic loss takes 2 classes, got {classes}: use the softmax loss")
         return 1
 
     def per_label(self, s: Tensor) -> Tensor:
@@ -137,6 +143,13 @@ class Logistic(LogLikelihood):
     def curvature(self, s: Tensor, q: Tensor) -> LinearMap:
         second = q.sum(-1, keepdim=True) * s.sigmoid() * (-s).sigmoid()
         return lambda v: second * v
+
+    def of_label(self, s: Tensor, labels: Tensor) -> tuple[Tensor, LinearMap]:
+        """t sigmoid(t s) and sigmoid(s) sigmoid(-s), with t = 1 for class 0 and -1 for class 1."""
+        signs = torch.rsub(labels, 1, alpha=2)[:, None]
+        m = s * signs
+        p = m.sigmoid()
+        return p * signs, lambda v: (-m).sigmoid_().mul_(p).mul_(v)
 
 
 class OneVersusRest(Loss):
@@ -253,6 +266,12 @@ class SmoothedHinge(OneVersusRest):
         return torch.where(m >= 0, above, 1 - above)
 
 
+def one_hot(labels: Tensor, classes: int, weight: Tensor) -> Tensor:
+    """q with q_ib = weight_i for the label b of row i and 0 elsewhere, shape (n, classes)."""
+    q = weight.new_zeros(len(labels), classes)
+    return q.scatter_(1, labels[:, None], weight.expand(len(labels))[:, None])
+
+
 BY_NAME: dict[str, type[Loss]] = {
     "logistic": Logistic,
     "softmax": Softmax,
@@ -261,18 +280,26 @@ BY_NAME: dict[str, type[Loss]] = {
 }
 
 
-def loss_of(loss: str | Loss) -> Loss:
-    """The loss itself, also by its name.
+def loss_of(loss: str | Loss, classes: int | None = None) -> Loss:
+    """The loss itself, also by its name; "auto" is the logistic loss for two classes and softmax for more.
 
     Examples
     --------
     >>> loss_of("softmax")
     Softmax()
     """
-    if isinstance(loss, Loss):
-        return loss
-    if not isinstance(loss, str):
-        raise InvalidType(f"loss must be one of {sorted(BY_NAME)} or a loss such as Softmax(), got {loss!r}")
-    if loss not in BY_NAME:
-        raise InvalidInput(f"loss must be one of {sorted(BY_NAME)} or a loss such as Softmax(), got {loss!r}")
-    return BY_NAME[loss]()
+    if classes is not None and isinstance(loss, str) and loss == "auto":
+        return Logistic() if classes == 2 else Softmax()
+    return object_of("loss", loss, BY_NAME, Loss, auto=classes is not None)
+
+
+def object_of(argument: str, value: Any, kinds: Mapping[str, type], base: Any, *, auto: bool = False) -> Any:
+    """An object of the class `base`, also by the name of one of its kinds; `auto` says that "auto" is a name too."""
+    if isinstance(value, str) and value in kinds:
+        return kinds[value]()
+    if isinstance(value, base):
+        return value
+    example = [*kinds.values()][-1].__name__
+    error = InvalidInputError if isinstance(value, str) else InvalidTypeError
+    names = [*(["auto"] if auto else []), *sorted(kinds)]
+    raise error(f"{argument} must be one of {names} or an object such as {example}(), got {value!r}")

@@ -1,0 +1,11 @@
+from . import losses as losses
+from .design import CentredDesign as CentredDesign
+from .design import Design as Design
+from .estimator import HyperCleaner as HyperCleaner
+from .model_file import SavedCleaner as SavedCleaner
+from .model_file import load_cleaner as load_cleaner
+from .model_file import save_cleaner as save_cleaner
+from .noise import ClassPairs as ClassPairs
+from .noise import RowWeights as RowWeights
+from .noise import Transition as Transition
+from .problem import CleaningProblem as CleaningProblem

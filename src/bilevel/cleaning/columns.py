@@ -1,0 +1,381 @@
+"""From the columns of a table, as they are, to numbers: skrub's TableVectorizer, and which columns to leave out.
+
+    number     the value; a gap stays a gap (NaN)
+    category   one 0/1 column for each value; a value never seen before is none of them
+    date       year, month, day, hour and seconds since 1970
+    text       30 coordinates of its n-grams (TF-IDF, truncated SVD); a table of nothing else keeps words and n-grams
+
+Columns are left out that name rows (ids, row numbers, names), say nothing (one value), repeat another column or repeat
+the label. `ColumnDecision` says what was made of each one and why; the user may decide otherwise.
+"""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import re
+import warnings
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from ..errors import InvalidInputError, MissingExtraError, did_you_mean
+
+try:
+    from sklearn.feature_extraction.text import TfidfVectorizer
+    from sklearn.pipeline import make_union
+    from sklearn.preprocessing import OneHotEncoder
+    from skrub import DatetimeEncoder, StringEncoder, TableVectorizer
+except ImportError:
+    raise MissingExtraError("Encoding tables", "apps") from None
+
+KINDS = ("number", "category", "date", "text", "ignore")
+MOSTLY = 0.8
+"""A column with at least this share of numbers, or of dates, holds numbers, or dates; other cells are gaps."""
+MOST_CATEGORIES = 40
+"""A column with more different texts is encoded by their n-grams."""
+MOST_NGRAMS = 30_000
+UNIQUE = 0.95
+"""A column of texts that are different in at least this share of the rows names the rows, unless it is prose."""
+COLLISIONS = 5.0
+"""Integers drawn at random from the range of a column would repeat so often: if none does, they number the rows."""
+ID_NAME = re.compile(r"(?:^|[^a-z])(?:ids?|uuid|guid|key|index|idx|rows?|rownames?|serial|number|nr|no)$|^unnamed")
+PERSON_NAME = re.compile(r"(?:^|[^a-z])(?:names?|rownames?|surname|lastname|firstname|fullname)$")
+NUMBER = re.compile(r"^\s*[-+]?(?:\d{1,3}(?:[ .]\d{3})+|\d+),\d+\s*$")
+"""A number with a decimal comma."""
+
+
+@dataclass(frozen=True)
+class ColumnDecision:
+    """What was made of one column: a kind of `KINDS`, and why."""
+
+    column: str
+    kind: str
+    reason: str
+
+
+class ColumnEncoder:
+    """Learn what the columns of a table are, and turn rows with these columns into numbers.
+
+    Parameters
+    ----------
+    kinds
+        What the user says of columns: {"age": "category", "note": "ignore"}; see `KINDS`.
+
+    Attributes
+    ----------
+    decisions_
+        A `ColumnDecision` for each column, in the order of the table.
+    columns_
+        The columns that are used; later tables must have them.
+
+    Examples
+    --------
+    >>> table = pd.DataFrame({"id": range(100), "size": np.arange(100) % 7, "colour": ["red", "green"] * 50})
+    >>> encoder = ColumnEncoder().fit(table)
+    >>> [(decision.column, decision.kind) for decision in encoder.decisions_]
+    [('id', 'ignore'), ('size', 'number'), ('colour', 'category')]
+    >>> encoder.transform(pd.DataFrame({"size": [3, None], "colour": ["blue", "red"]}))
+    array([[ 3.,  0.],
+           [nan,  1.]])
+    """
+
+    def __init__(self, kinds: Mapping[str, str] | None = None) -> None:
+        self.kinds = dict(kinds or {})
+
+    def fit(self, table: Any, labels: Any = None) -> ColumnEncoder:
+        """Learn from the rows of a table without its label column.
+
+        Parameters
+        ----------
+        labels
+            The given label of each row, to recognise columns that repeat it.
+        """
+        for name in self.kinds:
+            if name not in table.columns:
+                raise InvalidInputError(f"there is no column {name!r}{did_you_mean(name, list(table.columns))}")
+        decisions = decide_columns(table, labels, self.kinds)
+        dates = [each.column for each in decisions if each.kind == "date"]
+        self.learned(decisions, [name for name in dates if _is_day_first(table[name])])
+        if not self.columns_:
+            reasons = "; ".join(f"{each.column}: {each.reason}" for each in self.decisions_)
+            raise InvalidInputError(f"no column is left to learn from ({reasons})")
+        if self.prose_:
+            self.vectorizer_: Any = _prose_vectorizer()
+            self.vectorizer_.fit(self._joined(table))
+        else:
+            self.vectorizer_ = _table_vectorizer(self._kind)
+            self.vectorizer_.fit(self._typed(table))
+        return self
+
+    def learned(self, decisions: list[ColumnDecision], day_first: list[str]) -> None:
+        """Take over what was decided about the columns, and which of the dates put the day before the month."""
+        self.decisions_, self.day_first_ = decisions, day_first
+        self._kind = {each.column: each.kind for each in decisions}
+        self.columns_ = [each.column for each in decisions if each.kind != "ignore"]
+        self.prose_ = all(self._kind[name] == "text" for name in self.columns_)
+
+    def transform(self, table: Any) -> Any:
+        """Numbers of shape (rows, features): an array with NaN for gaps, or a CSR matrix of a table of prose."""
+        missing = [name for name in self.columns_ if name not in table.columns]
+        if missing:
+            names = list(table.columns)
+            hints = "".join(f"{name!r}{did_you_mean(name, names)} " for name in missing[:5]).strip()
+            raise InvalidInputError(f"the table lacks columns that the model uses: {hints}")
+        if self.prose_:
+            return self.vectorizer_.transform(self._joined(table))
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Found unknown categories")
+            encoded = self.vectorizer_.transform(self._typed(table))
+        return encoded.to_numpy(dtype=np.float64)
+
+    def unseen(self, table: Any) -> dict[str, int]:
+        """How many cells of each category column hold a value that `fit` did not see."""
+        known = self._values.items()
+        counts = {name: int((~_texts(table[name]).dropna().isin(values)).sum()) for name, values in known}
+        return {name: count for name, count in counts.items() if count}
+
+    @property
+    def _values(self) -> dict[str, set[str]]:
+        if self.prose_:
+            return {}
+        encoders = {name: self.vectorizer_.transformers_.get(name) for name in self.columns_}
+        return {
+            name: {str(value) for value in each.categories_[0]}
+            for name, each in encoders.items() if isinstance(each, OneHotEncoder)
+        }  # fmt: skip
+
+    def _typed(self, table: Any) -> pd.DataFrame:
+        """The columns in use, each with the type of its kind: skrub need not guess again."""
+        return pd.DataFrame({name: self._converted(name, table[name]) for name in self.columns_})
+
+    def _converted(self, name: str, column: Any) -> Any:
+        if self._kind[name] == "date":
+            return _dates(column, day_first=name in self.day_first_)
+        return _CONVERT[self._kind[name]](column)
+
+    def _joined(self, table: Any) -> Any:
+        """The texts of each row, one after the other."""
+        return self._typed(table).fillna("").astype(str).agg(" ".join, axis=1)
+
+
+def _prose_vectorizer() -> Any:
+    """TF-IDF of words and of 2 to 4 letters of a word: stems of any language, spelling mistakes, hashtags."""
+    words = TfidfVectorizer(sublinear_tf=True, max_features=MOST_NGRAMS)
+    letters = TfidfVectorizer(
+        analyzer="char_wb", ngram_range=(2, 4), min_df=2, sublinear_tf=True, max_features=MOST_NGRAMS
+    )
+    return make_union(words, letters)
+
+
+def _table_vectorizer(kinds: Mapping[str, str]) -> Any:
+    """Every column has its type already; texts are n-grams, however few there are, and categories are not."""
+    texts = [name for name, kind in kinds.items() if kind == "text"]
+    categories = [name for name, kind in kinds.items() if kind == "category"]
+    one_hot = OneHotEncoder(drop="if_binary", handle_unknown="ignore", sparse_output=False)
+    chosen: list[Any] = [(one_hot, categories)] if categories else []
+    if texts:
+        chosen.append((StringEncoder(random_state=0), texts))
+    settings: Any = {"drop_null_fraction": None, "n_jobs": 1}  # None: gaps are no reason to leave a column out
+    return TableVectorizer(datetime=DatetimeEncoder(), specific_transformers=chosen, **settings)
+
+
+# --- what a column is -------------------------------------------------------------------------------------------------
+
+
+def decide_columns(table: Any, labels: Any = None, kinds: Mapping[str, str] | None = None) -> list[ColumnDecision]:
+    """What to make of each column of a table, in its order."""
+    kinds = kinds or {}
+    given = None if labels is None else pd.factorize(np.asarray(labels).astype(str))[0]
+    decisions, codes = [], {}
+    for name in table.columns:
+        if name in kinds:
+            decisions.append(ColumnDecision(name, kinds[name], "as you said"))
+            continue
+        if strange := _strange_type(table[name]):
+            decisions.append(ColumnDecision(name, "ignore", f"holds values of type {strange}"))
+            continue
+        code = pd.factorize(table[name])[0]
+        kind, reason = _useless(name, table[name], code, given, codes) or _kind_of(name, table[name])
+        if kind != "ignore":
+            codes[name] = code
+        decisions.append(ColumnDecision(name, kind, reason))
+    return decisions
+
+
+def _strange_type(column: Any) -> str:
+    """The type of the first cell that is neither a number nor a text nor a date, such as a list; otherwise empty."""
+    if column.dtype != object:
+        return ""
+    plain = (str, bytes, bool, int, float, np.generic, datetime.date, datetime.timedelta, decimal.Decimal)
+    return next((type(cell).__name__ for cell in column.dropna() if not isinstance(cell, plain)), "")
+
+
+def _useless(
+    name: str, column: Any, code: np.ndarray, given: np.ndarray | None, earlier: Mapping[str, np.ndarray]
+) -> tuple[str, str] | None:
+    """Why a column is left out whatever its kind, or None."""
+    count = int(code.max()) + 1
+    if count == 0:
+        return "ignore", "empty"
+    if count == 1 and (code >= 0).all():
+        return "ignore", f"always {str(column.iloc[0])[:40]!r}"
+    for other, other_code in earlier.items():
+        if np.array_equal(code, other_code):
+            return "ignore", f"repeats the column {other!r}"
+    if given is not None and count < len(code) / 5 and _determines(code, given):
+        return "ignore", "repeats the label: it determines it in every row"
+    return None
+
+
+def _determines(code: np.ndarray, given: np.ndarray) -> bool:
+    """Whether rows with the same value have the same label, without a single exception."""
+    if (code < 0).any() or len(np.unique(given)) < 2:
+        return False
+    return len(np.unique(code * (given.max() + 1) + given)) == code.max() + 1
+
+
+def _kind_of(name: str, column: Any) -> tuple[str, str]:
+    """The kind of a column that has at least two values, and why."""
+    rows, filled = len(column), column.dropna()
+    different = filled.nunique()
+    if pd.api.types.is_bool_dtype(column):
+        return "number", "true or false"
+    if pd.api.types.is_datetime64_any_dtype(column):
+        return "date", "dates"
+    if (numbers := _as_numbers(filled)) is not None:
+        if why := _numbers_rows(name, numbers, rows):
+            return "ignore", why
+        gaps = rows - int(numbers.notna().sum())
+        odd = int(numbers.isna().sum())
+        about = f"{different:,} different numbers" + (f", {gaps:,} {'gap' if gaps == 1 else 'gaps'}" if gaps else "")
+        return "number", about + (f" ({odd:,} cells are no numbers)" if odd else "")
+    texts = filled.astype(str)
+    if _are_dates(texts):
+        return "date", f"{different:,} different dates"
+    if why := _names_rows(name, texts, rows):
+        return "ignore", why
+    if different > MOST_CATEGORIES:
+        return "text", f"{different:,} different texts"
+    return "category", f"{different:,} values"
+
+
+def _numbers_rows(name: str, numbers: Any, rows: int) -> str:
+    """Why integers number the rows, or an empty text."""
+    values = numbers.dropna()
+    if len(values) < 20 or (values % 1 != 0).any():
+        return ""
+    different = values.nunique()
+    if ID_NAME.search(_plain(name)) and different > 0.5 * rows:
+        return f"identifies rows: named {name!r}, {different:,} different values in {rows:,} rows"
+    span = float(values.max() - values.min()) + 1
+    if different == len(values) == rows and rows * rows / (2 * span) > COLLISIONS:
+        return "numbers the rows: no integer occurs twice"
+    return ""
+
+
+def _names_rows(name: str, texts: Any, rows: int) -> str:
+    """Why texts name the rows, or an empty text."""
+    different = texts.nunique()
+    if rows < 20 or different < 0.5 * rows:
+        return ""
+    if ID_NAME.search(_plain(name)):
+        return f"identifies rows: named {name!r}, {different:,} different values in {rows:,} rows"
+    if different < UNIQUE * len(texts):
+        return ""
+    if PERSON_NAME.search(_plain(name)):
+        return "names of rows: (almost) every one is different"
+    words = texts.str.split().str.len().mean()
+    return "identifies rows: single words, (almost) every one is different" if words < 1.5 else ""
+
+
+def _plain(name: Any) -> str:
+    """lower_case from CamelCase.
+
+    Examples
+    --------
+    >>> _plain("PassengerId")
+    'passenger_id'
+    """
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", str(name)).lower()
+
+
+# --- cells ------------------------------------------------------------------------------------------------------------
+
+
+def _as_numbers(filled: Any) -> Any:
+    """The numbers of a column, NaN where a cell is none; None if too few cells are numbers."""
+    numbers = _numbers(filled)
+    return numbers if len(filled) and numbers.notna().mean() >= MOSTLY else None
+
+
+def _numbers(column: Any) -> Any:
+    """Numbers, also with decimal commas; other cells are NaN."""
+    if pd.api.types.is_numeric_dtype(column):
+        return column.astype(float).replace([np.inf, -np.inf], np.nan)
+    texts = column.astype("string").str.strip()
+    comma = texts.str.match(NUMBER).fillna(False)
+    texts = texts.mask(comma, texts.str.replace(r"[ .]", "", regex=True).str.replace(",", ".", regex=False))
+    numbers: Any = pd.to_numeric(texts, errors="coerce")
+    return numbers.astype(float).replace([np.inf, -np.inf], np.nan)
+
+
+def _are_dates(texts: Any) -> bool:
+    sample = texts.iloc[:200]
+    digits = sample.str.contains(r"\d{1,4}[-/.:]\d{1,2}", regex=True).mean() >= MOSTLY
+    return bool(digits and max(_dates(sample, day_first=each).notna().mean() for each in (True, False)) >= MOSTLY)
+
+
+def _dates(column: Any, *, day_first: bool = False) -> Any:
+    """Moments in universal time without zone; cells that are no dates are gaps."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # formats that are guessed
+        mixed: Any = {} if pd.api.types.is_datetime64_any_dtype(column) else {"format": "mixed", "dayfirst": day_first}
+        dates: Any = pd.to_datetime(column, errors="coerce", utc=True, **mixed)
+    return dates.dt.tz_localize(None)
+
+
+def _is_day_first(column: Any) -> bool:
+    """Whether 3.4.2020 is in April: with points, or where months would otherwise be too large."""
+    texts = column.dropna().astype(str)
+    return bool(
+        texts.str.match(r"\s*\d{1,2}\.\d{1,2}\.").mean() > 0.5
+        or texts.str.match(r"\s*(1[3-9]|[23]\d)[/-]\d{1,2}[/-]").any()
+    )
+
+
+def _texts(column: Any) -> Any:
+    """Texts; whole numbers without a point, so that 1 and 1.0 are one category."""
+    if pd.api.types.is_numeric_dtype(column) and not pd.api.types.is_bool_dtype(column):
+        whole = column.dropna() % 1 == 0
+        column = column.astype("Int64") if len(whole) and whole.all() else column
+    return column.astype("string").astype(object).where(column.notna(), None)
+
+
+_CONVERT = {"number": _numbers, "category": _texts, "text": _texts}
+
+
+def kinds_of_options(options: Mapping[str, Collection[str] | None]) -> dict[str, str]:
+    """{"column": kind} of the options --ignore, --categorical, --text, --number and --date.
+
+    Examples
+    --------
+    >>> kinds_of_options({"ignore": ["name"], "category": None})
+    {'name': 'ignore'}
+    """
+    kinds: dict[str, str] = {}
+    for kind, names in options.items():
+        for name in names or ():
+            if name in kinds:
+                raise InvalidInputError(f"column {name!r} cannot be both {kinds[name]} and {kind}")
+            kinds[name] = kind
+    return kinds
+
+
+def decisions_frame(decisions: Sequence[ColumnDecision]) -> pd.DataFrame:
+    """The table "What was made of your columns"."""
+    return pd.DataFrame([(each.column, each.kind, each.reason) for each in decisions],
+                        columns=["column", "used as", "why"])  # fmt: skip

@@ -1,0 +1,327 @@
+"""What `bilevel clean` and `bilevel predict` do: from files to files, with a summary on the screen.
+
+    clean      table with doubtful labels + trusted rows  ->  weights.csv, model.safetensors, report.html
+    predict    model.safetensors + table                  ->  predictions.csv
+
+Everything that could be wrong with the files is found before the long work, and all outputs appear together.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+import time
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from .._files import write_together
+from ..errors import InvalidInputError, MissingExtraError, escape_control_chars
+from ..ranks import TIMEOUT, Ranks, connect
+from ..run.checkpoint import Checkpoint, previous_of
+from .estimator import HyperCleaner
+from .model_file import SavedCleaner, cleaner_writer, load_cleaner
+from .options import CleanOptions, check_output
+from .prepare import CleaningData, prepare
+from .result import CleaningResult, collect, quality_text
+from .table_files import read_table
+from .tables import Table, check_columns, listed, number_column, table_writer
+
+try:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table as Grid
+    from rich.text import Text
+except ImportError:
+    raise MissingExtraError("bilevel clean", "apps") from None
+
+FINISHED, INTERRUPTED = 0, 130
+"""Exit codes."""
+LARGE = 10_000_000
+"""Bytes of a table that takes seconds to read."""
+SHOWN = 10
+"""Suspicious rows on the screen."""
+ACCEPTED = "these options were accepted"
+
+
+# --- bilevel clean ----------------------------------------------------------------------------------------------------
+
+
+def clean(options: CleanOptions, arguments: Sequence[str] = ()) -> int:
+    """Clean a table, write what was asked for and show a summary; returns the exit code.
+
+    Parameters
+    ----------
+    options
+        What was asked for.
+    arguments
+        The words of the command line, to show them and to tell how to go on.
+    """
+    if options.report is not None:
+        from . import report  # noqa: F401  (a missing package is named before the long work)
+    with connect(options.timeout or TIMEOUT) as ranks:
+        with ranks.guard("looking at the options"):
+            options = _after_restart(options, ranks)
+            options.check()
+        ranks.agree(
+            {f"--{name}": str(value) for name, value in vars(options).items()}, "start all with one command line"
+        )
+        ranks.remember(ACCEPTED)
+        if ranks.rank == 0 and (ranks.size > 1 or (options.table.is_file() and options.table.stat().st_size > LARGE)):
+            together = f" in {ranks.size} processes" if ranks.size > 1 else ""
+            print_note(
+                f"reading {options.table}{together}" + (f", to go on from {options.resume}" * bool(options.resume))
+            )
+        data = prepare(options, ranks)
+        cleaner, seconds, notes = train(options, data, ranks, command_line(arguments))
+        command = shlex.join(["bilevel", *arguments])
+        if ranks.rank == 0 and data.measured is not None:
+            print_note("measuring accuracy")
+        result = collect(options, data, cleaner, ranks, seconds=seconds, notes=notes, command=command)
+        model = None if options.model is None else cleaner.gathered(ranks)
+        with ranks.guard("writing the files"):
+            if ranks.rank == 0:
+                write_outputs(options, data, model, result)
+        if ranks.rank == 0:
+            show(options, result)
+    return INTERRUPTED if result.status == "interrupted" else FINISHED
+
+
+def _after_restart(options: CleanOptions, ranks: Ranks) -> CleanOptions:
+    """Processes that `torchrun` has started again go on from the checkpoint of those that ended.
+
+    Unless those ended because their options were refused, for example not to replace a file: so are these.
+    """
+    if not ranks.remembers(ACCEPTED):
+        return options
+    if options.checkpoint is not None and any(map(Path.exists, (options.checkpoint, previous_of(options.checkpoint)))):
+        options = replace(options, checkpoint=None, resume=options.checkpoint)
+    return replace(options, force=True)  # what is there now was written by the processes that ended
+
+
+def train(
+    options: CleanOptions, data: CleaningData, ranks: Ranks, command: str
+) -> tuple[HyperCleaner, float, tuple[str, ...]]:
+    """A fitted cleaner, the seconds that took, and what it warned of; a progress bar on standard error."""
+    cleaner = HyperCleaner(**options.settings(corrects=data.corrects), verbose=True)
+    path = options.checkpoint or options.resume
+    checkpoint = None if path is None else Checkpoint(path, about={"command_line": command})
+    began = time.perf_counter()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        if data.corrects:
+            cleaner.set_params(callback=lambda event: print_note(f"learning: {event.stage}"))
+            checked = (data.trusted.features, data.trusted.labels) if len(data.trusted) else (None, None)
+            cleaner.fit(
+                data.noisy.features, data.noisy.labels, X_trusted=checked[0], y_trusted=checked[1],
+                verified=data.verified, wrong=data.wrong, groups=data.groups,
+            )  # fmt: skip
+        else:
+            cleaner.fit(
+                data.noisy.features, data.noisy.labels, X_trusted=data.trusted.features, y_trusted=data.trusted.labels,
+                checkpoint=checkpoint, resume=options.resume, ranks=ranks,
+            )  # fmt: skip
+    return cleaner, time.perf_counter() - began, tuple(dict.fromkeys(str(warning.message) for warning in caught))
+
+
+def command_line(arguments: Sequence[str]) -> str:
+    """What the user typed, without the names of checkpoints."""
+    named = ("--checkpoint", "--resume")
+    words = zip(("", *arguments), arguments, strict=False)
+    kept = (word for before, word in words if before not in named and word.partition("=")[0] not in named)
+    return shlex.join(["bilevel", *kept])
+
+
+def write_outputs(
+    options: CleanOptions, data: CleaningData, model: HyperCleaner | None, result: CleaningResult
+) -> None:
+    """All files that were asked for, together."""
+    writers: dict[Path, Any] = {}
+    if options.out is not None:
+        writers[options.out] = table_writer(
+            pd.concat([result.rows, result.names], axis=1), options.out, raw=options.raw
+        )
+    if options.cleaned is not None:
+        writers[options.cleaned] = table_writer(cleaned_table(options, data, result), options.cleaned, raw=options.raw)
+    if options.next_out is not None:
+        writers[options.next_out] = table_writer(rows_to_check(options, result), options.next_out, raw=options.raw)
+    if options.model is not None:
+        writers[options.model] = cleaner_writer(model, data.encoder, options.label)
+    if options.report is not None:
+        from .report import render_report
+
+        page = render_report(result)
+        writers[options.report] = lambda temporary: temporary.write_text(page, encoding="utf-8")
+    write_together(writers, overwrite=options.force)
+
+
+def cleaned_table(options: CleanOptions, data: CleaningData, result: CleaningResult) -> pd.DataFrame:
+    """The table with suggested labels where they differ; the labels as they were are in the last column."""
+    table = data.table.frame.copy()
+    rows = result.rows.reset_index(drop=True)
+    suggested = rows["suggested_label"] if "suggested_label" in rows else rows["predicted_label"]
+    table[options.label] = suggested.where(rows["is_label_issue"], rows["given_label"])
+    table[f"given_{options.label}"] = rows["given_label"]
+    return table
+
+
+def rows_to_check(options: CleanOptions, result: CleaningResult) -> pd.DataFrame:
+    """A table to fill in: the rows whose check would help most, for --verified."""
+    rows = result.to_check.merge(result.rows, on="row", how="left")
+    names = ["row", "given_label", "suggested_label", "label_quality", "drawn_at_random"]
+    return rows[names].assign(verified_label="", verdict="")
+
+
+# --- the screen -------------------------------------------------------------------------------------------------------
+
+
+def show(options: CleanOptions, result: CleaningResult) -> None:
+    """A summary on standard output, or one JSON document; notes on standard error."""
+    for note in result.notes:
+        print_note(note)
+    if result.status == "interrupted":
+        print_note("stopped by Ctrl-C: what was found until then is kept, marked as interrupted")
+        if options.outputs and (options.checkpoint or options.resume):
+            print_note("to go on, add --force as well: the files of the interrupted run are there now")
+    elif result.status != "finished":
+        print_note(f"training did not end as planned: {result.status}")
+    if options.json:
+        outputs = {option.lstrip("-"): str(path) for option, path in options.outputs.items()}
+        document = {**result.to_json(), "outputs": outputs}
+        sys.stdout.write(json.dumps(document, indent=2, allow_nan=False) + "\n")
+        return
+    console = Console(highlight=False)
+    console.print(summary(result))
+    console.print(suspicious_rows(result))
+    for option, path in options.outputs.items():
+        console.print(Text(f"{option.lstrip('-'):>7}: ", style="dim") + Text(str(path), style="bold"), soft_wrap=True)
+    if not options.outputs:
+        console.print("Nothing was written: --out, --model and --report name files to make.", style="dim")
+
+
+def print_note(text: str) -> None:
+    """A line on standard error."""
+    sys.stderr.write(f"bilevel: {escape_control_chars(text)}\n")
+
+
+def summary(result: CleaningResult) -> Grid:
+    """What was found, a rich table."""
+    grid = Grid(box=box.SIMPLE, show_header=False, title=Text(f"Which labels of {result.table} are wrong?", "bold"))
+    grid.title_justify = "left"
+    grid.add_column(style="dim")
+    grid.add_column(overflow="fold")
+    share = result.issues / len(result.rows)
+    grid.add_row("suspected labels", Text(f"{result.issues:,} of {len(result.rows):,} rows ({share:.1%})", "bold"))
+    if result.wrong_suspected is not None:
+        low, high, total = result.wrong_suspected
+        text = f"of the {total:,} rows not looked at, {low:,} to {high:,} are wrong (95 %, by the verified rows)"
+        grid.add_row("", printable(text))
+    grid.add_row("trusted rows", printable(f"{result.trusted_rows:,} from {result.trusted_from}"))
+    if result.measurement is None:
+        grid.add_row("accuracy", printable(f"not measured: {result.unmeasured}"))
+    else:
+        measurement = result.measurement
+        for entry in measurement.models:
+            style = "bold green" if entry is measurement.after and not measurement.verdict else ""
+            text = f"{entry.share:.1%} ± {entry.standard_error:.1%}"
+            grid.add_row(f"accuracy, {entry.model}", Text(text, style))
+        grid.add_row("", printable(f"on {measurement.where}, whose labels are assumed right", "dim"))
+        for sentence in filter(None, (measurement.caution, measurement.verdict)):
+            grid.add_row("", printable(sentence))
+    grid.add_row("noise model", printable(result.noise))
+    grid.add_row("training", printable(f"{result.seconds:.1f} s, {result.status}"))
+    return grid
+
+
+def suspicious_rows(result: CleaningResult) -> Grid:
+    """The first few rows a person should look at, a rich table."""
+    grid = Grid(box=box.SIMPLE_HEAD, title=Text("Most suspicious rows", "bold"), title_justify="left")
+    grid.add_column("row", justify="right")
+    grid.add_column("given label", overflow="fold")
+    grid.add_column("the model sees", overflow="fold")
+    grid.add_column("quality", justify="right")
+    for row in result.suspects(SHOWN).to_dict("records"):
+        labels = (printable(str(row["given_label"])), printable(str(row["predicted_label"])))
+        grid.add_row(str(row["row"]), *labels, quality_text(row["label_quality"]))
+    return grid
+
+
+def printable(text: str, style: str = "") -> Text:
+    """Text of the user for a terminal: no markup, and no control characters.
+
+    Examples
+    --------
+    >>> printable("[red]a\\x1b[2Jb").plain
+    '[red]a\\\\x1b[2Jb'
+    """
+    return Text(escape_control_chars(text).replace("\n", "\\n"), style)
+
+
+# --- bilevel predict --------------------------------------------------------------------------------------------------
+
+
+def predict(
+    model: Path,
+    table: Path,
+    *,
+    out: Path | None = None,
+    allow_unknown: bool = False,
+    force: bool = False,
+    raw: bool = False,
+) -> int:
+    """The labels that a saved cleaner predicts for the rows of a table, with the probability of each label."""
+    if out is not None:
+        if out.resolve() in (model.resolve(), table.resolve()):
+            raise InvalidInputError(f"--out {out} would replace a file that is read: choose another name")
+        check_output("--out", out, force=force)
+    saved = load_cleaner(model)
+    columns = hasattr(saved.encoder, "decisions_")  # of a table as it was
+    texts = saved.encoder.categories if saved.encoder is not None and not columns else ()
+    rows = read_table(table, texts=texts)
+    frame = predictions(saved.cleaner, features_of(saved, rows, model.name, allow_unknown=allow_unknown))
+    if out is None:
+        table_writer(frame, Path("-.csv"), raw=raw)(sys.stdout)  # type: ignore[arg-type]
+        return FINISHED
+    write_together({out: table_writer(frame, out, raw=raw)}, overwrite=force)
+    print_note(f"{len(frame):,} predictions are in {out}")
+    return FINISHED
+
+
+def features_of(saved: SavedCleaner, rows: Table, model: str, *, allow_unknown: bool) -> Any:
+    """The rows as the model takes them."""
+    if hasattr(saved.encoder, "decisions_"):
+        check_columns(rows, saved.encoder.columns_, model)
+        if unseen := saved.encoder.unseen(rows.frame):
+            counts = ", ".join(f"{count:,} in column {name!r}" for name, count in unseen.items())
+            print_note(f"{rows.name} has cells unknown to {model}, which count as none of the known values: {counts}")
+        return saved.encoder.transform(rows.frame)
+    if saved.encoder is not None:
+        expected = {saved.label, *saved.encoder.ignored}
+        if extra := [name for name in check_columns(rows, saved.encoder.columns, model) if name not in expected]:
+            print_note(f"{rows.name} has columns that {model} does not use, which are ignored: {listed(extra)}")
+        features = saved.encoder.transform(rows, of=model, allow_unknown=allow_unknown)
+        if unknown := saved.encoder.unknown_cells(rows):
+            counts = ", ".join(f"{count:,} in column {name!r}" for name, count in unknown.items())
+            print_note(f"{rows.name} has cells unknown to {model}, which count as none of the known values: {counts}")
+        return features
+    cleaner: Any = saved.cleaner
+    named = hasattr(cleaner, "feature_names_in_")
+    names, size = list(cleaner.feature_names_in_) if named else rows.columns, cleaner.n_features_in_
+    if len(names) != size:
+        raise InvalidInputError(f"{model} takes {size} columns of numbers, and {rows.name} has {len(names)}")
+    check_columns(rows, names, model)
+    frame = pd.DataFrame({name: number_column(rows, name) for name in names})
+    return frame if named else frame.to_numpy()
+
+
+def predictions(cleaner: Any, features: Any) -> pd.DataFrame:
+    """One row per row: its number, the predicted label and the probability of each label."""
+    labels, columns = cleaner.predict(features), [f"probability_{label}" for label in cleaner.classes_]
+    frame = pd.DataFrame({"row": np.arange(1, len(labels) + 1), "predicted_label": labels})
+    return pd.concat([frame, pd.DataFrame(cleaner.predict_proba(features), columns=columns)], axis=1)

@@ -1,0 +1,216 @@
+"""`HyperCleaner(noise="correction")`: from the rows of a fit to what the cleaner says, without bilevel training.
+
+rows -> `Evidence` -> `correct` -> `compare` with simple baselines -> the model for new rows and the decision
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .._checks import check_choice
+from ..errors import InvalidInputError, LabelWarning
+from .candidates import chosen_model, compare
+from .correction import Correction, Evidence, balancing_power, correct, decide, suspected
+
+if TYPE_CHECKING:
+    from .columns import ColumnEncoder
+
+FEWEST_SUSPECTED = 5
+"""Verified rows with a suspected label below which no interval is stated."""
+DECISIONS = ("argmax", "balanced")
+
+
+@dataclass(frozen=True)
+class CorrectedFit:
+    """What a fit by correction gave.
+
+    Parameters
+    ----------
+    correction
+        About the rows: those of X first, then those of X_trusted.
+    model
+        With predict_proba, for new rows; None when only probabilities were given.
+    selection
+        The mean Brier score of each candidate on held-out checked rows; empty with too few.
+    choice
+        Which of them `model` is.
+    tau
+        Power of the priors in the decision argmax_c p_c / prior_c^tau.
+    held_out
+        Q(c|x,g) of the checked rows, each made without its right label, shape (m, classes); None where none was made.
+    """
+
+    correction: Correction
+    model: Any
+    selection: Mapping[str, float]
+    choice: str
+    tau: float
+    held_out: np.ndarray | None = None
+
+    def predict(self, P: np.ndarray) -> np.ndarray:
+        """Numbers of classes, shape (n,)."""
+        return decide(P, self.correction.prior, self.tau)
+
+
+def fit_corrected(
+    evidence: Evidence,
+    *,
+    estimator: Any,
+    pred_probs: np.ndarray | None,
+    decision: str,
+    seed: int,
+    progress: Callable[[str], None] = lambda stage: None,
+) -> CorrectedFit:
+    """Learn which labels are right, choose a model for new rows among the candidates and how it decides."""
+    found = correct(evidence, estimator=estimator, pred_probs=pred_probs, seed=seed, progress=progress)
+    choice, selection, model, P, held_out = "correction", {}, None, found.p, None
+    if found.mixture is not None:
+        progress("comparison")
+        comparison = compare(found, seed)
+        choice, selection, held_out = comparison.choice, comparison.scores, comparison.posterior
+        progress("model")
+        model = chosen_model(found, choice)
+    tau = balancing_power(P, found.prior) if decision == "balanced" else 0.0
+    return CorrectedFit(found, model, selection, choice, tau, held_out)
+
+
+# --- what the user gives ----------------------------------------------------------------------------------------------
+
+
+def check_decision(decision: Any) -> str:
+    """One of `DECISIONS`."""
+    check_choice("decision", decision, DECISIONS)
+    return decision
+
+
+def verified_labels(verified: Any, count: int, classes: np.ndarray) -> np.ndarray:
+    """The numbers of the verified labels, -1 where there is none, shape (count,).
+
+    Examples
+    --------
+    >>> verified_labels([None, "a", float("nan"), "b"], 4, np.array(["a", "b"]))
+    array([-1,  0, -1,  1])
+    """
+    labels = np.asarray(verified, dtype=object)
+    if labels.shape != (count,):
+        raise InvalidInputError(
+            f"verified must have one label per row, None where nobody looked: shape ({count},), got {labels.shape}"
+        )
+    numbers = {label: number for number, label in enumerate(classes.tolist())}
+    known = ~_missing(labels)
+    unseen = sorted({str(label) for label in labels[known] if label not in numbers})
+    if unseen:
+        raise InvalidInputError(f"verified has labels that no row of X has: {unseen[:5]}; are they spelled alike?")
+    return np.array([numbers[label] if here else -1 for label, here in zip(labels, known, strict=True)], dtype=np.int64)
+
+
+def _missing(labels: np.ndarray) -> np.ndarray:
+    """None, NaN, pandas' NA and empty texts."""
+    return np.array([str(label) in ("None", "nan", "<NA>", "NaT", "") for label in labels], dtype=bool)
+
+
+def check_pred_probs(pred_probs: Any, rows: int, classes: int) -> np.ndarray | None:
+    """Probabilities of shape (rows, classes)."""
+    if pred_probs is None:
+        return None
+    P = np.asarray(pred_probs, dtype=np.float64)
+    if P.shape != (rows, classes):
+        raise InvalidInputError(
+            f"pred_probs must have a probability per row and class, shape ({rows}, {classes}), got shape {P.shape}"
+        )
+    if not np.isfinite(P).all() or P.min() < 0 or np.abs(P.sum(1) - 1).max() > 1e-3:
+        raise InvalidInputError("pred_probs must be probabilities: no number below 0, and each row sums to 1")
+    return np.maximum(P, 1e-12)
+
+
+def encode_frames(X: Any, others: Sequence[Any], labels: np.ndarray, kinds: Any = None) -> tuple[ColumnEncoder, Any]:
+    """A `ColumnEncoder` of the rows of all frames, whose labels come in the same order."""
+    import pandas as pd
+
+    from .columns import ColumnEncoder
+
+    frames = [X, *(other for other in others if other is not None)]
+    return ColumnEncoder(kinds).fit(pd.concat(frames, ignore_index=True), labels), frames
+
+
+# --- what to be warned of ---------------------------------------------------------------------------------------------
+
+
+def warn_of_lost_classes(fit: CorrectedFit, classes: np.ndarray) -> None:
+    """Warn if all labels of a class are suspected, or if no row is predicted to be of it."""
+    found = fit.correction
+    given, issue = found.evidence.given, found.is_issue
+    lost = [classes[c] for c in range(len(classes)) if (given == c).any() and issue[given == c].all()]
+    predicted = fit.predict(found.p)
+    never = [classes[c] for c in range(len(classes)) if (given == c).any() and not (predicted == c).any()]
+    if lost:
+        warnings.warn(f"every label {_some(lost)} is suspected to be wrong: no row of it is kept", LabelWarning, 3)
+    if never:
+        remedy = "" if fit.tau else '; decision="balanced" lets rare classes count more'
+        warnings.warn(f"no row is predicted to be {_some(never)}{remedy}", LabelWarning, stacklevel=3)
+
+
+def _some(labels: Sequence[Any]) -> str:
+    return ", ".join(repr(getattr(label, "item", lambda label=label: label)()) for label in labels[:5])
+
+
+def contradictions(evidence: Evidence) -> list[np.ndarray]:
+    """Numbers of the rows with equal features and different given labels, one array for each set of equal rows."""
+    from .out_of_fold import row_numbers
+
+    same = row_numbers(evidence.X)
+    order = np.argsort(same, kind="stable")
+    groups = np.split(order, np.flatnonzero(np.diff(same[order])) + 1)
+    return [rows for rows in groups if len(np.unique(evidence.given[rows][evidence.given[rows] >= 0])) > 1]
+
+
+def wrong_among_suspected(fit: CorrectedFit, fair: np.ndarray | None = None) -> tuple[int, int, int] | None:
+    """How many suspicions of unchecked labels are right: an interval of 95 %, and how many suspicions there are.
+
+    Of the verified rows that are suspected without their right label, k of n are wrong: the number among N suspicions
+    has the beta-binomial distribution with the posterior Beta(k + 1/2, n - k + 1/2) of Jeffreys' prior.
+
+    Parameters
+    ----------
+    fair
+        Which rows were drawn at random to be looked at, shape (all rows,); default every verified row. Rows that were
+        looked at because they are suspicious say nothing of the others.
+
+    Returns
+    -------
+    Lowest and highest number, and N; None with fewer than 5 verified rows that are suspected.
+    """
+    from scipy.stats import betabinom
+
+    found, evidence = fit.correction, fit.correction.evidence
+    total = int(found.is_issue[evidence.unchecked].sum())
+    if fit.held_out is None or total == 0:
+        return None
+    given, right = evidence.given[evidence.checked], evidence.right[evidence.checked]
+    flagged = suspected(fit.held_out, given, found.prior)
+    if fair is not None:
+        flagged &= fair[evidence.checked]
+    n, k = int(flagged.sum()), int((flagged & (given != right)).sum())
+    if n < FEWEST_SUSPECTED:
+        return None
+    low, high = betabinom(total, k + 0.5, n - k + 0.5).interval(0.95)
+    return int(low), int(high), total
+
+
+def next_rows(found: Correction, count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Numbers of rows whose check would help most, and which of them were drawn at random: a third.
+
+    The others are those whose right label is least certain. Suspicious rows are no fair sample: only the random ones
+    may be used to say how many labels are wrong.
+    """
+    open_rows = found.evidence.unchecked
+    count = min(count, len(open_rows))
+    drawn = np.random.default_rng(seed).permutation(open_rows)[: round(count / 3)]
+    rest = np.setdiff1d(open_rows, drawn)
+    unsure = rest[np.argsort(found.posterior[rest].max(1), kind="stable")][: count - len(drawn)]
+    return np.concatenate([unsure, drawn]), np.arange(count) >= len(unsure)

@@ -1,0 +1,337 @@
+"""Noise model "correction": which labels are right, by models of the given labels that checked rows correct.
+
+    P   out-of-fold probabilities of a mixture of models of all labels, right ones where rows were checked
+    C   ridge logistic regression of the checked rows alone
+    R   logistic regression of the right label on [clr P, clr C] / 2 on checked rows, cross-fitted there
+    p, T_x   joint penalised likelihood of p = softmax(alpha . (clr P, clr R, clr C) + b) and of a noise model T_x
+    Q(c|x,g) ~ p_c T_x[c,g],   label quality = Q(g|x,g)
+    final model: p on new rows, by the models of P refitted to all rows
+
+clr is the centred logarithm. See `out_of_fold` and `label_likelihood` for P and for p, T_x. Without checked rows there
+is no noise model: Q = p = P.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+from sklearn.decomposition import TruncatedSVD
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import Pipeline
+
+from ..errors import InvalidInputError
+from .label_likelihood import LabelModel, centred_log, fit_label_model
+from .out_of_fold import (
+    FittedMixture,
+    Mixture,
+    fitted,
+    folds_of,
+    log_likelihood,
+    mix,
+    models_of,
+    out_of_fold,
+    probabilities,
+    ridge_logistic,
+    tied_rows,
+)
+
+STRENGTHS = (0.01, 0.03, 0.1, 0.3, 1.0)
+SPARSE_STRENGTHS = (0.1, 1.0, 10.0, 100.0)
+"""C of the model of the checked rows: the one with the largest likelihood out of fold."""
+TAUS = np.linspace(0.0, 0.5, 6)
+ACCURACY_BUDGET = 0.02
+"""A balanced decision may cost so much expected accuracy."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What is known of the labels of n rows.
+
+    Parameters
+    ----------
+    X
+        Features, dense (gaps are NaN) or sparse, shape (n, columns), or None when probabilities are at hand.
+    given, right
+        Labels 0, ..., classes - 1, or -1 where unknown, shape (n,).
+    wrong
+        Rows whose given label is known to be wrong while the right one is unknown, shape (n,).
+    tied
+        One number per row, equal for rows that must share a fold, shape (n,).
+    """
+
+    X: Any
+    given: np.ndarray
+    right: np.ndarray
+    wrong: np.ndarray
+    tied: np.ndarray
+    classes: int
+
+    @classmethod
+    def of(cls, X: Any, given: Any, right: Any, classes: int, *, wrong: Any = None, groups: Any = None) -> Evidence:
+        """Evidence with rows tied that are equal or of one group."""
+        given, right = np.asarray(given, np.int64), np.asarray(right, np.int64)
+        wrong = np.zeros(len(given), bool) if wrong is None else np.asarray(wrong, bool)
+        tied = np.arange(len(given)) if X is None and groups is None else tied_rows(X, groups)
+        return cls(X, given, right, wrong, tied, classes)
+
+    @cached_property
+    def checked(self) -> np.ndarray:
+        """Numbers of the rows whose right label is known."""
+        return np.flatnonzero(self.right >= 0)
+
+    @cached_property
+    def unchecked(self) -> np.ndarray:
+        """Numbers of the rows of whose given label nothing is known."""
+        return np.flatnonzero((self.right < 0) & (self.given >= 0) & ~self.wrong)
+
+    @property
+    def best_labels(self) -> np.ndarray:
+        """The right label where it is known, otherwise the given one; -1 where that is known to be wrong."""
+        return np.where(self.right >= 0, self.right, np.where(self.wrong, -1, self.given))
+
+    @property
+    def verified(self) -> np.ndarray:
+        """Numbers of the checked rows whose given label is known."""
+        return np.flatnonzero((self.right >= 0) & (self.given >= 0))
+
+
+# --- checked rows -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CheckedModels:
+    """The models C and R of the checked rows; either may be None where there are too few rows or labels."""
+
+    own: Any
+    corrector: Any
+    seen: np.ndarray  # which classes have checked rows, shape (classes,)
+
+    @property
+    def prior_alpha(self) -> list[float]:
+        """Of clr P, clr R and clr C in the joint likelihood."""
+        if self.corrector is None:
+            return [1.0]
+        return [0.5, 0.5] if self.own is None else [0.5, 0.5, 0.0]
+
+    def features(self, P: np.ndarray, X: Any) -> list[np.ndarray]:
+        """[clr P, clr R, clr C] of rows that were not checked, each of the shape of P."""
+        if self.corrector is None:
+            return [centred_log(P)]
+        C = None if self.own is None else probabilities(self.own, X, len(self.seen))
+        R = probabilities(self.corrector, corrector_input(P, C), len(self.seen))
+        return self.stacked(P, R, C)
+
+    def stacked(self, P: np.ndarray, R: np.ndarray, C: np.ndarray | None) -> list[np.ndarray]:
+        """Classes without checked rows keep P."""
+        R = np.where(self.seen, R, P) + 1e-4
+        R = R / R.sum(1, keepdims=True)
+        return [centred_log(each) for each in (P, R, C) if each is not None]
+
+
+def corrector_input(P: np.ndarray, C: np.ndarray | None) -> np.ndarray:
+    """[clr P, clr C] / 2."""
+    return 0.5 * np.hstack([centred_log(each) for each in (P, C) if each is not None])
+
+
+def fit_checked(
+    P: np.ndarray, X: Any, right: np.ndarray, tied: np.ndarray, seed: int
+) -> tuple[CheckedModels, list[np.ndarray]]:
+    """C and R of checked rows only, and the features of these rows, cross-fitted.
+
+    Parameters
+    ----------
+    P
+        Out-of-fold probabilities of the checked rows, shape (m, classes).
+    X, right, tied
+        Of the checked rows.
+    """
+    classes = P.shape[1]
+    seen = np.bincount(right, minlength=classes) > 0
+    if seen.sum() < 2 or len(right) < 4:
+        models = CheckedModels(None, None, seen)
+        return models, models.features(P, X)
+    fold = folds_of(right, tied, seed)
+    own, C = (None, None) if X is None else _own_model(X, right, fold, classes)
+    regression, inputs = LogisticRegression(C=1.0, max_iter=200, tol=1e-3), corrector_input(P, C)
+    models = CheckedModels(own, fitted(regression, inputs, right), seen)
+    return models, models.stacked(P, out_of_fold(regression, inputs, right, fold, classes), C)
+
+
+def _own_model(X: Any, right: np.ndarray, fold: np.ndarray, classes: int) -> tuple[Any, np.ndarray]:
+    """Ridge logistic regression of the checked rows, and its probabilities out of fold.
+
+    Sparse rows are many columns wide. The penalty does not change when coordinates are rotated: those of the space
+    that the rows span serve as well.
+    """
+    rotation = None
+    if sp.issparse(X):
+        size = max(1, min(X.shape) - 1)
+        rotation = TruncatedSVD(size, algorithm="arpack", random_state=0).fit(X)
+        X = rotation.transform(X)
+    grid = STRENGTHS if rotation is None else SPARSE_STRENGTHS
+    tried = [ridge_logistic(strength, sparse=rotation is not None) for strength in grid]
+    scored = [(out_of_fold(model, X, right, fold, classes), model) for model in tried]
+    C, best = max(scored, key=lambda pair: log_likelihood(pair[0] + 1e-3, right))
+    own = fitted(best, X, right)
+    return own if rotation is None else Pipeline([("rotation", rotation), ("regression", own)]), C
+
+
+# --- the whole --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Correction:
+    """What was learned about the labels of the rows, and what a final model is made of.
+
+    Parameters
+    ----------
+    evidence
+        The rows.
+    mixture
+        Of the models of the given labels; None when probabilities were given.
+    probabilities
+        P, out of fold, shape (n, classes).
+    checked_models, label_model
+        C and R, and p with T_x; None without checked rows.
+    p, posterior
+        p(c|x) and Q(c|x,g), shape (n, classes). Q of a checked row is certain of its right label.
+    """
+
+    evidence: Evidence
+    mixture: Mixture | None
+    probabilities: np.ndarray
+    checked_models: CheckedModels | None
+    label_model: LabelModel | None
+    p: np.ndarray
+    posterior: np.ndarray
+
+    @property
+    def prior(self) -> np.ndarray:
+        """The expected share of each class, shape (classes,)."""
+        total = self.posterior.sum(0) + 1.0
+        return total / total.sum()
+
+    @property
+    def label_quality(self) -> np.ndarray:
+        """Q(g|x,g), the probability that the given label is right, shape (n,); NaN where none was given."""
+        given = self.evidence.given
+        quality = np.take_along_axis(self.posterior, np.maximum(given, 0)[:, None], axis=1)[:, 0]
+        return np.where(given >= 0, quality, np.nan)
+
+    @property
+    def is_issue(self) -> np.ndarray:
+        """Labels to drop: less likely than not, and not the best one either when rare classes count more."""
+        return suspected(self.posterior, self.evidence.given, self.prior)
+
+
+def correct(
+    evidence: Evidence, *, estimator: Any = None, pred_probs: np.ndarray | None = None, seed: int = 0,
+    progress: Callable[[str], None] = lambda stage: None,
+) -> Correction:  # fmt: skip
+    """All but the final model.
+
+    Parameters
+    ----------
+    estimator
+        A classifier, or a list to mix; default: see `out_of_fold.default_models`.
+    pred_probs
+        P, out of fold, of all rows, shape (n, classes), when it is at hand.
+    """
+    mixture = None
+    if pred_probs is None:
+        if evidence.X is None:
+            raise InvalidInputError("correction needs features X, or pred_probs: the probabilities of a model of them")
+        progress("models of the labels")
+        labels = evidence.best_labels
+        fold = folds_of(labels, evidence.tied, seed)
+        mixture = mix(
+            models_of(estimator, evidence.X, seed), evidence.X, labels, fold, evidence.unchecked, evidence.classes
+        )
+        pred_probs = mixture.out_of_fold
+    P = pred_probs / pred_probs.sum(1, keepdims=True)
+    progress("correction")
+    return with_checked_rows(Correction(evidence, mixture, P, None, None, P, P), seed)
+
+
+def with_checked_rows(base: Correction, seed: int = 0) -> Correction:
+    """p, T_x and Q by the checked rows of the evidence; without any, Q = p = P."""
+    evidence, P = base.evidence, base.probabilities
+    checked = evidence.checked
+    if len(checked) == 0:
+        return replace(base, posterior=certain(P, evidence))
+    X = evidence.X
+    models, own = fit_checked(
+        P[checked], None if X is None else X[checked], evidence.right[checked], evidence.tied[checked], seed
+    )
+    features = models.features(P, X)
+    for all_rows, cross_fitted in zip(features, own, strict=True):
+        all_rows[checked] = cross_fitted
+    model = fit_label_model(features, evidence.given, evidence.right, evidence.wrong, models.prior_alpha, seed=seed)
+    p = model.class_probabilities(features)
+    Q = certain(model.posterior(p, evidence.given), evidence)
+    return replace(base, checked_models=models, label_model=model, p=p, posterior=Q)
+
+
+def certain(Q: np.ndarray, evidence: Evidence) -> np.ndarray:
+    """Q where nothing is certain; 1 for a right label that is known, 0 for a given one that is known to be wrong."""
+    Q = Q.copy()
+    wrong = np.flatnonzero(evidence.wrong & (evidence.right < 0) & (evidence.given >= 0))
+    Q[wrong, evidence.given[wrong]] = 0.0
+    Q[evidence.checked] = np.eye(evidence.classes)[evidence.right[evidence.checked]]
+    return Q / Q.sum(1, keepdims=True)
+
+
+# --- the final model --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CorrectedModel:
+    """p(c|x) of new rows."""
+
+    mixture: FittedMixture
+    checked_models: CheckedModels | None
+    label_model: LabelModel | None
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """Shape (n, classes)."""
+        P = self.mixture.predict_proba(X)
+        if self.checked_models is None or self.label_model is None:
+            return P
+        return self.label_model.class_probabilities(self.checked_models.features(P, X))
+
+
+def final_model(correction: Correction) -> CorrectedModel:
+    """The model for new rows: the mixture is refitted to all rows."""
+    evidence, mixture = correction.evidence, correction.mixture
+    if evidence.X is None or mixture is None:
+        raise InvalidInputError("a model for new rows needs the features X and the estimator, not pred_probs alone")
+    everything = mixture.fit(evidence.X, evidence.best_labels)
+    return CorrectedModel(everything, correction.checked_models, correction.label_model)
+
+
+def suspected(Q: np.ndarray, given: np.ndarray, prior: np.ndarray) -> np.ndarray:
+    """Labels with Q(g) < 1/2 that are not argmax_c Q_c / prior_c^(1/2) either, shape (n,); none where given is -1."""
+    quality = np.take_along_axis(Q, np.maximum(given, 0)[:, None], axis=1)[:, 0]
+    return (given >= 0) & (quality < 0.5) & ((Q / prior**0.5).argmax(1) != given)
+
+
+# --- the decision -----------------------------------------------------------------------------------------------------
+
+
+def decide(P: np.ndarray, prior: np.ndarray, tau: float) -> np.ndarray:
+    """argmax_c P_c / prior_c^tau, shape (n,)."""
+    return (P / prior**tau).argmax(1)
+
+
+def balancing_power(P: np.ndarray, prior: np.ndarray) -> float:
+    """The largest tau of `TAUS` that costs at most `ACCURACY_BUDGET` of the accuracy expected under P.
+
+    No label is used: P of the rows is believed.
+    """
+    expected = [P[np.arange(len(P)), decide(P, prior, tau)].mean() for tau in TAUS]
+    return float(max(tau for tau, value in zip(TAUS, expected, strict=True) if value >= expected[0] - ACCURACY_BUDGET))

@@ -1,0 +1,677 @@
+"""HyperCleaner: find wrong labels, and a model that is not fooled by them, with the contract of scikit-learn."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from copy import copy
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from sklearn.base import BaseEstimator, ClassifierMixin, clone
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.utils import assert_all_finite, check_random_state
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import (
+    _check_feature_names,
+    _check_n_features,
+    _num_samples,
+    check_consistent_length,
+    check_is_fitted,
+    column_or_1d,
+    validate_data,
+)
+
+from .. import solvers
+from .._checks import check_count, check_number
+from .._fingerprint import fingerprint
+from ..errors import CheckpointWarning, InvalidInputError, TrustWarning
+from ..ranks import Ranks
+from ..run.checkpoint import Checkpoint
+from ..run.engine import Run
+from ..sets.base import ConvexSet
+from ..solvers import Solver
+from ..solvers.base import FIXED_SET, needs_of
+from .corrected_fit import (
+    CorrectedFit,
+    check_decision,
+    check_pred_probs,
+    encode_frames,
+    fit_corrected,
+    next_rows,
+    verified_labels,
+    warn_of_lost_classes,
+)
+from .correction import Evidence
+from .design import Design, dtype_for
+from .inputs import (
+    FitRows,
+    classes_of,
+    joined,
+    of_pixels,
+    plain_labels,
+    refuse_gaps,
+    refuse_missing_labels,
+    refuse_other_order,
+    refuse_texts,
+    take,
+    taken_on_trust,
+    truth_values,
+)
+from .losses import Loss, loss_of, object_of
+from .noise import BY_NAME, NoiseModel, noise_of
+from .options import SOLVERS
+from .training import REMEDY, CleaningFit, Rows, Settings, Training, TrainingEvent
+
+DTYPES = [np.float64, np.float32, np.float16, np.uint8, np.int8, np.uint16, np.int16, np.uint32, np.int32, np.int64]
+"""Numbers that are taken as they are, those of a memory-mapped file block by block; others become the first."""
+CORRECTION_STAGES = {"models of the labels": 0.0, "correction": 0.6, "comparison": 0.65, "model": 0.85}
+"""About the share of the work done when a stage begins."""
+
+
+LINEAR = {"loss": "auto", "radius": "auto", "constraint": None, "ridge": 1e-3, "fit_intercept": True,
+          "solver": "auto", "steps": None, "batch_size": None}  # fmt: skip
+"""Settings that only linear models have, and their defaults."""
+
+
+class HyperCleaner(ClassifierMixin, BaseEstimator):
+    """A classifier that learns from a few trusted rows which of the other labels to trust.
+
+    Parameters
+    ----------
+    noise
+        The noise model: "correction", models of any kind of all labels, corrected by the trusted rows (best for tables
+        and texts, see `correction.py`); or one with a linear model: "rows", a weight per row (as in the paper);
+        "class-pairs", how strongly each given label counts for each class; "transition", how often each class is given
+        each label (the model is then trained through this matrix; not convex, see `Transition`). "auto" means
+        "correction", unless the rows are pixels, in a memory-mapped file or divided among ranks, or loss, radius,
+        constraint, ridge, solver, steps, batch_size or a checkpoint is given; then it tries "transition", "class-pairs"
+        and "rows" and keeps the first whose Brier score on held-out trusted rows is within one standard error of the
+        best.
+    estimator
+        For noise="correction": the classifier of the given labels, or a list of classifiers to mix. Default: boosting,
+        ridge logistic regression and extra trees; for sparse rows, as texts have, logistic regression and naive Bayes.
+    decision
+        For noise="correction": "argmax" of the probabilities, or "balanced", which divides them by a power of the
+        shares of the classes, so that rare classes are predicted more often at little cost in accuracy.
+    loss
+        "logistic" (two classes), "softmax", "squared", "smoothed hinge", or "auto": logistic or softmax.
+    radius
+        Radius of the l1 ball of the coefficients of each class; "auto" learns it by gradient on the trusted rows.
+    constraint
+        Another convex set of `bilevel.sets` for the coefficients, instead of the ball.
+    ridge
+        c of c |coef|^2, which is added to the mean loss.
+    fit_intercept
+        Whether to fit an intercept, which the set does not constrain.
+    solver
+        "auto", the name of a solver ("dmlcbo", "approx", "implicit", "vpbgd", "rmd-pcd", "projected-soba") or an
+        object such as `bilevel.DMLCBO(upper_step=0.5)`.
+    steps
+        Upper-level steps per noise model; default 20, and 10 for "class-pairs".
+    trusted_fraction
+        Without trusted rows, this fraction of the rows is trusted unchecked, with a warning, by the linear models; a
+        correction needs no trusted rows.
+    batch_size
+        Noisy rows per step, for tables that do not fit into memory; default all of them.
+    random_state
+        The seed of the held-out rows and of the solver.
+    verbose
+        Show progress and the time left.
+    callback
+        A function of a `TrainingEvent` (stage, share of the work, loss), called after each step.
+
+    Attributes
+    ----------
+    coef_, intercept_
+        The cleaned model, as in a linear classifier of scikit-learn; not with noise="correction".
+    correction_
+        What noise="correction" learned, a `CorrectedFit`; otherwise None.
+    columns_
+        With a DataFrame and noise="correction": what was made of each column, and why.
+    classes_
+        The labels.
+    sample_weight_
+        The weight of each row, from 0 to 1: its learned weight, or the probability that its label is correct. Trusted
+        rows have 1.
+    noise_, selection_
+        The noise model used, and the mean Brier score of each candidate on held-out trusted rows.
+    transition_
+        For noise "transition", row j has the probabilities of the given labels for class j; for "class-pairs", row b
+        has the probabilities of the classes for the given label b; otherwise None.
+    radius_
+        The radius of the ball; None with another set.
+    trusted_, separate_trusted_
+        Which rows of X were trusted, and whether there were further trusted rows, X_trusted.
+    history_
+        One dictionary per step: noise, step, seconds, held_out_loss, and radius if it is learned. Empty in a cleaner
+        that was loaded from a file.
+    n_iter_, status_
+        Steps until the x that was kept; "finished" or "interrupted".
+
+    Examples
+    --------
+    >>> from sklearn.datasets import make_classification
+    >>> X, y = make_classification(400, class_sep=2.0, random_state=0)
+    >>> trusted = np.arange(400) < 40
+    >>> given = np.where(~trusted & (np.arange(400) % 4 == 0), 1 - y, y)  # a quarter of the labels is wrong
+    >>> cleaner = HyperCleaner(random_state=0).fit(X, given, trusted=trusted)
+    >>> issues = cleaner.label_issues()["is_label_issue"]
+    >>> bool((issues == (given != y)).mean() > 0.9)
+    True
+    """
+
+    def __init__(
+        self,
+        *,
+        noise: str | NoiseModel = "auto",
+        estimator: Any = None,
+        decision: Literal["argmax", "balanced"] = "argmax",
+        loss: str | Loss = "auto",
+        radius: float | Literal["auto"] = "auto",
+        constraint: ConvexSet | None = None,
+        ridge: float = 1e-3,
+        fit_intercept: bool = True,
+        solver: str | Solver = "auto",
+        steps: int | None = None,
+        trusted_fraction: float = 0.1,
+        batch_size: int | None = None,
+        random_state: Any = None,
+        verbose: bool = False,
+        callback: Callable[[TrainingEvent], None] | None = None,
+    ) -> None:
+        self.noise = noise
+        self.estimator = estimator
+        self.decision = decision
+        self.loss = loss
+        self.radius = radius
+        self.constraint = constraint
+        self.ridge = ridge
+        self.fit_intercept = fit_intercept
+        self.solver = solver
+        self.steps = steps
+        self.trusted_fraction = trusted_fraction
+        self.batch_size = batch_size
+        self.random_state = random_state
+        self.verbose = verbose
+        self.callback = callback
+
+    # --- fitting --------------------------------------------------------------------------------------------------
+
+    def fit(
+        self,
+        X: Any,
+        y: Any,
+        trusted: Any = None,
+        *,
+        X_trusted: Any = None,
+        y_trusted: Any = None,
+        verified: Any = None,
+        wrong: Any = None,
+        groups: Any = None,
+        pred_probs: Any = None,
+        checkpoint: str | Path | Checkpoint | None = None,
+        resume: str | Path | None = None,
+        ranks: Ranks | None = None,
+    ) -> HyperCleaner:
+        """Learn from all rows, some of which are trusted.
+
+        Parameters
+        ----------
+        X, y
+            The rows, dense (also memory-mapped) or SciPy sparse, and their labels.
+        trusted
+            One truth value per row of X: whether its label is known to be right.
+        X_trusted, y_trusted
+            Trusted rows beside X, as a convenience. Inside a Pipeline give `trusted` instead, or let the pipeline
+            transform them with `Pipeline(..., transform_input=["X_trusted"])`.
+        verified
+            For noise="correction": the right label of rows that were looked at, None or NaN for the others, one per
+            row of X. Given and right labels together say how many labels are wrong: the best kind of evidence.
+        wrong
+            For noise="correction": rows whose label is known to be wrong while the right one is not, truth values.
+        groups
+            For noise="correction": rows of the same group (a patient, a storm) are never used to predict each other.
+        pred_probs
+            For noise="correction": probabilities of the classes for the rows of X by a model that has not seen them
+            (as cleanlab takes them), shape (n, classes), in the order of sorted labels. X may then be None.
+        checkpoint
+            A file for the state of training, or `bilevel.Checkpoint(path, every=...)`: written after every step,
+            complete or not at all; the one before it is kept. An existing file is refused unless it is resumed.
+        resume
+            The checkpoint of a fit that was stopped, to go on from with the same rows and settings. It ends with the
+            bits of a fit that never stopped: no step that is in the file is repeated. Give it as `checkpoint`
+            too, to keep on writing it.
+        ranks
+            The processes that divide the rows (`bilevel.distributed.connect`), each of which calls this with its own
+            rows in X, y and `trusted`, and with the same X_trusted and y_trusted. They end with the same model;
+            `sample_weight_` and `label_issues` are those of the own rows. Rank 0 writes the checkpoint.
+        """
+        ranks = Ranks() if ranks is None else ranks
+        only_here = {"verified": verified, "wrong": wrong, "groups": groups, "pred_probs": pred_probs}
+        alone = ranks.size == 1 and checkpoint is None and resume is None
+        if self._corrects(X, alone=alone):
+            if ranks.size > 1 or checkpoint is not None or resume is not None:
+                raise InvalidInputError(
+                    'noise="correction" trains ensembles in one process, in minutes: it takes no ranks and no '
+                    "checkpoint; the other noise models do"
+                )
+            return self._fit_correction(X, y, trusted, X_trusted, y_trusted, **only_here)
+        if unused := [name for name, value in only_here.items() if value is not None]:
+            raise InvalidInputError(f'{", ".join(unused)}: only noise="correction" uses this, got noise={self.noise!r}')
+        self.correction_ = None
+        original, index, drawn = (X, y, X_trusted, y_trusted), getattr(X, "index", None), seed_of(self.random_state)
+        rows: Any = None
+        earlier: Any = None
+        with ranks.guard("looking at its rows"):
+            for name, column in (("y", y), ("trusted", trusted)):
+                refuse_other_order(X, column, name)
+            X, y = self._checked(X, y, reset=True)
+            check_classification_targets(y)
+            earlier = None if resume is None else Checkpoint.of(resume).load()
+            if earlier is not None and self.random_state is None:  # "any seed": that of the fit that was stopped
+                before: Any = earlier.identity.get("random_state")
+                drawn = before if isinstance(before, int) else 0
+            if (X_trusted is None) != (y_trusted is None):
+                raise InvalidInputError("X_trusted and y_trusted go together: give both or neither")
+            mask = self._mask(trusted, y, drawn, ranks, beside=X_trusted is not None)
+            if X_trusted is not None:
+                X_trusted, y_trusted = self._checked(
+                    X_trusted, y_trusted, reset=False, names=("X_trusted", "y_trusted")
+                )
+            rows = FitRows(X, y, mask, X_trusted, y_trusted, ranks)
+        self.classes_ = rows.classes
+        settings = self._settings(ranks.gather(drawn)[0])
+        noisy, known = rows.noisy_and_trusted()
+        if ranks.size > 1:
+            ranks.agree(_common_facts(settings, known), "give every rank the same trusted rows, columns and settings")
+        stored = checkpoint is not None or resume is not None
+        run = Run(
+            "HyperCleaner.fit", identity={**rows.identity(), **settings.identity} if stored else {}, ranks=ranks,
+            checkpoint=checkpoint, resume=earlier, callbacks=() if self.callback is None else (self._tell,),
+            progress=self.verbose,
+        )  # fmt: skip
+        with run:
+            cleaned = Training(noisy, known, settings, run).fit()
+        if run.interrupted and str(run):
+            warnings.warn(f"the fit was interrupted. {run}", CheckpointWarning, stacklevel=2)
+        if cleaned.poor:
+            warnings.warn(f"the cleaned model is poor: {cleaned.poor}; {REMEDY}", ConvergenceWarning, stacklevel=2)
+        self._keep(cleaned, rows)
+        self._fitted_on, self._index = original, index
+        return self
+
+    def _corrects(self, X: Any, *, alone: bool) -> bool:
+        """Whether labels are corrected by models of any kind; otherwise a linear model is trained by a solver."""
+        if not isinstance(self.noise, str) or self.noise not in ("auto", "correction"):
+            return False
+        default = all(getattr(self, name) is value or getattr(self, name) == value for name, value in LINEAR.items())
+        return self.noise == "correction" or (alone and default and not of_pixels(X))
+
+    def _fit_correction(
+        self, X: Any, y: Any, trusted: Any, X_trusted: Any, y_trusted: Any, **evidence: Any
+    ) -> HyperCleaner:
+        """`fit` with noise="correction"."""
+        if (X_trusted is None) != (y_trusted is None):
+            raise InvalidInputError("X_trusted and y_trusted go together: give both or neither")
+        check_decision(self.decision)
+        seed, original = seed_of(self.random_state), (X, y, X_trusted, y_trusted)
+        for name, column in (("y", y), ("trusted", trusted), ("verified", evidence["verified"])):
+            refuse_other_order(X, column, name)
+        y, features, beside = self._correction_rows(X, y, X_trusted, y_trusted, evidence["pred_probs"])
+        self.classes_ = classes_of(y)
+        known, P = self._known_labels(y, trusted, y_trusted, features, beside, evidence)
+        fit = fit_corrected(
+            known, estimator=self.estimator, pred_probs=P, decision=self.decision, seed=seed,
+            progress=lambda stage: self._stage(stage),
+        )  # fmt: skip
+        self._keep_correction(fit, len(y), beside is not None)
+        self._fitted_on, self._index = original, getattr(X, "index", None)
+        warn_of_lost_classes(fit, self.classes_)
+        return self
+
+    def _stage(self, stage: str) -> None:
+        if self.callback is not None:
+            self.callback(TrainingEvent(stage, CORRECTION_STAGES.get(stage, 0.0), math.nan))
+
+    def _correction_rows(self, X: Any, y: Any, X_trusted: Any, y_trusted: Any, P: Any) -> tuple[np.ndarray, Any, Any]:
+        """Labels, features of the rows of X, and of X_trusted; a DataFrame is encoded column by column."""
+        refuse_missing_labels(y, "y")
+        y = column_or_1d(plain_labels(y), warn=True)
+        if y.dtype.kind == "f":
+            assert_all_finite(y, input_name="y")
+        check_classification_targets(y)
+        self._encoder = None
+        if X is None:
+            if P is None or X_trusted is not None:
+                raise InvalidInputError("X may be None only with pred_probs, and without X_trusted")
+            return y, None, None
+        if hasattr(X, "iloc"):
+            check_consistent_length(X, y)
+            labels = y if y_trusted is None else np.concatenate([y, np.asarray(y_trusted)])
+            _check_feature_names(self, X, reset=True)
+            _check_n_features(self, X, reset=True)
+            self._encoder, frames = encode_frames(X, [X_trusted], labels)
+            self.columns_ = self._encoder.decisions_
+            features, *others = (self._encoder.transform(frame) for frame in frames)
+            return y, features, others[0] if others else None
+        X, y = validate_data(self, X, y, accept_sparse="csr", dtype=np.float64, ensure_all_finite=False,
+                             ensure_min_samples=2)  # fmt: skip
+        refuse_gaps(X, "X", None, allow_nan=True)
+        if X_trusted is not None:
+            X_trusted = self._numbers(X_trusted, "X_trusted")
+        return y, X, X_trusted
+
+    def _numbers(self, X: Any, name: str) -> Any:
+        """New rows as numbers; gaps are allowed."""
+        X = validate_data(self, X, reset=False, accept_sparse="csr", dtype=np.float64, ensure_all_finite=False)
+        refuse_gaps(X, name, None, allow_nan=True)
+        return X
+
+    def _known_labels(
+        self, y: np.ndarray, trusted: Any, y_trusted: Any, features: Any, beside: Any, evidence: dict[str, Any]
+    ) -> tuple[Evidence, np.ndarray | None]:
+        """What is known of the labels of the rows of X, then of those of X_trusted."""
+        count, classes = len(y), self.classes_
+        given = np.searchsorted(classes, y)
+        right = np.full(count, -1) if evidence["verified"] is None else verified_labels(
+            evidence["verified"], count, classes)  # fmt: skip
+        if trusted is not None:
+            # Rows that are known to be right were often corrected: they say nothing of how many labels are wrong.
+            mask = truth_values(trusted, count)
+            right[mask], given = given[mask], np.where(mask, -1, given)
+        wrong = np.zeros(count, bool) if evidence["wrong"] is None else np.asarray(evidence["wrong"], bool)
+        groups = None if evidence["groups"] is None else np.asarray(evidence["groups"])
+        P = check_pred_probs(evidence["pred_probs"], count, len(classes))
+        if beside is not None:
+            extra = verified_labels(y_trusted, beside.shape[0], classes)
+            given, right = np.concatenate([given, np.full(len(extra), -1)]), np.concatenate([right, extra])
+            wrong, features = np.concatenate([wrong, np.zeros(len(extra), bool)]), joined(features, beside)
+            groups = None if groups is None else np.concatenate(
+                [groups.astype(str), [f"trusted row {i}" for i in range(len(extra))]])  # fmt: skip
+            if P is not None:
+                raise InvalidInputError("pred_probs are of the rows of X: give trusted or verified, not X_trusted")
+        return Evidence.of(features, given, right, len(classes), wrong=wrong, groups=groups), P
+
+    def _keep_correction(self, fit: CorrectedFit, count: int, beside: bool) -> None:
+        """The attributes of a cleaner fitted by correction."""
+        found = fit.correction
+        Q, right, given = found.posterior[:count], found.evidence.right[:count], found.evidence.given[:count]
+        labels = np.where(given >= 0, given, right)
+        quality = np.take_along_axis(Q, labels[:, None], axis=1)[:, 0]
+        self.correction_, self.noise_, self.selection_ = fit, "correction", dict(fit.selection)
+        self.trusted_, self.separate_trusted_ = right >= 0, beside
+        self.sample_weight_, self.radius_, self.transition_ = quality, None, None
+        self.history_, self.n_iter_, self.status_ = [], 1, "finished"
+        suggested = Q.argmax(1)
+        self._issues = {
+            "is_label_issue": found.is_issue[:count],
+            "label_quality": quality,
+            "given_label": labels,
+            "predicted_label": fit.predict(found.p[:count]),
+            "suggested_label": suggested,
+            "suggested_probability": np.take_along_axis(Q, suggested[:, None], axis=1)[:, 0],
+        }
+
+    def _tell(self, row: Any, event: TrainingEvent) -> None:
+        self.callback(event)  # type: ignore[misc]
+
+    def _checked(self, X: Any, *y: Any, reset: bool = False, names: tuple[str, str] = ("X", "y")) -> tuple[Any, ...]:
+        """X, and y if it is given, as arrays of numbers without gaps."""
+        columns = getattr(X, "columns", None)
+        for labels in y:
+            refuse_missing_labels(labels, names[1])
+        refuse_texts(X, names[0])
+        found = validate_data(
+            self, X, *map(plain_labels, y), reset=reset, accept_sparse="csr", dtype=DTYPES, ensure_all_finite=False,
+            ensure_min_samples=2 if reset else 1,
+        )  # fmt: skip
+        X, *labels = found if y else (found,)
+        refuse_gaps(X, names[0], columns)
+        return X, *labels
+
+    def _mask(self, trusted: Any, y: np.ndarray, seed: int, ranks: Ranks, *, beside: bool) -> np.ndarray:
+        """Which rows of X are trusted; none need be if there are trusted rows `beside` X."""
+        if trusted is not None:
+            return truth_values(trusted, len(y))
+        if beside:
+            return np.zeros(len(y), bool)
+        if ranks.size > 1:
+            raise InvalidInputError("several ranks take no rows on trust: give trusted, or X_trusted and y_trusted")
+        share = check_number("trusted_fraction", self.trusted_fraction, high=1.0)
+        warnings.warn(
+            f"no trusted rows were given, so {share:.0%} of the rows are held out and their labels are ASSUMED TO BE "
+            "RIGHT; give fit(X, y, trusted=mask) to say which labels are known",
+            TrustWarning,
+            stacklevel=3,
+        )
+        return taken_on_trust(y, share, seed)
+
+    def _settings(self, seed: int) -> Settings:
+        solver = solver_of(self.solver)
+        if FIXED_SET in needs_of(solver) and self.radius == "auto" and self.constraint is None:
+            raise InvalidInputError(
+                f"solver={self.solver!r} needs a set that stays as it is: give a radius, such as radius=1.0, not 'auto'"
+            )
+        if self.noise != "auto" and noise_of(self.noise, auto=True).name not in BY_NAME:
+            raise InvalidInputError(f"noise must be RowWeights(), ClassPairs() or Transition(), got {self.noise!r}")
+        count = len(self.classes_)
+        return Settings(
+            classes=count, noise=self.noise, loss=loss_of(self.loss, count), radius=self.radius,
+            constraint=self.constraint, ridge=self.ridge, intercept=self.fit_intercept, solver=solver,
+            steps=None if self.steps is None else check_count("steps", self.steps), batch_size=self.batch_size,
+            seed=seed,
+        )  # fmt: skip
+
+    def _keep(self, cleaned: CleaningFit, rows: FitRows) -> None:
+        """The attributes of a fitted cleaner, and what `label_issues` says of the rows of X."""
+        self.coef_ = cleaned.model["weight"].numpy()
+        bias = cleaned.model.get("bias")
+        self.intercept_ = np.zeros(len(self.coef_), self.coef_.dtype) if bias is None else bias.numpy()
+        self.trusted_, self.separate_trusted_ = rows.mask, rows.X_trusted is not None
+        self.sample_weight_ = np.ones(len(rows.mask), self.coef_.dtype)
+        self.sample_weight_[~rows.mask] = cleaned.weights.numpy()
+        self.noise_, self.radius_, self.selection_ = cleaned.noise, cleaned.radius, cleaned.selection
+        self.transition_ = None if cleaned.matrix is None else cleaned.matrix.numpy()
+        self.history_, self.n_iter_, self.status_ = cleaned.history, cleaned.steps, cleaned.status
+        scores = self._raw_scores(rows.X)
+        chances = self._probabilities(scores)
+        quality = np.take_along_axis(chances, rows.labels[:, None], axis=1)[:, 0]
+        self._issues = {
+            "is_label_issue": (quality < 0.5 * chances.max(1)) & ~rows.mask,
+            "label_quality": quality,
+            "given_label": rows.labels,
+            "predicted_label": _best(scores),
+        }
+
+    # --- what it says ---------------------------------------------------------------------------------------------
+
+    def decision_function(self, X: Any) -> np.ndarray:
+        """The scores: (n,) for two classes, (n, classes) for more."""
+        check_is_fitted(self)
+        if self.correction_ is not None:
+            logs = np.log(self.predict_proba(X) + 1e-12)
+            return logs[:, 1] - logs[:, 0] if logs.shape[1] == 2 else logs
+        scores = self._scores(X)
+        return scores[:, 0] if scores.shape[1] == 1 else scores
+
+    def predict(self, X: Any) -> np.ndarray:
+        """The label of each row."""
+        check_is_fitted(self)
+        if self.correction_ is not None:
+            return self.classes_[self.correction_.predict(self.predict_proba(X))]
+        scores = self._scores(X)
+        return self.classes_[_best(scores)]
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """The accuracy of `predict` on these rows and labels."""
+        return super().score(X, y, sample_weight)
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """The probability of each class, shape (n, classes)."""
+        check_is_fitted(self)
+        if self.correction_ is not None:
+            return self._corrected_probabilities(X)
+        return self._probabilities(self._scores(X))
+
+    def _corrected_probabilities(self, X: Any) -> np.ndarray:
+        fit: Any = self.correction_
+        if fit.model is None:
+            raise InvalidInputError("this cleaner has seen probabilities only, no features: it predicts no new rows")
+        if self._encoder is not None:
+            import pandas as pd
+
+            if not hasattr(X, "iloc"):
+                raise InvalidInputError("this cleaner was fitted to a DataFrame: give the same columns as a DataFrame")
+            return fit.model.predict_proba(self._encoder.transform(pd.DataFrame(X)))
+        return fit.model.predict_proba(self._numbers(X, "X"))
+
+    def next_to_check(self, count: int = 20) -> Any:
+        """The rows whose check would help most, after noise="correction": row (position in X) and drawn_at_random.
+
+        A third is drawn at random. Only those may be used to say how many labels are wrong: suspicious rows are no fair
+        sample. Give what you find as `fit(..., verified=labels)`.
+
+        Returns
+        -------
+        A pandas DataFrame with the index of X.
+        """
+        check_is_fitted(self)
+        if self.correction_ is None:
+            raise InvalidInputError(f'next_to_check needs noise="correction", got noise={self.noise_!r}')
+        import pandas as pd
+
+        rows, drawn = next_rows(self.correction_.correction, check_count("count", count), seed_of(self.random_state))
+        index = rows if self._index is None else self._index[rows]
+        return pd.DataFrame({"row": rows, "drawn_at_random": drawn}, index=index)
+
+    def label_issues(self) -> Any:
+        """One line for each row of X: is_label_issue, label_quality, given_label, predicted_label.
+
+        The quality of a label is the probability that the cleaned model gives it. A label is an issue when that is
+        less than half the probability of the best label. Trusted rows are never issues.
+
+        Returns
+        -------
+        A pandas DataFrame with the index of X.
+        """
+        check_is_fitted(self)
+        if not hasattr(self, "_issues"):
+            raise InvalidInputError(
+                "this cleaner was loaded from a file, which holds no rows: fit it to list label issues"
+            )
+        import pandas as pd
+
+        numbers = [name for name in self._issues if name.endswith("_label")]
+        labels = {name: self.classes_[self._issues[name]] for name in numbers}
+        return pd.DataFrame({**self._issues, **labels}, index=self._index)
+
+    def refit(
+        self, estimator: Any, X: Any = None, y: Any = None, *, X_trusted: Any = None, y_trusted: Any = None
+    ) -> Any:
+        """Train a copy of any scikit-learn classifier on the rows whose label is believed, and on the trusted ones.
+
+        Parameters
+        ----------
+        estimator
+            Any classifier; it is cloned, then fitted.
+        X, y, X_trusted, y_trusted
+            The rows that were given to `fit`; needed only when the cleaner was pickled or loaded, for then it has
+            left them behind.
+        """
+        check_is_fitted(self)
+        if X is None or y is None:
+            if not hasattr(self, "_fitted_on"):
+                raise InvalidInputError(
+                    "this cleaner has left its rows behind: call refit(estimator, X, y) with those of fit"
+                )
+            X, y = self._fitted_on[:2]
+        if X_trusted is None and hasattr(self, "_fitted_on"):
+            X_trusted, y_trusted = self._fitted_on[2:]
+        if self.separate_trusted_ and X_trusted is None:
+            raise InvalidInputError(
+                "this cleaner was fitted with X_trusted and has left these rows behind: call refit(estimator, X, y, "
+                "X_trusted=..., y_trusted=...) with those of fit"
+            )
+        kept = np.flatnonzero(~self._issues["is_label_issue"])
+        if _num_samples(X) != len(self.trusted_):
+            raise InvalidInputError(f"X has {_num_samples(X)} rows, but the cleaner was fitted to {len(self.trusted_)}")
+        features, labels = take(X, kept), np.asarray(y)[kept]
+        if X_trusted is not None:
+            features, labels = joined(features, X_trusted), np.concatenate([labels, np.asarray(y_trusted)])
+        model: Any = clone(estimator)
+        return model.fit(features, labels)
+
+    def gathered(self, ranks: Ranks) -> HyperCleaner:
+        """On rank 0 a copy that knows what is said of the rows of all ranks, for a file; all ranks must call it."""
+
+        def whole(column: np.ndarray) -> np.ndarray:
+            rows = ranks.concat(torch.tensor(column))
+            return column if rows is None else rows.numpy()
+
+        cleaner: Any = copy(self)
+        cleaner.sample_weight_, cleaner.trusted_ = whole(self.sample_weight_), whole(self.trusted_)
+        cleaner._issues = {name: whole(column) for name, column in self._issues.items()}
+        return cleaner
+
+    def _scores(self, X: Any) -> np.ndarray:
+        check_is_fitted(self)
+        return self._raw_scores(self._checked(X)[0])
+
+    def _raw_scores(self, X: Any) -> np.ndarray:
+        design = Design.of(X, dtype=dtype_for(X))
+        return design.matmul(torch.from_numpy(self.coef_.T).to(design.dtype)).numpy() + self.intercept_
+
+    def _probabilities(self, scores: np.ndarray) -> np.ndarray:
+        loss = loss_of(self.loss, len(self.classes_))
+        return loss.probabilities(torch.from_numpy(np.ascontiguousarray(scores))).numpy()
+
+    def __getstate__(self) -> dict[str, Any]:
+        state: dict[str, Any] = dict(super().__getstate__())  # type: ignore[arg-type]
+        state.pop("_fitted_on", None)  # rows do not belong into a model
+        return state
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        return tags
+
+
+def seed_of(random_state: Any) -> int:
+    """The seed of training that scikit-learn's `random_state` stands for."""
+    return int(check_random_state(random_state).randint(2**31))
+
+
+def solver_of(solver: str | Solver) -> Solver | None:
+    """The solver itself, also by its name; None for "auto"."""
+    if isinstance(solver, str) and solver == "auto":
+        return None
+    if hasattr(solver, "init") and hasattr(solver, "step") and not isinstance(solver, type):
+        return solver  # type: ignore[return-value]
+    kinds = {name: getattr(solvers, kind) for name, kind in SOLVERS.items()}
+    return object_of("solver", solver, kinds, (), auto=True)
+
+
+def _common_facts(settings: Settings, trusted: Rows) -> dict[str, Any]:
+    """What must be the same on every rank: all of them decide, and compute the model, to the same bits."""
+    design: Any = trusted.design.rows(torch.arange(len(trusted)))
+    if settings.batch_size is not None:
+        raise InvalidInputError(
+            f"batch_size={settings.batch_size}: rows that ranks divide are all used in each step; leave it out"
+        )
+    return {
+        **settings.identity,
+        "the shape and type of trusted rows": f"{design.shape} {design.dtype}",
+        "the content of trusted rows": fingerprint(design.array, trusted.labels),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "the number of threads": torch.get_num_threads(),
+        "the processor": torch.backends.cpu.get_cpu_capability(),
+    }
+
+
+def _best(scores: np.ndarray) -> np.ndarray:
+    return (scores[:, 0] > 0).astype(int) if scores.shape[1] == 1 else scores.argmax(1)

@@ -1,0 +1,266 @@
+"""Out-of-fold class probabilities of the labels as they were given, by a mixture of scikit-learn classifiers.
+
+    P(c | x_i) = sum_k w_k P_k(c | x_i),    w = argmax sum_i log sum_k w_k P_k(g_i | x_i)  on the simplex (EM),
+
+where P_k comes from a model that has not seen row i, nor a row equal to it, nor one of its group.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+from sklearn.base import clone
+from sklearn.ensemble import ExtraTreesClassifier, HistGradientBoostingClassifier
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.impute import SimpleImputer
+from sklearn.linear_model import LogisticRegression
+from sklearn.naive_bayes import MultinomialNB
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+from ..errors import InvalidInputError, InvalidTypeError
+
+FOLDS = 5
+MOST_ROWS = 20_000
+"""A model is fitted to at most so many rows, drawn at random; it predicts all of them."""
+SMALLEST_WEIGHT = 0.05
+"""Models with less weight in the mixture are left out."""
+EM_STEPS = 50
+FLOOR = 1e-6
+"""Added to a probability before its logarithm is taken."""
+
+Strengths = Sequence[Any]
+"""The same classifier with several regularisations: the one whose out-of-fold likelihood is largest is used."""
+
+
+# --- models -----------------------------------------------------------------------------------------------------------
+
+
+def boosting(seed: int = 0) -> Any:
+    """Boosted trees held back as noisy labels require: shallow, large leaves, few steps."""
+    shape: Any = {"max_iter": 80, "learning_rate": 0.06, "max_leaf_nodes": 8, "min_samples_leaf": 40,
+                  "early_stopping": False}  # fmt: skip
+    return HistGradientBoostingClassifier(**shape, l2_regularization=5.0, random_state=seed)
+
+
+def ridge_logistic(strength: float, *, sparse: bool = False) -> Any:
+    """Logistic regression with C = strength; dense columns are standardised, gaps become the column's mean."""
+    regression = LogisticRegression(C=strength, max_iter=200, tol=1e-3)
+    if sparse:
+        return regression
+    return make_pipeline(SimpleImputer(keep_empty_features=True), StandardScaler(), regression)
+
+
+def extra_trees(seed: int = 0) -> Any:
+    """Randomised trees: errors unlike those of boosting."""
+    share: Any = 0.3  # of the columns, tried at each split
+    trees = ExtraTreesClassifier(100, min_samples_leaf=5, max_features=share, random_state=seed, n_jobs=1)
+    return make_pipeline(SimpleImputer(keep_empty_features=True), trees)
+
+
+def default_models(X: Any, seed: int = 0) -> dict[str, Strengths]:
+    """Boosting, ridge logistic and extra trees; for sparse rows (texts) logistic and naive Bayes."""
+    if not sp.issparse(X):
+        linear = [ridge_logistic(strength) for strength in (0.01, 0.1, 1.0)]
+        return {"boosting": [boosting(seed)], "logistic": linear, "extra trees": [extra_trees(seed)]}
+    models: dict[str, Strengths] = {"logistic": [ridge_logistic(strength, sparse=True) for strength in (1.0, 3.0, 10)]}
+    if X.nnz == 0 or X.data.min() >= 0:  # naive Bayes takes counts
+        models["naive Bayes"] = [MultinomialNB(alpha=0.1)]
+    return models
+
+
+def models_of(estimator: Any, X: Any, seed: int = 0) -> dict[str, Strengths]:
+    """The classifiers to mix: the default ones for None, otherwise one estimator or each of a list."""
+    if estimator is None:
+        return default_models(X, seed)
+    chosen = list(estimator) if isinstance(estimator, list | tuple) else [estimator]
+    if not chosen:
+        raise InvalidInputError("estimator must be a classifier or a list of classifiers, got an empty list")
+    for each in chosen:
+        if isinstance(each, type) or not (hasattr(each, "fit") and hasattr(each, "predict_proba")):
+            raise InvalidTypeError(f"estimator needs the methods fit and predict_proba, got {each!r}")
+    names = [type(each).__name__ for each in chosen]
+    return {
+        name if names.count(name) == 1 else f"{name} {number}": [each]
+        for number, (name, each) in enumerate(zip(names, chosen, strict=True), 1)
+    }
+
+
+def fitted(model: Any, X: Any, labels: np.ndarray, seed: int = 0) -> Any:
+    """A copy of the model, fitted to the rows or to `MOST_ROWS` of them."""
+    if len(labels) > MOST_ROWS:
+        rows = np.sort(np.random.default_rng(seed).permutation(len(labels))[:MOST_ROWS])
+        X, labels = X[rows], labels[rows]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # a rough optimum serves
+        copy: Any = clone(model)
+        return copy.fit(X, labels)
+
+
+def probabilities(model: Any, X: Any, classes: int) -> np.ndarray:
+    """predict_proba with a column for every class 0, ..., classes - 1, also for those the model never saw."""
+    P = np.zeros((X.shape[0], classes))
+    P[:, model.classes_] = model.predict_proba(X)
+    return P
+
+
+# --- folds ------------------------------------------------------------------------------------------------------------
+
+
+def tied_rows(X: Any, groups: Any = None) -> np.ndarray:
+    """One number per row, the same for rows that must share a fold: equal rows, rows of one group, chains of both.
+
+    Examples
+    --------
+    >>> tied_rows(np.array([[1.0], [2.0], [1.0], [3.0]]), groups=["a", "b", "c", "b"])
+    array([0, 1, 0, 1], dtype=int32)
+    """
+    keys = [] if X is None else [row_numbers(X)]
+    if groups is not None:
+        keys.append(np.unique(np.asarray(groups).astype(str), return_inverse=True)[1])
+    count = len(keys[0])
+    rows = np.arange(count)
+    starts = count + np.cumsum([0] + [int(key.max()) + 1 for key in keys])
+    ends = np.concatenate([key + start for key, start in zip(keys, starts[:-1], strict=True)])
+    edges = sp.coo_matrix((np.ones(len(ends), bool), (np.tile(rows, len(keys)), ends)), shape=(starts[-1],) * 2)
+    return sp.csgraph.connected_components(edges, directed=False)[1][:count]
+
+
+def row_numbers(X: Any) -> np.ndarray:
+    """One number per distinct row of a dense or sparse matrix, shape (n,)."""
+    if sp.issparse(X):
+        X = sp.csr_matrix(X, copy=True)
+        X.sum_duplicates()
+        ends = X.indptr
+        keys = [X.indices[i:j].tobytes() + X.data[i:j].tobytes() for i, j in pairwise(ends)]
+    else:
+        keys = [row.tobytes() for row in np.ascontiguousarray(X)]
+    seen: dict[bytes, int] = {}
+    return np.array([seen.setdefault(key, len(seen)) for key in keys])
+
+
+def folds_of(labels: np.ndarray, tied: np.ndarray, seed: int, count: int = FOLDS) -> np.ndarray:
+    """The fold of each row, shape (n,): tied rows share one, and each label is spread over all.
+
+    Examples
+    --------
+    >>> folds_of(np.array([0, 0, 1, 1]), np.array([0, 1, 2, 3]), seed=0, count=2)
+    array([0, 1, 0, 1])
+    """
+    first = np.unique(tied, return_index=True)[1]  # one row of each set of tied rows
+    order = np.random.default_rng(seed).permutation(len(first))
+    order = order[np.argsort(labels[first][order], kind="stable")]
+    fold = np.empty(len(first), int)
+    fold[order] = np.arange(len(first)) % count
+    return fold[np.unique(tied, return_inverse=True)[1]]
+
+
+def out_of_fold(model: Any, X: Any, labels: np.ndarray, fold: np.ndarray, classes: int) -> np.ndarray:
+    """Each row's class probabilities by the model fitted without its fold, shape (n, classes); label -1 trains no one.
+
+    A fold without which fewer than two labels are left has the shares of the labels.
+    """
+    P = np.zeros((len(labels), classes))
+    for number in np.unique(fold):
+        train, held = np.flatnonzero((fold != number) & (labels >= 0)), np.flatnonzero(fold == number)
+        if len(np.unique(labels[train])) < 2:
+            P[held] = shares(labels[train], classes)
+        else:
+            P[held] = probabilities(fitted(model, X[train], labels[train]), X[held], classes)
+    return P
+
+
+def shares(labels: np.ndarray, classes: int) -> np.ndarray:
+    """How often each class occurs, one row more of each, shape (classes,)."""
+    counts = np.bincount(labels, minlength=classes) + 1.0
+    return counts / counts.sum()
+
+
+# --- the mixture ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Models with convex weights; `out_of_fold` has the mixture's probabilities of the rows that it was made of."""
+
+    models: Mapping[str, Any]
+    weights: Mapping[str, float]
+    classes: int
+    out_of_fold: np.ndarray
+
+    @property
+    def heaviest(self) -> str:
+        """The name of the model with most weight."""
+        return max(self.weights, key=lambda name: self.weights[name])
+
+    def fit(self, X: Any, labels: np.ndarray) -> FittedMixture:
+        """The same mixture, its models fitted to these rows; label -1 trains no one."""
+        known = np.flatnonzero(labels >= 0)
+        X, labels = X[known], labels[known]
+        return FittedMixture(
+            {name: fitted(model, X, labels) for name, model in self.models.items()}, self.weights, self.classes
+        )
+
+
+@dataclass(frozen=True)
+class FittedMixture:
+    """sum_k w_k P_k(c | x) of fitted models."""
+
+    models: Mapping[str, Any]
+    weights: Mapping[str, float]
+    classes: int
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """Shape (n, classes)."""
+        parts = [self.weights[name] * probabilities(model, X, self.classes) for name, model in self.models.items()]
+        return np.sum(parts, axis=0)
+
+
+def mix(models: Mapping[str, Strengths], X: Any, labels: np.ndarray, fold: np.ndarray, judges: np.ndarray,
+        classes: int) -> Mixture:  # fmt: skip
+    """The mixture whose out-of-fold likelihood of the labels of `judges` (row numbers) is largest.
+
+    Parameters
+    ----------
+    labels
+        What the models learn, shape (n,): given labels, and right ones of checked rows; -1 trains no one.
+    judges
+        Row numbers whose label was given, not checked.
+    """
+    chosen: dict[str, Any] = {}
+    P: dict[str, np.ndarray] = {}
+    for name, strengths in models.items():
+        tried = [(out_of_fold(model, X, labels, fold, classes), model) for model in strengths]
+        P[name], chosen[name] = max(tried, key=lambda pair: log_likelihood(pair[0][judges], labels[judges]))
+    weights = mixture_weights([each[judges] for each in P.values()], labels[judges])
+    kept = {name: float(weight) for name, weight in zip(P, weights, strict=True) if weight > 0}
+    mixed = sum(weight * P[name] for name, weight in kept.items())
+    return Mixture({name: chosen[name] for name in kept}, kept, classes, np.asarray(mixed))
+
+
+def log_likelihood(P: np.ndarray, labels: np.ndarray) -> float:
+    """The mean of log P(label)."""
+    return float(np.log(P[np.arange(len(labels)), labels] + FLOOR).mean())
+
+
+def mixture_weights(P: Sequence[np.ndarray], labels: np.ndarray) -> np.ndarray:
+    """Convex weights that maximise sum_i log sum_k w_k P_k(label_i), by EM; small ones are 0.
+
+    Examples
+    --------
+    >>> mixture_weights([np.array([[0.9, 0.1], [0.2, 0.8]]), np.array([[0.5, 0.5], [0.5, 0.5]])], np.array([0, 1]))
+    array([1., 0.])
+    """
+    likelihood = np.stack([each[np.arange(len(labels)), labels] + FLOOR for each in P])
+    weights = np.full(len(P), 1.0 / len(P))
+    for _ in range(EM_STEPS):
+        responsibility = weights[:, None] * likelihood
+        weights = (responsibility / responsibility.sum(0)).mean(1)
+    weights[weights < SMALLEST_WEIGHT] = 0.0
+    return weights / weights.sum()

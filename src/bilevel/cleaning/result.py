@@ -1,0 +1,472 @@
+"""What cleaning a table gave, as plain data: the summary on the screen, the JSON document and the report show it."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from sklearn.linear_model import LogisticRegression
+
+from ..ranks import Ranks
+from .corrected_fit import wrong_among_suspected
+from .design import replicated, spaced_rows
+from .encoding import SAMPLE
+from .estimator import HyperCleaner
+from .inputs import joined
+from .model_file import json_value, versions
+from .options import CleanOptions
+from .out_of_fold import boosting, fitted, ridge_logistic
+from .prepare import CleaningData
+from .tables import gathered
+
+ROW_COLUMNS = ("row", "given_label", "predicted_label", "label_quality", "is_label_issue", "weight")
+"""The columns of the table of rows, in the file as on the page."""
+
+SUSPECTS = 100
+"""How many suspicious rows the page shows."""
+ENOUGH_ROWS = 50
+"""Accuracies measured on fewer rows are rough."""
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """How many of `rows` labels a model got right."""
+
+    model: str
+    right: int
+    rows: int
+
+    @property
+    def share(self) -> float:
+        """In [0, 1]."""
+        return self.right / self.rows
+
+    @property
+    def standard_error(self) -> float:
+        """Of the share, as rows are drawn at random; of (right + 1) / (rows + 2), so that it is never zero.
+
+        Examples
+        --------
+        >>> round(Accuracy("any", 50, 100).standard_error, 3), round(Accuracy("any", 10, 10).standard_error, 3)
+        (0.05, 0.08)
+        """
+        share = (self.right + 1) / (self.rows + 2)
+        return math.sqrt(share * (1 - share) / (self.rows + 2))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """Models side by side on rows whose labels are assumed right.
+
+    Parameters
+    ----------
+    where
+        Which rows: "the 40 trusted rows kept aside".
+    before
+        A plain model trained on all rows as they are.
+    others
+        The same model trained otherwise, for comparison.
+    after
+        The same model trained on the rows that are kept.
+    cleaned
+        The cleaned model itself.
+    differing
+        On how many rows exactly one of `before` and `after` is right.
+    seen
+        How many of the rows are also among those that trained.
+    plain
+        What the plain model is.
+    """
+
+    where: str
+    before: Accuracy
+    others: tuple[Accuracy, ...]
+    after: Accuracy
+    cleaned: Accuracy
+    differing: int
+    seen: int = 0
+    plain: str = "logistic regression"
+
+    @property
+    def models(self) -> tuple[Accuracy, ...]:
+        """All of them, the cleaned one last."""
+        return (self.before, *self.others, self.after, self.cleaned)
+
+    @property
+    def rows(self) -> int:
+        """How many rows were measured on."""
+        return self.before.rows
+
+    @property
+    def gain(self) -> float:
+        """Like for like: of the plain model on the rows that are kept over the same one on all rows."""
+        return self.after.share - self.before.share
+
+    @property
+    def gain_error(self) -> float:
+        """sqrt(d / n - gain^2) / sqrt(n), the standard error of the gain, where d of n rows differ.
+
+        Both models see the same rows, so only rows that differ count. As for one share, half a row is added to each of
+        the four cases (right or wrong, before and after; Agresti and Min, 2005), so that it is never zero.
+        """
+        size = self.rows + 2
+        gain = (self.after.right - self.before.right) / size
+        return math.sqrt(((self.differing + 1) / size - gain**2) / size)
+
+    @property
+    def verdict(self) -> str:
+        """What to say when cleaning did not help, or not measurably; empty when it did."""
+        if self.gain > self.gain_error:
+            return ""
+        if self.gain < -self.gain_error:
+            return "Cleaning did not help: leaving the suspected rows out made the model worse on these rows."
+        return "No difference between all rows and the rows that are kept could be measured on these rows."
+
+    @property
+    def caution(self) -> str:
+        """What to say of a measurement on few rows; empty when there are enough."""
+        if self.rows >= ENOUGH_ROWS:
+            return ""
+        return f"{self.rows} rows give a rough figure: --test FILE with at least {ENOUGH_ROWS} gives a better one."
+
+
+@dataclass(frozen=True, kw_only=True)
+class CleaningResult:
+    """Everything that is shown.
+
+    Parameters
+    ----------
+    table
+        Name of the training table.
+    rows
+        A pandas data frame with one row per training row and the columns `ROW_COLUMNS`.
+    names
+        The columns left out on purpose, which tell people which row is which.
+    trusted
+        Which of these rows are trusted themselves, shape (n,).
+    trusted_rows
+        How many trusted rows there were, wherever they came from.
+    trusted_from
+        Where they came from, for people.
+    classes
+        The labels, sorted.
+    measurement
+        Accuracy before and after, or None when there were no rows to measure on.
+    unmeasured
+        Why there were none.
+    noise
+        The model of label noise: "rows", "class-pairs" or "transition".
+    selection
+        For each model of noise that was tried, simplest first, the mean Brier score of trusted rows held out. The first
+        one within one standard error of the smallest is used.
+    radius
+        Of the l1 ball, or None.
+    transition
+        Shares of pairs of labels, shape (classes, classes), or None. For noise "transition" lines are true labels and
+        columns given ones, for "class-pairs" the other way round; lines sum to 1.
+    history
+        One record per step: noise, step, held_out_loss, ...
+    status
+        "finished", "interrupted", or what went wrong.
+    seconds
+        Time spent in training.
+    features
+        The columns of the training table without the label, to show rows: at least the `SUSPECTS` most suspicious ones,
+        with the index of `rows`.
+    pixels
+        Names of the columns that are pixels and the shape of the pictures, or None.
+    command, versions, date
+        How, with what and when this was made.
+    columns
+        What was made of each column, and why: `ColumnDecision`s; empty where every column was used.
+    to_check
+        A pandas data frame of rows whose check would help most, or None.
+    wrong_suspected
+        By the verified rows: from how many to how many of so many suspected labels are wrong (95 %); None without them.
+    notes
+        What the user should know about the input.
+    """
+
+    table: str
+    rows: Any
+    names: Any = None
+    trusted: np.ndarray
+    trusted_rows: int
+    trusted_from: str
+    classes: Sequence[Any]
+    measurement: Measurement | None
+    unmeasured: str
+    noise: str
+    selection: Mapping[str, float]
+    radius: float | None
+    transition: np.ndarray | None
+    history: Sequence[Mapping[str, Any]]
+    status: str
+    seconds: float
+    features: Any
+    pixels: tuple[list[str], tuple[int, ...]] | None
+    command: str
+    versions: Mapping[str, str]
+    date: datetime
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    columns: Sequence[Any] = ()
+    to_check: Any = None
+    wrong_suspected: tuple[int, int, int] | None = None
+    notes: Sequence[str] = ()
+
+    @property
+    def issues(self) -> int:
+        """How many labels are suspected to be wrong."""
+        return int(self.rows["is_label_issue"].sum())
+
+    def suspects(self, count: int) -> Any:
+        """The rows of lowest label quality among those that are not trusted, most suspicious first."""
+        return most_suspicious(self.rows, self.trusted, count)
+
+    def corrections(self, count: int) -> list[tuple[Any, Any, int]]:
+        """The most frequent pairs of given and predicted label among the suspected rows, with their numbers."""
+        suspected = self.rows[self.rows["is_label_issue"]]
+        seen = "suggested_label" if "suggested_label" in suspected else "predicted_label"
+        pairs = suspected.groupby(["given_label", seen], observed=True).size()
+        frequent = pairs.sort_values(ascending=False, kind="stable").head(count)
+        return [(given, predicted, int(size)) for (given, predicted), size in frequent.items()]  # type: ignore[misc]
+
+    def to_json(self) -> dict[str, Any]:
+        """The summary as numbers, texts, lists and dictionaries."""
+        accuracy = None
+        if self.measurement is not None:
+            accuracy = {
+                "where": self.measurement.where,
+                "rows": self.measurement.rows,
+                **{entry.model: entry.share for entry in self.measurement.models},
+                "gain": self.measurement.gain,
+                "gain_standard_error": self.measurement.gain_error,
+            }
+        return json_value(
+            {
+                "status": self.status,
+                "table": self.table,
+                "rows": len(self.rows),
+                "trusted_rows": self.trusted_rows,
+                "classes": self.classes,
+                "label_issues": self.issues,
+                "accuracy": accuracy,
+                "noise": self.noise,
+                "selection": self.selection,
+                "radius": self.radius,
+                "transition": self.transition,
+                "wrong_among_suspected": self.wrong_suspected,
+                "columns": [dict(vars(decision)) for decision in self.columns],
+                "most_suspicious_rows": self.suspects(10).to_dict("records"),
+                "seconds": round(self.seconds, 3),
+                "command": self.command,
+                "versions": self.versions,
+                "date": self.date.isoformat(timespec="seconds"),
+                "notes": self.notes,
+            }
+        )
+
+
+def most_suspicious(rows: Any, trusted: np.ndarray, count: int) -> Any:
+    """The rows of lowest label quality among those that are not trusted, most suspicious first."""
+    return rows[~trusted].sort_values(["label_quality", "row"]).head(count)
+
+
+def quality_text(quality: float) -> str:
+    """Examples
+    --------
+    >>> quality_text(0.25), quality_text(3e-9)
+    ('0.2500', '<0.0001')
+    """
+    return f"{quality:.4f}" if quality >= 1e-4 else "<0.0001"
+
+
+# --- how it comes about -----------------------------------------------------------------------------------------------
+
+
+def measure(cleaner: Any, data: CleaningData, ranks: Ranks) -> Measurement | None:
+    """Logistic regression trained on various rows, and the cleaned model, on rows kept from training.
+
+    All ranks train the same models, of at most `SAMPLE` of the rows that are not trusted.
+    """
+    if data.measured is None:
+        return None
+    if data.corrects:
+        return measure_correction(cleaner, data)
+    counts = ranks.gather(len(data.noisy))
+    mine = spaced_rows(sum(counts[: ranks.rank]), len(data.noisy), sum(counts), SAMPLE)
+    issues = cleaner.label_issues()["is_label_issue"].to_numpy()[mine]
+    features, kept = replicated(data.noisy.features[mine], ranks), replicated(1 - issues, ranks) > 0
+    given = cleaner.classes_[replicated(np.searchsorted(cleaner.classes_, data.noisy.labels[mine]), ranks)]
+    trusted = data.trusted
+    chosen = {
+        "all rows as they are": (joined(features, trusted.features), np.append(given, trusted.labels)),
+        "trusted rows only": (trusted.features, trusted.labels),
+        "rows that are kept": (joined(features[kept], trusted.features), np.append(given[kept], trusted.labels)),
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # its 100 iterations are plenty for a comparison
+        models: dict[str, Any] = {name: LogisticRegression(C=0.1).fit(*rows) for name, rows in chosen.items()}
+    models["cleaned"] = cleaner
+    right = {name: model.predict(data.measured.features) == data.measured.labels for name, model in models.items()}
+    before, trusted_only, after, cleaned = (Accuracy(name, int(hits.sum()), len(hits)) for name, hits in right.items())
+    differing = int((right[before.model] != right[after.model]).sum())
+    return Measurement(
+        where=data.where, before=before, others=(trusted_only,), after=after, cleaned=cleaned, differing=differing,
+        seen=data.seen,
+    )  # fmt: skip
+
+
+def measure_correction(cleaner: Any, data: CleaningData) -> Measurement:
+    """Boosting (of texts, logistic regression) trained on various rows, and the corrected model, on rows kept aside."""
+    measured: Any = data.measured
+    dense = isinstance(data.noisy.features, np.ndarray)
+    linear = ridge_logistic(0.1) if dense else ridge_logistic(3.0, sparse=True)
+    plain = boosting() if dense else linear
+    issues, trusted = cleaner.label_issues(), data.trusted
+    kept = ~issues["is_label_issue"].to_numpy()
+    given, features = data.noisy.labels, data.noisy.features
+    suggested = np.where(kept, given, issues["suggested_label"])
+    checked = (trusted.features,) if len(trusted) else ()
+    chosen = {
+        "all rows as they are": (plain, joined(features, *checked), np.append(given, trusted.labels)),
+        "trusted rows only": (linear, trusted.features, trusted.labels),
+        "suggested labels": (plain, joined(features, *checked), np.append(suggested, trusted.labels)),
+        "rows that are kept": (plain, joined(features[kept], *checked), np.append(given[kept], trusted.labels)),
+    }
+    possible = {name: parts for name, parts in chosen.items() if len(np.unique(parts[2])) > 1}
+    models = {name: fitted(*parts) for name, parts in possible.items()}
+    right = {name: model.predict(measured.features) == measured.labels for name, model in models.items()}
+    right["cleaned"] = cleaner.predict(measured.features) == measured.labels
+    scores = {name: Accuracy(name, int(hits.sum()), len(hits)) for name, hits in right.items()}
+    before, after, cleaned = (scores.pop(name) for name in ("all rows as they are", "rows that are kept", "cleaned"))
+    return Measurement(
+        where=data.where, before=before, others=tuple(scores.values()), after=after, cleaned=cleaned,
+        differing=int((right[before.model] != right[after.model]).sum()), seen=data.seen,
+        plain="boosted trees (trusted rows only: logistic regression)" if dense else "logistic regression of texts",
+    )  # fmt: skip
+
+
+def rows_frame(cleaner: Any, data: CleaningData) -> pd.DataFrame:
+    """One row for each row that this rank has, in their order. Trusted rows count fully and are never suspected."""
+    size, marked = len(data.given), data.marked
+    issues = cleaner.label_issues()
+    predicted, quality = np.empty(size, cleaner.classes_.dtype), np.empty(size)
+    suspected, weight = np.zeros(size, bool), np.ones(size)
+    predicted[~marked], quality[~marked] = issues["predicted_label"], issues["label_quality"]
+    suspected[~marked], weight[~marked] = issues["is_label_issue"], cleaner.sample_weight_
+    if marked.any():
+        rows = data.table.rows(marked)
+        features = data.encoder.transform(rows.frame if data.corrects else rows, **of_table(data))
+        given = np.searchsorted(cleaner.classes_, data.given[marked])
+        predicted[marked] = cleaner.predict(features)
+        quality[marked] = np.take_along_axis(cleaner.predict_proba(features), given[:, None], axis=1)[:, 0]
+    numbers = np.arange(data.table.first + 1, data.table.first + size + 1)
+    columns = (numbers, data.given, predicted, quality, suspected, weight)
+    frame = pd.DataFrame(dict(zip(ROW_COLUMNS, columns, strict=True)), index=numbers - 1)
+    if data.corrects:  # a label that is known to be right suggests itself
+        frame["suggested_label"], frame["suggested_probability"] = data.given, 1.0
+        frame.loc[~marked, "suggested_label"] = issues["suggested_label"].to_numpy()
+        frame.loc[~marked, "suggested_probability"] = issues["suggested_probability"].to_numpy()
+        frame.loc[marked, "label_quality"] = 1.0
+    return frame
+
+
+def of_table(data: CleaningData) -> dict[str, Any]:
+    """For messages of the encoder of numbers and categories."""
+    return {} if data.corrects else {"of": data.table.name}
+
+
+def rows_to_look_at(cleaner: Any, data: CleaningData, count: int | None) -> Any:
+    """Rows, counted from 1, whose check would help most, and which of them were drawn at random."""
+    if count is None or not data.corrects:
+        return None
+    found = cleaner.next_to_check(count)
+    rows = np.flatnonzero(~data.marked)[found["row"].to_numpy()] + 1
+    return pd.DataFrame({"row": rows, "drawn_at_random": found["drawn_at_random"].to_numpy()})
+
+
+def suspicions(cleaner: Any, data: CleaningData) -> tuple[int, int, int] | None:
+    """How many suspicions are right, where verified rows tell."""
+    return wrong_among_suspected(cleaner.correction_, fair_rows(data)) if data.corrects else None
+
+
+def fair_rows(data: CleaningData) -> np.ndarray | None:
+    """Which rows were drawn at random to be looked at, those of the table first; None if nobody said."""
+    if data.drawn is None:
+        return None
+    return np.concatenate([data.drawn, np.zeros(len(data.trusted), bool)])
+
+
+def notes_on_probabilities(data: CleaningData) -> tuple[str, ...]:
+    """What the stated probabilities rest on."""
+    if not data.corrects or not len(data.trusted) or data.verified is not None:
+        return ()
+    return (
+        "How many labels are wrong rests on an assumption (about a fifth), since the given labels of the checked rows "
+        "are not known: the order of the rows is by evidence, the level of their probabilities is not. --verified "
+        "names rows of the table whose right label is known.",
+    )
+
+
+def settings_shown(options: CleanOptions, cleaner: Any) -> dict[str, Any]:
+    """How the model was trained, for the report."""
+    if cleaner.correction_ is None:
+        return {"solver": options.solver, "steps": cleaner.n_iter_, "seed": options.seed}
+    fit = cleaner.correction_
+    weights = {} if fit.correction.mixture is None else fit.correction.mixture.weights
+    mixed = ", ".join(f"{name} {weight:.0%}" for name, weight in weights.items())
+    return {"models of the labels": mixed, "final model": fit.choice, "power of priors": fit.tau, "seed": options.seed}
+
+
+def collect(
+    options: CleanOptions,
+    data: CleaningData,
+    cleaner: HyperCleaner,
+    ranks: Ranks,
+    *,
+    seconds: float,
+    notes: Sequence[str],
+    command: str,
+) -> CleaningResult:
+    """All that is shown, as plain data; rank 0 has the rows of all ranks."""
+    status, unmeasured, measurement = cleaner.status_, data.where, None
+    try:
+        measurement = measure(cleaner, data, ranks)
+    except KeyboardInterrupt:
+        if ranks.size > 1:  # the others wait
+            raise
+        unmeasured = status = "interrupted"
+    rows = rows_frame(cleaner, data)
+    ignored, table = (frame.set_index(rows.index) for frame in (data.ignored, data.table.frame))
+    worst = most_suspicious(rows, data.marked, SUSPECTS).index
+    return CleaningResult(
+        table=options.table.name,
+        rows=gathered(rows, ranks),
+        names=gathered(ignored[[name for name in ignored if name not in ROW_COLUMNS]], ranks),
+        trusted=gathered(pd.DataFrame({"trusted": data.marked}), ranks)["trusted"].to_numpy(),
+        trusted_rows=data.trusted_rows,
+        trusted_from=options.trusted_from,
+        classes=list(cleaner.classes_),
+        measurement=measurement,
+        unmeasured=unmeasured,
+        **{name: getattr(cleaner, f"{name}_") for name in ("noise", "selection", "radius", "transition", "history")},
+        status=status,
+        seconds=seconds,
+        features=gathered(pd.concat([ignored, table], axis=1).loc[worst], ranks),
+        pixels=data.pixels,
+        command=command,
+        versions={**versions(), "pandas": pd.__version__},
+        date=datetime.now().astimezone(),
+        settings=settings_shown(options, cleaner),
+        columns=data.encoder.decisions_ if data.corrects else (),
+        wrong_suspected=suspicions(cleaner, data),
+        to_check=rows_to_look_at(cleaner, data, options.next),
+        notes=(*data.notes, *notes, *notes_on_probabilities(data)),
+    )

@@ -1,0 +1,440 @@
+"""Files of tables: each rank reads its rows, and no others.
+
+    table.csv, table.parquet                one file
+    rows.npy beside labels.npy              memory-mapped; columns.txt may name the columns, which are 0, 1, ... else
+    folder/*.csv, *.parquet or rows-*.npy   the files of a folder one below the other, in the order of their names
+
+Rank r of N holds the rows n r / N <= i < n (r + 1) / N of all n. It reads the row groups of a Parquet file that these
+lie in, and maps arrays; a text file is read in pieces, of which the rank keeps its rows.
+"""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import io
+import json
+import os
+import re
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from .._files import MissingFileError
+from ..errors import InvalidInputError, MissingExtraError
+from ..ranks import Ranks, first_line
+from .tables import Table, check_columns, is_number, listed, map_texts, plain_formula
+
+try:
+    import pandas as pd
+    import pyarrow
+    import pyarrow.compute as compute
+    import pyarrow.parquet as parquet
+except ImportError:
+    raise MissingExtraError("Reading tables", "apps") from None
+
+TEXT_FILES, PARQUET_FILES = (".csv", ".tsv", ".txt"), (".parquet", ".pq")
+SEPARATORS = ",;\t|"
+NUMBERED = re.compile(r"(.*?)(\d{1,6})(?:-of-(\d+).*)?")
+"""Names such as rows-2, or part-00002-of-00004, which tells how many there should be; longer numbers are dates."""
+LARGEST_TABLE = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2 if hasattr(os, "sysconf") else 2**34
+"""Bytes of memory that a table may fill: half of what the machine has."""
+CHARACTERS = 30
+"""A cell of text that becomes a number of 8 bytes is hardly longer: what a file will at least fill in memory."""
+PIECE = 50_000
+"""Rows of a text file that are read together where a rank keeps some of them."""
+
+
+def read_table(path: Path, ranks: Ranks | None = None, *, texts: Iterable[str] = (), label: str = "label") -> Table:
+    """The rows of this rank of a file, or of a folder of files of one kind.
+
+    Parameters
+    ----------
+    path
+        A CSV file (UTF-8; separated by commas, semicolons, tabs or bars), a Parquet file, rows.npy or a folder; the
+        endings of names say which kind it is.
+    ranks
+        The processes that divide the rows, all of which must call this; default this one alone.
+    texts
+        Columns of CSV files whose cells stay as they are written, such as labels and categories: "007" is not 7.
+    label
+        What the labels of labels.npy are called, which have no name of their own.
+    """
+    ranks = Ranks() if ranks is None else ranks
+    files: list[Any] = []
+    with ranks.guard(f"looking at {path}"):
+        files = [_opened(file, label) for file in _files_of(path)]
+        _check_same_columns(files)
+    sizes = {f"the size of {file.path.name}": file.path.stat().st_size for file in files}
+    kinds = {f"the type of column {name!r}": kind for name, kind in files[0].columns.items()}
+    ranks.agree({**sizes, **kinds}, "every rank must see the same files")
+    parts, first, total = _division(path, files, ranks)
+    frames: list[pd.DataFrame] = []
+    mixed = set(texts)
+    while True:  # a column that is text in one place and numbers in another is read again, as text
+        with ranks.guard(f"reading its rows of {path}"):
+            frames = [piece for file, part in parts for piece in file.read(part, mixed)]
+        found = _mixed_columns(frames, ranks) - mixed
+        if not found or not isinstance(files[0], _TextFile):
+            break
+        mixed |= found
+    frame = pd.concat(frames, ignore_index=True)[list(files[0].columns)]
+    if len(frame) == 0:
+        raise InvalidInputError(f"{path} has a header but no rows")
+    return Table(str(path), frame, first, total, "below the header" if path.is_file() else "of all its files")
+
+
+def _division(path: Path, files: Sequence[Any], ranks: Ranks) -> tuple[list[Any], int, int | None]:
+    """Files with the rows that this rank reads, how many are before them, and how many there are (None: these)."""
+    if ranks.size == 1:
+        return [(file, slice(None)) for file in files], 0, None
+    counts = [0] * len(files)
+    with ranks.guard(f"counting the rows of {path}"):  # each file is counted by one rank
+        counts = [file.count() if i % ranks.size == ranks.rank else 0 for i, file in enumerate(files)]
+    sizes = ranks.sum(torch.tensor(counts)).numpy()
+    total, ends = int(sizes.sum()), np.cumsum(sizes)
+    if total < ranks.size:
+        raise InvalidInputError(f"{path} has {total} rows for {ranks.size} processes: start fewer")
+    mine = np.array([total * (ranks.rank + edge) // ranks.size for edge in (0, 1)])
+    cuts = [np.clip(mine - (end - size), 0, size).tolist() for end, size in zip(ends, sizes, strict=True)]
+    return [(file, slice(*cut)) for file, cut in zip(files, cuts, strict=True) if cut[0] < cut[1]], int(mine[0]), total
+
+
+def _mixed_columns(frames: Sequence[pd.DataFrame], ranks: Ranks) -> set[str]:
+    """Columns that are not of one kind in all pieces and ranks: numbers, truth values or others."""
+    pairs = {(name, "number" if kind.kind in "iuf" else kind.kind) for f in frames for name, kind in f.dtypes.items()}
+    found = Counter(name for name, _ in {tuple(pair) for part in ranks.gather(sorted(pairs)) for pair in part})
+    return {name for name, kinds in found.items() if kinds > 1}
+
+
+def _files_of(path: Path) -> list[Path]:
+    """The files of a table in the order of their names, which must be of one kind."""
+    endings = tuple(_KINDS)
+    if not path.exists():
+        raise MissingFileError(f"{path}: there is no such file")
+    if path.is_file():
+        if path.suffix.lower() not in endings:
+            raise InvalidInputError(f"{path}: the name of a table ends in {', '.join(endings)}")
+        return [path]
+    if not path.is_dir():  # a device or a pipe need not end
+        raise InvalidInputError(f"{path} is not a regular file")
+    found = [file for file in sorted(path.iterdir()) if file.suffix.lower() in endings and file.name[0] not in "._"]
+    arrays = [file for file in found if _KINDS[file.suffix.lower()] is _ArrayFile]
+    alone = next((f for f in arrays if f.name.startswith("labels") and not _beside(f, "labels", "rows").exists()), None)
+    if alone is not None:
+        raise MissingFileError(f"{path}: {alone.name} has no {_beside(alone, 'labels', 'rows').name} beside it")
+    found = [file for file in found if file.name != "columns.txt" and not (file in arrays and file.name[0] == "l")]
+    if not found:
+        raise MissingFileError(f"{path} is a folder without a table: a file whose name ends in {', '.join(endings)}")
+    kinds = {file.suffix.lower() for file in found}
+    if len({_KINDS[kind] for kind in kinds}) > 1:
+        raise InvalidInputError(f"{path} has files of different kinds, {', '.join(sorted(kinds))}: keep one of them")
+    _check_complete(path, found)
+    return found
+
+
+def _check_complete(folder: Path, files: Sequence[Path]) -> None:
+    """Raise if one of several numbered files is missing."""
+    there: dict[tuple[str, str], set[int]] = {}
+    for file in files:
+        if found := NUMBERED.fullmatch(file.stem):
+            there.setdefault((found[1], found[3] or ""), set()).add(int(found[2]))
+    for (start, count), numbers in sorted(there.items()):
+        first = min(numbers | {1}) if count else min(numbers)  # K-of-N count from 0 or from 1
+        last = first + int(count) - 1 if count else max(numbers)
+        if missing := sorted(set(range(first, last + 1)) - numbers):
+            raise MissingFileError(
+                f"{folder} has files {start}{first} to {start}{last}, and number {missing[0]} is missing: put it "
+                "there, or number the files without a gap"
+            )
+
+
+def _opened(path: Path, label: str) -> Any:
+    try:
+        return _KINDS[path.suffix.lower()](path, label)
+    except InvalidInputError:
+        raise
+    except OSError as error:
+        raise InvalidInputError(f"{path} cannot be read ({error.strerror or error})") from None
+
+
+def _check_same_columns(files: Sequence[Any]) -> None:
+    """Raise if the columns of files differ by name or type; their order does not matter."""
+    first = files[0]
+    for file in files[1:]:
+        extra = check_columns(
+            Table(str(file.path), pd.DataFrame(columns=list(file.columns))), list(first.columns), str(first.path)
+        )
+        if extra:
+            raise InvalidInputError(f"{file.path} has columns that {first.path} has not: {listed(extra)}")
+        if name := next((name for name, kind in first.columns.items() if file.columns[name] != kind), None):
+            raise InvalidInputError(
+                f"column {name!r} is {first.columns[name]} in {first.path} and {file.columns[name]} in {file.path}: "
+                "write both with the same type"
+            )
+
+
+def check_size(path: Path, size: int) -> None:
+    """Raise if a table would fill more memory than the machine can spare."""
+    if size > LARGEST_TABLE:
+        raise InvalidInputError(
+            f"{path} would fill {size / 1e9:,.1f} GB of memory, and this machine can spare "
+            f"{LARGEST_TABLE / 1e9:,.1f} GB: leave out rows or columns"
+        )
+
+
+def _check_names(path: Path, names: Sequence[str]) -> None:
+    if len(names) > 1 and all(is_number(name) for name in names):
+        raise InvalidInputError(
+            f"{path} has no header: its first line holds numbers ({listed(names, 4)}), but must hold the names of the "
+            "columns"
+        )
+    if odd := next((name for name in names if "\0" in name), None):
+        raise InvalidInputError(f"{path}: the name of the column {odd!r} has a zero byte in it: is this a text file?")
+    nameless = [place + 1 for place, name in enumerate(names) if not name]
+    if nameless:
+        raise InvalidInputError(f"{path}: column {nameless[0]} has no name in the header")
+    twice = sorted(name for name, count in Counter(names).items() if count > 1)
+    if twice:
+        raise InvalidInputError(f"{path} has more than one column named {listed(twice)}: names must differ")
+
+
+class _TextFile:
+    """A CSV file; only reading it tells the types of its columns and how many rows it has."""
+
+    def __init__(self, path: Path, label: str) -> None:
+        self.path = path
+        with path.open("rb") as file:
+            start = file.read(1 << 20)
+        if not start.removeprefix(codecs.BOM_UTF8).strip():
+            raise InvalidInputError(f"{path} is empty")
+        if start[:2] == b"PK":
+            raise InvalidInputError(
+                f"{path} is not text but a spreadsheet or an archive: export it as CSV (UTF-8) first"
+            )
+        try:
+            names, self.separator = _header(start)
+        except UnicodeDecodeError:
+            raise _wrong_encoding(path) from None
+        except csv.Error as error:
+            raise InvalidInputError(f"{path}: the header cannot be taken apart ({error})") from None
+        _check_names(path, names)
+        self.columns = dict.fromkeys(names, "text")
+
+    def count(self) -> int:
+        return sum(len(piece) for piece in self._pieces(set(), PIECE))
+
+    def read(self, rows: slice, texts: set[str]) -> list[pd.DataFrame]:
+        if rows == slice(None):
+            check_size(self.path, self.path.stat().st_size // CHARACTERS * 8)
+            return list(self._pieces(texts, None))
+        wanted = (piece.loc[rows.start : rows.stop - 1] for piece in self._pieces(texts, PIECE))
+        return [piece for piece in wanted if len(piece)]
+
+    def _pieces(self, texts: set[str], size: int | None) -> Iterator[pd.DataFrame]:
+        """The rows, so many at a time, numbered through."""
+        names = list(self.columns)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error", pd.errors.ParserWarning)
+                found: Any = pd.read_csv(
+                    self.path, sep=self.separator, names=names, header=0, encoding="utf-8-sig", index_col=False,
+                    dtype={name: str for name in names if name in texts}, keep_default_na=False, na_values=[""],
+                    skipinitialspace=True, low_memory=False, chunksize=size,
+                    skip_blank_lines=len(names) > 1,  # in a table of one column, a blank line is an empty cell
+                )  # fmt: skip
+                for piece in [found] if size is None else found:
+                    yield map_texts(piece, plain_formula)
+        except UnicodeDecodeError:
+            raise _wrong_encoding(self.path) from None
+        except pd.errors.ParserWarning:
+            raise InvalidInputError(
+                f"{self.path}: the rows have more cells than the header has names ({len(names)})"
+            ) from None
+        except (pd.errors.ParserError, ValueError) as error:
+            raise InvalidInputError(
+                f"{self.path}: the table cannot be taken apart ({_parser_message(error)})"
+            ) from None
+
+
+def _header(content: bytes) -> tuple[list[str], str]:
+    """The names above the first row, and what separates them: the candidate that gives most names."""
+    readings: dict[str, list[str]] = {}
+    for mark in SEPARATORS:
+        lines = io.TextIOWrapper(io.BytesIO(content), encoding="utf-8-sig", newline="")
+        readings[mark] = next(
+            (names for names in csv.reader(lines, delimiter=mark, skipinitialspace=True) if names), []
+        )
+    separator = max(SEPARATORS, key=lambda mark: len(readings[mark]))
+    return [name.strip() for name in readings[separator]], separator
+
+
+def _parser_message(error: Exception) -> str:
+    """pandas' reason in other words.
+
+    Examples
+    --------
+    >>> _parser_message(ValueError("Error tokenizing data. C error: Expected 2 fields in line 3, saw 5"))
+    'line 3 has 5 cells, but the header has 2 names'
+    """
+    if found := re.search(r"Expected (\d+) fields in line (\d+), saw (\d+)", str(error)):
+        expected, line, seen = found.groups()
+        return f"line {line} has {seen} cells, but the header has {expected} names"
+    if "EOF inside string" in str(error):
+        return "a quotation mark is opened and never closed"
+    return str(error).splitlines()[0]
+
+
+def _wrong_encoding(path: Path) -> InvalidInputError:
+    content = path.read_bytes()
+    try:
+        content.decode("utf-8")
+        where = ""
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        where = f" (byte {content[error.start]:#04x} in line {line})"
+    return InvalidInputError(
+        f"{path} is not in the encoding UTF-8{where}: save it again as UTF-8, in spreadsheets under 'Save as', "
+        "'CSV UTF-8'"
+    )
+
+
+class _ParquetFile:
+    """A Parquet file, of which the row groups that hold the rows asked for are read."""
+
+    def __init__(self, path: Path, label: str) -> None:
+        self.path = path
+        if path.stat().st_size == 0:
+            raise InvalidInputError(f"{path} is empty")
+        with self._damage_named(), parquet.ParquetFile(path) as file:
+            self.metadata, self.schema = file.metadata, file.schema_arrow
+            names = [name.strip() for name in self.schema.names]
+        _check_names(path, names)
+        self.columns = {part.name.strip(): str(part.type) for part in self.schema if part.name not in self._index}
+
+    @cached_property
+    def _index(self) -> list[str]:
+        """The columns that pandas wrote as the index of a frame: numbers of rows, no features."""
+        try:
+            listed = json.loads(self.schema.metadata[b"pandas"])["index_columns"]
+        except (LookupError, TypeError, ValueError, RecursionError):  # whatever somebody has written there
+            listed = []
+        return [name for name in self.schema.names if name in (listed if isinstance(listed, list) else ())]
+
+    def count(self) -> int:
+        return self.metadata.num_rows
+
+    def read(self, rows: slice, texts: set[str]) -> list[pd.DataFrame]:
+        first, stop, _ = rows.indices(self.count())
+        ends = np.cumsum([self.metadata.row_group(i).num_rows for i in range(self.metadata.num_row_groups)])
+        groups = [i for i, end in enumerate(ends) if first < end and end - self.metadata.row_group(i).num_rows < stop]
+        before = 0 if not groups else int(ends[groups[0]]) - self.metadata.row_group(groups[0]).num_rows
+        with self._damage_named():
+            frame = self._expanded(groups).slice(first - before, stop - first)
+            frame = frame.drop_columns(self._index).replace_schema_metadata().to_pandas()
+        frame.columns = [str(name).strip() for name in frame.columns]
+        return [frame]
+
+    @contextmanager
+    def _damage_named(self) -> Iterator[None]:
+        try:
+            yield
+        except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise
+            raise InvalidInputError(
+                f"{self.path} is not a Parquet file, or it is damaged ({first_line(error)})"
+            ) from None
+
+    def _expanded(self, groups: list[int]) -> pyarrow.Table:
+        """The rows, whose size in memory is known before they are made: a few bytes may stand for billions of cells."""
+        chunks = [self.metadata.row_group(i).column(j) for i in groups for j in range(self.metadata.num_columns)]
+        check_size(self.path, sum(max(8 * chunk.num_values, chunk.total_uncompressed_size) for chunk in chunks))
+        texts = [field.name for field in self.schema if _is_text(field.type)]
+        with parquet.ParquetFile(self.path, read_dictionary=texts) as file:
+            table = file.read_row_groups(groups)  # each different text once
+        lengths_of: Any = getattr(compute, "binary_length")  # noqa: B009  (made at run time)
+        lengths = [
+            int(lengths_of(chunk.dictionary).take(chunk.indices.drop_null()).to_numpy(zero_copy_only=False).sum())
+            for name in texts
+            for chunk in table.column(name).chunks
+        ]
+        check_size(self.path, sum(lengths))
+        return table.cast(self.schema)
+
+
+def _is_text(kind: Any) -> bool:
+    types = pyarrow.types
+    if types.is_dictionary(kind):
+        kind = kind.value_type
+    return types.is_string(kind) or types.is_large_string(kind) or types.is_binary(kind) or types.is_large_binary(kind)
+
+
+class _ArrayFile:
+    """rows*.npy, memory-mapped, with its labels*.npy; columns.txt beside them may name the columns."""
+
+    def __init__(self, path: Path, label: str) -> None:
+        self.path, self.label = path, label
+        if not path.name.startswith("rows"):
+            raise InvalidInputError(
+                f"{path}: name it rows.npy or rows-*.npy, with the labels in labels.npy or labels-*.npy"
+            )
+        beside = _beside(path, "rows", "labels")
+        self.rows, self.labels = _mapped(path), _mapped(beside)
+        if self.rows.ndim != 2 or self.rows.dtype.kind not in "fiu":
+            raise InvalidInputError(
+                f"{path} must hold numbers of the shape (rows, columns), got {self.rows.dtype} {self.rows.shape}"
+            )
+        if self.labels.shape != self.rows.shape[:1] or self.labels.dtype.kind not in "iubU":
+            raise InvalidInputError(
+                f"{beside} must hold {len(self.rows)} whole numbers or texts, the labels of {path.name}, got "
+                f"{self.labels.dtype} {self.labels.shape}"
+            )
+        names, count = self._names(), self.rows.shape[1]
+        if len(names) != count or len({*names, label}) != count + 1:
+            raise InvalidInputError(
+                f"columns.txt beside {path} has {len(names)} names, {len(set(names))} of them different, for {count} "
+                f"columns beside the labels, {label!r}"
+            )
+        self.columns = {**dict.fromkeys(names, str(self.rows.dtype)), label: str(self.labels.dtype)}
+
+    def _names(self) -> list[str]:
+        named = self.path.with_name("columns.txt")
+        if not named.exists():
+            return [str(i) for i in range(self.rows.shape[1])]
+        return [name.strip() for name in named.read_text(encoding="utf-8").split("\n") if name.strip()]
+
+    def count(self) -> int:
+        return len(self.rows)
+
+    def read(self, rows: slice, texts: set[str]) -> list[pd.DataFrame]:
+        frame = pd.DataFrame(np.array(self.rows[rows]), columns=self._names())
+        return [frame.assign(**{self.label: np.array(self.labels[rows])})]
+
+
+def _beside(path: Path, start: str, other: str) -> Path:
+    return path.with_name(other + path.name.removeprefix(start))
+
+
+def _mapped(path: Path) -> np.ndarray:
+    try:
+        return np.lib.format.open_memmap(path, mode="r")  # which holds no objects of Python
+    except FileNotFoundError:
+        raise MissingFileError(f"{path}: there is no such file") from None
+    except (OSError, ValueError) as error:
+        raise InvalidInputError(f"{path} is not an array of NumPy, or it is damaged ({first_line(error)})") from None
+
+
+_KINDS = {
+    **dict.fromkeys(TEXT_FILES, _TextFile),
+    **dict.fromkeys(PARQUET_FILES, _ParquetFile),
+    ".npy": _ArrayFile,
+}
+"""How a file is read, by the ending of its name."""

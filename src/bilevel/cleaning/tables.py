@@ -1,0 +1,372 @@
+"""Tables of people as data frames and arrays, with messages that name the row, the column and the cell.
+
+Rows are counted from 1, the first row below the header, in messages and in results.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..errors import InvalidInputError, MissingExtraError, did_you_mean
+from ..ranks import Ranks
+
+try:
+    import pandas as pd
+    import pyarrow
+    import pyarrow.ipc
+except ImportError:
+    raise MissingExtraError("Reading tables", "apps") from None
+
+MOST_LABELS = 1_000
+"""Different labels that a rank may have, or half as many as it has rows: more are names of rows."""
+TRUE_WORDS = ("true", "t", "yes", "y", "x", "checked", "1", "1.0")
+FALSE_WORDS = ("false", "f", "no", "n", "0", "0.0", "")
+
+FORMULA = ("=", "+", "-", "@", "\t", "\r")
+"""How a cell begins that a spreadsheet takes for a formula."""
+
+Label = str | int | float | bool
+
+
+@dataclass(frozen=True)
+class Table:
+    """The rows of a table that this rank holds.
+
+    Parameters
+    ----------
+    name
+        The file or folder they came from, for messages.
+    frame
+        A pandas data frame, numbered from 0.
+    first, all_rows
+        How many rows of the whole table are before them, and how many it has (None: these).
+    place
+        What rows are counted below, for messages.
+    """
+
+    name: str
+    frame: Any
+    first: int = 0
+    all_rows: int | None = None
+    place: str = "below the header"
+
+    def __len__(self) -> int:
+        return len(self.frame)
+
+    @property
+    def total(self) -> int:
+        """How many rows all ranks hold."""
+        return len(self) if self.all_rows is None else self.all_rows
+
+    @property
+    def columns(self) -> list[str]:
+        """Names, in the order of the file."""
+        return list(self.frame.columns)
+
+    def column(self, name: str) -> Any:
+        """A pandas Series."""
+        return self.frame[name]
+
+    def without(self, names: Iterable[str]) -> Table:
+        """The other columns."""
+        gone = set(names)
+        return replace(self, frame=self.frame[[name for name in self.columns if name not in gone]])
+
+    def rows(self, mask: np.ndarray) -> Table:
+        """The rows where `mask` is true, counted anew."""
+        return Table(self.name, self.frame[mask].reset_index(drop=True))
+
+    def require(self, column: str, option: str) -> None:
+        """Raise if the table has no such column."""
+        if column not in self.columns:
+            raise InvalidInputError(
+                f"{self.name} has no column {column!r}, which {option} names: its columns are {listed(self.columns)}."
+                f"{did_you_mean(column, map(str, self.columns))}"
+            )
+
+    def cell(self, row: int, column: str) -> str:
+        """Where something is, for messages; `row` counts from 0 in these rows."""
+        return f"{self.name}, row {self.first + row + 1} {self.place}, column {column!r}"
+
+
+def listed(names: Iterable[Any], limit: int = 12) -> str:
+    """A few names for a message.
+
+    Examples
+    --------
+    >>> listed(["a", "b"]), listed(range(20), limit=3)
+    ("'a', 'b'", '0, 1, 2 and 17 more')
+    """
+    names = list(names)
+    shown = ", ".join(shortened(name) for name in names[:limit])
+    return shown + (f" and {len(names) - limit} more" if len(names) > limit else "")
+
+
+def shortened(value: Any, limit: int = 40) -> str:
+    """A cell for a message: quoted when it is a text, and cut when it is long."""
+    text = repr(value.item() if isinstance(value, np.generic) else value)
+    return text if len(text) <= limit else f"{text[: limit - 4]}...{text[0]}"
+
+
+# --- labels and marks -------------------------------------------------------------------------------------------------
+
+
+def labels_of(table: Table, column: str, ranks: Ranks | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """The labels of the rows, shape (n,), and all labels that rows of any rank have, sorted.
+
+    They are whole numbers, truth values or texts, whichever fits all of them. Numbers with a fractional part are texts:
+    scikit-learn takes them for measurements.
+    """
+    ranks = Ranks() if ranks is None else ranks
+    values: Any = None
+    here: list[Any] = []
+    with ranks.guard(f"reading the labels of {table.name}"):
+        values = filled(table, column)
+        here = [plain(value) for value in values.unique()]
+        if len(here) > max(MOST_LABELS, len(table) / 2):
+            raise _too_many_labels(table, column, len(here))
+    found = list(dict.fromkeys(value for part in ranks.gather(here) for value in part))
+    typed: dict[Any, Label] = {value: value for value in found}
+    if any(isinstance(value, float) and value % 1 for value in found):
+        typed = {value: str(value) for value in found}
+    if all(isinstance(value, str) for value in typed.values()):
+        typed = dict(zip(found, _typed([str(value).strip() for value in typed.values()]), strict=True))
+    classes = np.unique(np.array(list(typed.values())))
+    if len(classes) < 2:
+        raise InvalidInputError(
+            f"{table.name}: all {table.total} rows have the label {shortened(classes[0])} in column {column!r}: "
+            "at least two different labels are needed"
+        )
+    if len(classes) > max(2, table.total / 2):
+        raise _too_many_labels(table, column, len(classes))
+    return np.array([typed[plain(value)] for value in here], dtype=classes.dtype)[pd.factorize(values)[0]], classes
+
+
+def _too_many_labels(table: Table, column: str, count: int) -> InvalidInputError:
+    return InvalidInputError(
+        f"{table.name}: column {column!r} has {count} different values in {table.total} rows: labels are few names or "
+        "numbers that many rows share"
+    )
+
+
+def plain(value: Any) -> Any:
+    """NumPy's scalars as Python's."""
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _typed(texts: list[str]) -> list[Any]:
+    """Texts as the plainest type that all of them fit."""
+    if all(re.fullmatch(r"0|-?[1-9]\d{0,17}", text) for text in texts):
+        return [int(text) for text in texts]
+    if all(text.lower() in ("true", "false") for text in texts):
+        return [text.lower() == "true" for text in texts]
+    if all(re.fullmatch(r"-?(0|[1-9]\d{0,14})\.0", text) for text in texts):
+        return [float(text) for text in texts]
+    return texts
+
+
+def matched_labels(table: Table, column: str, classes: np.ndarray, of: str) -> np.ndarray:
+    """The labels of another table as members of `classes`, the labels of the table named `of`."""
+    known = {str(value): value for value in classes.tolist()}
+    values = filled(table, column)
+    matches: dict[Any, Label] = {}
+    for value in values.unique():
+        text = str(value).strip()
+        same = [label for label in known.values() if _same_number(label, text) or str(label).lower() == text.lower()]
+        if text in known:
+            matches[value] = known[text]
+        elif len(same) == 1:
+            matches[value] = same[0]
+        else:
+            row = int(np.flatnonzero(values == value)[0])
+            raise InvalidInputError(
+                f"{table.cell(row, column)}: the label {shortened(value)} does not occur in {of}, where the labels are "
+                f"{listed(classes)}"
+            )
+    return np.array([matches[value] for value in values], dtype=classes.dtype)
+
+
+def _same_number(label: Label, text: str) -> bool:
+    return not isinstance(label, str) and is_number(text) and float(text) == float(label)
+
+
+def marks_of(table: Table, column: str) -> np.ndarray:
+    """A column of yes and no, true and false, 1 and 0 or of ticks, as booleans, shape (n,); an empty cell means no."""
+    values = table.column(column).astype(object)
+    words = values.map(lambda cell: str(cell).strip().lower(), na_action="ignore").fillna("")
+    known = words.isin(TRUE_WORDS + FALSE_WORDS).to_numpy()
+    if not known.all():
+        row = int(np.flatnonzero(~known)[0])
+        raise InvalidInputError(
+            f"{table.cell(row, column)}: {shortened(values[row])} is neither true ({', '.join(TRUE_WORDS)}) nor false "
+            f"({', '.join(word or 'an empty cell' for word in FALSE_WORDS)})"
+        )
+    return words.isin(TRUE_WORDS).to_numpy()
+
+
+def filled(table: Table, column: str) -> Any:
+    """The column, a pandas Series, refused when cells are empty; dates and categories as texts."""
+    values = table.column(column)
+    empty = values.isna().to_numpy()
+    if empty.any():
+        row = int(np.flatnonzero(empty)[0])
+        others = f" ({int(empty.sum())} empty cells in this column)" if empty.sum() > 1 else ""
+        raise InvalidInputError(
+            f"{table.cell(row, column)}: the cell is empty{others}. Fill in or delete rows with missing values"
+        )
+    if isinstance(values.dtype, pd.CategoricalDtype):
+        values = values.astype(values.cat.categories.dtype)
+    if pd.api.types.is_datetime64_any_dtype(values):
+        return values.astype(str)
+    if pd.api.types.is_float_dtype(values) and (odd := ~np.isfinite(values.to_numpy(float))).any():
+        row = int(np.flatnonzero(odd)[0])
+        raise InvalidInputError(f"{table.cell(row, column)}: {values[row]} is not a finite number")
+    return values
+
+
+# --- columns ----------------------------------------------------------------------------------------------------------
+
+
+def number_column(table: Table, column: str) -> np.ndarray:
+    """A column of numbers as floating point, shape (n,); the first cell that is none is named."""
+    values = filled(table, column)
+    if pd.api.types.is_bool_dtype(values) or pd.api.types.is_numeric_dtype(values):
+        return values.to_numpy(float)
+    numbers = _as_numbers(values.astype(str).str.strip())
+    odd = ~np.isfinite(numbers)
+    if odd.any():
+        row = int(np.flatnonzero(odd)[0])
+        text = str(values[row])
+        others = f" ({int(odd.sum())} such cells in this column)" if odd.sum() > 1 else ""
+        hint = ""
+        if is_number(text.replace(",", ".")):
+            hint = f" (write {text.replace(',', '.')})"
+        raise InvalidInputError(
+            f"{table.cell(row, column)}: {shortened(text)} is not a number{hint}{others}. Correct it, or say that the "
+            f"column holds names with --categorical {column}"
+        )
+    return numbers
+
+
+def numbers_in(table: Table, column: str) -> tuple[int, int]:
+    """How many cells of a column are numbers, and how many are filled."""
+    values = table.column(column).dropna()
+    if pd.api.types.is_datetime64_any_dtype(values):
+        raise InvalidInputError(
+            f"{table.name}: column {column!r} holds dates: turn them into numbers, or leave them out with "
+            f"--ignore {column}"
+        )
+    if isinstance(values.dtype, pd.CategoricalDtype):
+        return 0, len(table)
+    if pd.api.types.is_bool_dtype(values) or pd.api.types.is_numeric_dtype(values):
+        return len(table), len(table)
+    odd = next((value for value in values if not isinstance(value, str | bool | int | float)), None)
+    if odd is not None:
+        raise InvalidInputError(
+            f"{table.name}: column {column!r} holds values of type {type(odd).__name__}, neither numbers nor texts: "
+            f"leave it out with --ignore {column}"
+        )
+    texts = values.astype(str).str.strip().str.replace(",", ".")
+    return int((~np.isnan(_as_numbers(texts))).sum()), len(texts)
+
+
+def _as_numbers(texts: Any) -> np.ndarray:
+    """The numbers that texts say, NaN where they say none, shape (n,)."""
+    numbers: Any = pd.to_numeric(texts, errors="coerce")
+    return np.asarray(numbers, dtype=float)
+
+
+def category_column(table: Table, column: str) -> np.ndarray:
+    """A column of categories as texts, shape (n,)."""
+    return filled(table, column).astype(str).str.strip().to_numpy(dtype=object)
+
+
+def check_columns(table: Table, expected: Sequence[str], of: str) -> list[str]:
+    """Refuse a table that lacks columns of the table `of`; returns the columns that `of` does not have."""
+    present, wanted = table.columns, set(expected)
+    missing = sorted(wanted - set(present), key=list(expected).index)
+    extra = [name for name in present if name not in wanted]
+    if missing:
+        also = f"; it has {listed(extra)} instead" if extra else ""
+        raise InvalidInputError(f"{table.name} lacks {_count(missing)} of {of}: {listed(missing)}{also}")
+    return extra
+
+
+def _count(names: Sequence[str]) -> str:
+    return "a column" if len(names) == 1 else f"{len(names)} columns"
+
+
+def is_number(text: str) -> bool:
+    """Whether a text says a finite number."""
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
+
+
+# --- writing ----------------------------------------------------------------------------------------------------------
+
+
+def table_writer(frame: pd.DataFrame, path: Path, *, raw: bool = False) -> Callable[[Path], None]:
+    """What `write_together` calls to write the frame in the kind that the ending of `path` says.
+
+    In text files, cells that a spreadsheet would take for formulas are escaped, unless they are to stay `raw`.
+    """
+    if path.suffix.lower() in (".parquet", ".pq"):
+        return lambda temporary: frame.to_parquet(temporary, index=False)
+    separator = "\t" if path.suffix.lower() == ".tsv" else ","
+    shown = frame if raw else map_texts(frame, escape_formula)
+    return lambda temporary: shown.to_csv(temporary, index=False, sep=separator)
+
+
+def map_texts(frame: pd.DataFrame, convert: Callable[[str], str]) -> pd.DataFrame:
+    """The frame with its texts converted, and everything else as it is."""
+    texts = [name for name, kind in frame.dtypes.items() if getattr(kind, "kind", "O") not in "biufcmM"]
+    changed = {name: frame[name].map(lambda cell: convert(cell) if isinstance(cell, str) else cell) for name in texts}
+    return frame.assign(**changed) if changed else frame
+
+
+def escape_formula(text: str) -> str:
+    """A text that no spreadsheet evaluates; numbers stay as they are.
+
+    Examples
+    --------
+    >>> escape_formula("=1+1"), escape_formula("-3.5"), escape_formula("oak")
+    ("'=1+1", '-3.5', 'oak')
+    """
+    return f"'{text}" if text.startswith(FORMULA) and not is_number(text) else text
+
+
+def plain_formula(text: str) -> str:
+    """The text that `escape_formula` was given.
+
+    Examples
+    --------
+    >>> plain_formula("'=1+1"), plain_formula("'tis")
+    ('=1+1', "'tis")
+    """
+    return text[1:] if text.startswith("'") and text[1:].startswith(FORMULA) and not is_number(text[1:]) else text
+
+
+def gathered(frame: pd.DataFrame, ranks: Ranks) -> pd.DataFrame:
+    """On rank 0 the rows of all ranks below each other, with their index; elsewhere the frame itself."""
+    if ranks.size == 1:
+        return frame
+    content = pyarrow.BufferOutputStream()
+    table = pyarrow.Table.from_pandas(frame, preserve_index=True)
+    with pyarrow.ipc.new_stream(content, table.schema) as stream:
+        stream.write_table(table)
+    sent = torch.frombuffer(bytearray(content.getvalue()), dtype=torch.uint8)
+    lengths, received = ranks.gather(len(sent)), ranks.concat(sent)
+    if received is None:
+        return frame
+    parts = [pyarrow.ipc.open_stream(part.numpy().tobytes()).read_all() for part in received.split(lengths)]
+    return pyarrow.concat_tables(parts, promote_options="permissive").to_pandas()
