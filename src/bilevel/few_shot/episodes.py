@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...errors import InvalidInput, InvalidType, NotFinite
+from .._checks import check_count
+from ..errors import InvalidInputError, InvalidTypeError, NonFiniteError
 
 PADDING = 4  # pixels on each side for random crops, as is usual for CIFAR
 
@@ -35,7 +36,7 @@ class Tasks:
     Examples
     --------
     >>> import torch
-    >>> from bilevel.applications.few_shot import ConvNet, Episodes, MetaLearner, SVMHead, generated_images
+    >>> from bilevel.few_shot import ConvNet, Episodes, MetaLearner, SVMHead, generated_images
     >>> episodes = Episodes(generated_images(20, 8, 16), ways=3, shots=2, queries=4)
     >>> tasks = episodes.sample(2, torch.Generator().manual_seed(0))
     >>> tuple(tasks.support.shape), tasks.support_labels[0].tolist()
@@ -97,7 +98,7 @@ class Episodes:
     ) -> None:
         self.images = _checked_images(images)
         self.ways, self.shots, self.queries = (
-            _positive(name, value) for name, value in (("ways", ways), ("shots", shots), ("queries", queries))
+            check_count(name, value) for name, value in (("ways", ways), ("shots", shots), ("queries", queries))
         )
         self.rotations, self.augment, self.dtype = rotations, augment, dtype
         self._check_sizes()
@@ -109,7 +110,7 @@ class Episodes:
 
     def sample(self, count: int, generator: torch.Generator) -> Tasks:
         """Draw `count` tasks: a pure function of the state of the generator, which lives on the CPU."""
-        count = _positive("count", count)
+        count = check_count("count", count)
         classes = _distinct((count,), self.classes, self.ways, generator)
         each = self.shots + self.queries
         chosen = _distinct((count, self.ways), self.images.shape[1], each, generator)
@@ -137,15 +138,15 @@ class Episodes:
     def _check_sizes(self) -> None:
         _, per_class, _, height, width = self.images.shape
         if self.ways < 2:
-            raise InvalidInput(f"ways must be at least 2, got {self.ways}")
+            raise InvalidInputError(f"ways must be at least 2, got {self.ways}")
         if self.ways > self.classes:
-            raise InvalidInput(f"ways must be at most the {self.classes} classes of images, got {self.ways}")
+            raise InvalidInputError(f"ways must be at most the {self.classes} classes of images, got {self.ways}")
         if self.shots + self.queries > per_class:
-            raise InvalidInput(
+            raise InvalidInputError(
                 f"shots + queries must be at most the {per_class} images of a class, got {self.shots} + {self.queries}"
             )
         if self.rotations and height != width:
-            raise InvalidInput(f"rotations need square images, got {height} x {width}: crop them")
+            raise InvalidInputError(f"rotations need square images, got {height} x {width}: crop them")
 
 
 def shifted_and_mirrored(images: Tensor, generator: torch.Generator) -> Tensor:
@@ -188,7 +189,7 @@ def generated_images(classes: int = 20, per_class: int = 20, size: int = 28, see
     torch.Size([3, 4, 1, 16, 16])
     """
     classes, per_class, size = (
-        _positive(name, value) for name, value in (("classes", classes), ("per_class", per_class), ("size", size))
+        check_count(name, value) for name, value in (("classes", classes), ("per_class", per_class), ("size", size))
     )
     generator = torch.Generator().manual_seed(seed)
     points = 0.15 + 0.7 * torch.rand(classes, 1, 2, 3, 2, generator=generator)
@@ -215,29 +216,21 @@ def _checked_images(images: Tensor | np.ndarray) -> Tensor:
     try:
         tensor = torch.as_tensor(images)
     except (TypeError, ValueError, RuntimeError):
-        raise InvalidType(
+        raise InvalidTypeError(
             "images must be one tensor or array with as many images of each class, "
             f"got {type(images).__name__}: torch.stack the classes, cut to the smallest"
         ) from None
     if tensor.dtype != torch.uint8 and not tensor.is_floating_point():
-        raise InvalidType(f"images must be uint8 or floats, got {tensor.dtype}: convert them")
+        raise InvalidTypeError(f"images must be uint8 or floats, got {tensor.dtype}: convert them")
     if tensor.ndim != 5 or 0 in tensor.shape:
-        raise InvalidInput(
+        raise InvalidInputError(
             f"images must have shape (classes, per_class, channels, height, width), got {tuple(tensor.shape)}"
         )
     if tensor.is_floating_point():
         finite = tensor.isfinite().flatten(1).all(1)
         if not finite.all():
             first = int((~finite).nonzero()[0])
-            raise NotFinite(
+            raise NonFiniteError(
                 f"images of {int((~finite).sum())} classes, first class {first}, have NaN or infinite pixels"
             )
     return tensor
-
-
-def _positive(name: str, value: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer):
-        raise InvalidType(f"{name} must be an integer, got {value!r}")
-    if value < 1:
-        raise InvalidInput(f"{name} must be at least 1, got {value}")
-    return int(value)

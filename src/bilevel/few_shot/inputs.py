@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from ...errors import InvalidInput, InvalidType, NotFinite
+from ..errors import InvalidInputError, InvalidTypeError, NonFiniteError
 
 
 class TaskBatch(Protocol):
@@ -27,9 +27,9 @@ def check_features(name: str, features: Any) -> None:
     """A floating-point tensor (..., examples, features)."""
     if not isinstance(features, Tensor) or not features.is_floating_point():
         shown = features.dtype if isinstance(features, Tensor) else type(features).__name__
-        raise InvalidType(f"{name} must be a floating-point tensor of features, got {shown}")
+        raise InvalidTypeError(f"{name} must be a floating-point tensor of features, got {shown}")
     if features.ndim < 2 or features.numel() == 0:
-        raise InvalidInput(f"{name} must have the shape (..., examples, features), got {tuple(features.shape)}")
+        raise InvalidInputError(f"{name} must have the shape (..., examples, features), got {tuple(features.shape)}")
 
 
 def check_network_output(features: Any, count: int) -> None:
@@ -37,7 +37,9 @@ def check_network_output(features: Any, count: int) -> None:
     fits = isinstance(features, Tensor) and features.ndim >= 2 and len(features) == count and features.numel() > 0
     if not fits or not features.is_floating_point():
         shown = f"{features.dtype} {tuple(features.shape)}" if isinstance(features, Tensor) else type(features).__name__
-        raise InvalidInput(f"network returned {shown} for {count} images: it must return float features ({count}, d)")
+        raise InvalidInputError(
+            f"network returned {shown} for {count} images: it must return float features ({count}, d)"
+        )
 
 
 def check_same_dtype(network: nn.Module, images: Tensor) -> None:
@@ -45,7 +47,7 @@ def check_same_dtype(network: nn.Module, images: Tensor) -> None:
     dtypes = {value.dtype for value in network.parameters() if value.is_floating_point()}
     if len(dtypes) == 1 and images.dtype not in dtypes:
         dtype = dtypes.pop()
-        raise InvalidType(
+        raise InvalidTypeError(
             f"the images are {images.dtype} and the network is {dtype}: draw them as Episodes(dtype={dtype})"
         )
 
@@ -57,7 +59,7 @@ def check_finite(name: str, features: Tensor, mask: Tensor | None = None) -> Non
     finite = torch.isfinite(features.detach()).all(-1)
     finite = finite if mask is None else finite | ~mask
     if not bool(finite.all()):
-        raise NotFinite(
+        raise NonFiniteError(
             f"{name} has NaN or infinite features in {int((~finite).sum())} examples, the first at index "
             f"{(~finite).nonzero()[0].tolist()}: has the network diverged? Lower the learning rate"
         )
@@ -72,16 +74,16 @@ def check_mask(labels: Any, shape: torch.Size, mask: Any) -> Tensor:
         or labels.is_complex()
     ):
         shown = labels.dtype if isinstance(labels, Tensor) else type(labels).__name__
-        raise InvalidType(f"labels must be an integer tensor, got {shown}: use labels.long()")
+        raise InvalidTypeError(f"labels must be an integer tensor, got {shown}: use labels.long()")
     if labels.shape != shape:
-        raise InvalidInput(
+        raise InvalidInputError(
             f"labels of shape {tuple(labels.shape)} do not fit support: give one label per example, {tuple(shape)}"
         )
     if mask is None:
         return torch.ones_like(labels, dtype=torch.bool)
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.shape != shape:
         shown = f"{mask.dtype} of shape {tuple(mask.shape)}" if isinstance(mask, Tensor) else type(mask).__name__
-        raise InvalidInput(f"mask must be booleans of shape {tuple(shape)}, one per support example, got {shown}")
+        raise InvalidInputError(f"mask must be booleans of shape {tuple(shape)}, one per support example, got {shown}")
     return mask
 
 
@@ -90,7 +92,7 @@ def check_labels(labels: Tensor, mask: Tensor, ways: int) -> None:
     outside = ((labels < 0) | (labels >= ways)) & mask
     if bool(outside.any()):
         at = outside.nonzero()[0].tolist()
-        raise InvalidInput(
+        raise InvalidInputError(
             f"labels has {int(labels[tuple(at)])} at index {at}, but a {ways}-way head takes 0 to {ways - 1}: "
             "number the classes of each task anew, or make the head with more ways"
         )
@@ -98,7 +100,7 @@ def check_labels(labels: Tensor, mask: Tensor, ways: int) -> None:
     if bool((counts == 0).any()):
         *task, missing = (counts == 0).nonzero()[0].tolist()
         where = f" of task {task[0] if len(task) == 1 else task}" if task else ""
-        raise InvalidInput(
+        raise InvalidInputError(
             f"class {missing}{where} has no support example: give each of the {ways} classes at least one, or make the "
             "head for the number of classes there are, SVMHead(ways=...)"
         )
@@ -108,16 +110,18 @@ def check_tasks(tasks: Any, ways: int) -> Tensor | None:
     """Images and labels that fit each other and the head; returns the mask of the support examples."""
     for name in ("support", "support_labels", "query", "query_labels"):
         if not isinstance(getattr(tasks, name, None), Tensor):
-            raise InvalidType(f"tasks must have a tensor {name!r}, such as Episodes.sample gives, got {tasks!r:.60}")
+            raise InvalidTypeError(
+                f"tasks must have a tensor {name!r}, such as Episodes.sample gives, got {tasks!r:.60}"
+            )
     for name in ("support", "query"):
         images, labels = getattr(tasks, name), getattr(tasks, f"{name}_labels")
         if images.ndim < 3 or images.shape[:2] != labels.shape or labels.is_floating_point():
-            raise InvalidInput(
+            raise InvalidInputError(
                 f"tasks.{name} of shape {tuple(images.shape)} and tasks.{name}_labels of shape {tuple(labels.shape)} "
                 f"and {labels.dtype} do not fit: give images (tasks, count, ...) and integer labels (tasks, count)"
             )
     if tasks.support.shape[0] != tasks.query.shape[0] or tasks.support.shape[2:] != tasks.query.shape[2:]:
-        raise InvalidInput(
+        raise InvalidInputError(
             f"tasks.support of shape {tuple(tasks.support.shape)} and tasks.query of shape {tuple(tasks.query.shape)} "
             "differ in more than the number of examples"
         )
@@ -126,7 +130,7 @@ def check_tasks(tasks: Any, ways: int) -> Tensor | None:
     check_labels(tasks.support_labels, mask, ways)
     outside = (tasks.query_labels < 0) | (tasks.query_labels >= ways)
     if bool(outside.any()):
-        raise InvalidInput(
+        raise InvalidInputError(
             f"tasks.query_labels has {int(tasks.query_labels[outside][0])}, but a {ways}-way head takes 0 to {ways - 1}"
         )
     return None if given is None else mask

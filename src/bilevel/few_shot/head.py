@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...checks import check_positive
-from ...errors import InvalidInput, InvalidType
-from ...hypergradients import Estimator, LinearSolve
-from ...randomness import Noise, Seeds
-from .codes import Coded, CodingName, coding_of
+from .._checks import check_count, check_number, check_object
+from ..errors import InvalidInputError, InvalidTypeError
+from ..hypergradients import Estimator, LinearSolve
+from ..random import RandomStreams, Seeds
+from .coding import Coded, CodingName, coding_of
 from .dual import Dual, with_ridge
 from .inputs import check_features, check_finite, check_labels, check_mask
 from .layer import solved
@@ -22,7 +22,7 @@ class SVMHead(nn.Module):
 
         scores_c(a) = scale * sum_i alpha_ic phi(a_i).phi(a),      alpha from the dual of the task's own machine
 
-    over the support examples a_i (see `codes` for the two duals). All tasks of a batch are solved at once, in float64
+    over the support examples a_i (see `coding` for the two duals). All tasks of a batch are solved at once, in float64
     whatever the features are, and `loss(scores).backward()` differentiates through the solution: on the face of the
     box where it lies, dy = -(G_FF)^{-1} (dG y)_F.
 
@@ -31,17 +31,17 @@ class SVMHead(nn.Module):
     ways
         k, the number of classes of a task.
     C
-        The bound of the dual variables: how much one example may count.
+        The bound of the dual variables, which limits the influence of one example.
     ridge
         Added to the diagonal of the quadratic form: without it the dual of dependent features has many solutions.
     coding
-        "centred", the paper's, or "crammer-singer", that of MetaOptNet.
+        "centred", as in the paper, or "crammer-singer", as in MetaOptNet.
     hypergradient
-        How the solution is differentiated: any estimator of the library. The default, `LinearSolve()`, is done in
-        closed form, one small system per task.
+        The estimator of the derivative of the solution, any of the library. The default, `LinearSolve()`, is computed
+        in closed form, with one small system per task.
     scale
-        A factor on the scores, 1 in the paper. At the margin the scores of a support example differ by 1, which a
-        cross-entropy loss takes for doubt: it then never lets go of examples that are classified well.
+        A factor on the scores, 1 in the paper. At the margin the scores of a support example differ by 1, which
+        the cross-entropy loss treats as low confidence: well-classified examples then keep contributing to it.
     tol
         The largest entry of L |y - P(y - gradient / L)| that counts as solved, L the largest row sum of |G|. A support
         example at the margin has the gradient 0 and one beside it at most 1, whatever the scale of the features.
@@ -66,14 +66,12 @@ class SVMHead(nn.Module):
         tol: float = 1e-6,
     ) -> None:
         super().__init__()
-        if isinstance(ways, bool) or not isinstance(ways, int) or ways < 2:
-            raise InvalidInput(f"ways must be an integer of at least 2, got {ways!r}")
+        check_count("ways", ways, least=2)
         for name, value in (("C", C), ("ridge", ridge), ("scale", scale), ("tol", tol)):
-            check_positive(name, value)
+            check_number(name, value)
         coding_of(coding)
         hypergradient = LinearSolve() if hypergradient is None else hypergradient
-        if isinstance(hypergradient, type) or not hasattr(hypergradient, "estimate"):
-            raise InvalidType(f"hypergradient must be an object such as LinearSolve(), got {hypergradient!r}")
+        check_object("hypergradient", hypergradient, "LinearSolve()", "estimate")
         self.ways, self.C, self.ridge = ways, float(C), float(ridge)
         self.coding: CodingName = coding
         self.hypergradient, self.scale, self.tol = hypergradient, float(scale), float(tol)
@@ -116,8 +114,8 @@ class SVMHead(nn.Module):
         coded = self.coded(labels, mask)
         quadratic = self.quadratic(coded, support)
         self._calls += 1  # an estimator that draws draws anew
-        noise = Noise(Seeds(), self._calls)
-        y = solved(Dual(coded, quadratic.detach()), quadratic, self.hypergradient, noise, tol=self.tol)
+        streams = RandomStreams(Seeds(), self._calls)
+        y = solved(Dual(coded, quadratic.detach()), quadratic, self.hypergradient, streams, tol=self.tol)
         scores = self.scores(coded, y, support, query)
         return scores.reshape(*batch, *scores.shape[1:])
 
@@ -141,12 +139,12 @@ class SVMHead(nn.Module):
         check_features("support", support)
         check_features("query", query)
         if query.shape[:-2] != support.shape[:-2] or query.shape[-1] != support.shape[-1]:
-            raise InvalidInput(
+            raise InvalidInputError(
                 f"query of shape {tuple(query.shape)} does not fit support of shape {tuple(support.shape)}: give "
                 "(..., m, d) and (..., n, d) with the same tasks and the same number of features"
             )
         if query.dtype != support.dtype:
-            raise InvalidType(
+            raise InvalidTypeError(
                 f"query is {query.dtype} and support {support.dtype}: convert one, query.to(support.dtype)"
             )
         mask = check_mask(labels, support.shape[:-1], mask)

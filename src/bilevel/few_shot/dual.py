@@ -14,22 +14,18 @@ primal-dual active-set iteration does on correlated features at small C. On the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from ...errors import NotConverged, NotFinite
-from .codes import Coded
+from ..errors import NonFiniteError, NotConvergedError
+from .coding import Coded
 from .interior import InteriorPoint
 
 STEP_LENGTHS = tuple(0.5**k for k in range(9))
-NEWTON_ROUNDS = 8
-"""Tasks that need more are stiff, and are handed to the interior point."""
-INTERIOR_STEPS = 30
-LAST_ROUNDS = 30
 NEARLY_CENTRAL = 1e-4
 """From this part of its first complementarity on, an interior point may tell which entries are at a bound."""
 
@@ -52,10 +48,24 @@ class Dual:
         Labels and bounds.
     quadratic
         G with its ridge, symmetric positive definite, shape (t, n, n).
+    newton_rounds, interior_steps, last_rounds
+        How many projected Newton steps are tried first; tasks that need more are stiff, and are handed to an interior
+        point, after which come the last rounds.
     """
 
     coded: Coded
     quadratic: Tensor
+    newton_rounds: int = 8
+    interior_steps: int = 30
+    last_rounds: int = 30
+
+    def take(self, tasks: Tensor | slice) -> Dual:
+        """Some of the tasks."""
+        return replace(self, coded=self.coded.take(tasks), quadratic=self.quadratic[tasks])
+
+    def value(self, y: Tensor) -> Tensor:
+        """The sum over tasks of 1/2 <y, G y> - <b, y>."""
+        return (y * (0.5 * (self.quadratic @ y) - self.coded.indicator)).sum()
 
     def gradient(self, y: Tensor) -> Tensor:
         """G y - b."""
@@ -91,10 +101,10 @@ class Dual:
     @torch.no_grad()
     def solve(self, *, tol: float, start: Tensor | None = None) -> DualSolution:
         """The solution of every task; an error tells of those that were not solved to `tol`."""
-        solution = self.approach(rounds=NEWTON_ROUNDS, tol=tol, start=start)
+        solution = self.approach(rounds=self.newton_rounds, tol=tol, start=start)
         stiff = (solution.residual > tol).nonzero().squeeze(-1)
         if len(stiff):
-            rest = Dual(self.coded.take(stiff), self.quadratic[stiff])._through_the_interior(tol)
+            rest = self.take(stiff)._through_the_interior(tol)
             better = rest.residual < solution.residual[stiff]
             solution.y[stiff[better]] = rest.y[better]
             solution.residual[stiff[better]] = rest.residual[better]
@@ -106,9 +116,9 @@ class Dual:
         rounding = 100 * torch.finfo(solution.y.dtype).eps * (self.quadratic.abs() @ solution.y.abs()).amax((-2, -1))
         unsolved, tasks = ~(solution.residual <= tol + rounding), len(solution.residual)
         if not bool(torch.isfinite(solution.residual).all()):
-            raise NotFinite(f"{int(unsolved.sum())} of {tasks} tasks overflow: scale the features down")
+            raise NonFiniteError(f"{int(unsolved.sum())} of {tasks} tasks overflow: scale the features down")
         if bool(unsolved.any()):
-            raise NotConverged(
+            raise NotConvergedError(
                 f"{int(unsolved.sum())} of {tasks} tasks were left at a KKT residual of up to "
                 f"{float(solution.residual.max()):.1e} (tol = {tol:g}) after {solution.rounds} rounds: raise ridge or "
                 "tol, lower C, or scale the features down"
@@ -169,17 +179,17 @@ class Dual:
         path = self._interior()
         y = torch.zeros_like(self.coded.indicator)
         residual, k = self.residual(y), 0
-        while k < INTERIOR_STEPS and bool((residual > tol).any()):
+        while k < self.interior_steps and bool((residual > tol).any()):
             path.advance(residual > tol)
             k += 1
             near = ((residual > tol) & (path.progress() < NEARLY_CENTRAL)).nonzero().squeeze(-1)
             if len(near):
-                some = Dual(self.coded.take(near), self.quadratic[near])
+                some = self.take(near)
                 trial = some._snapped(*(part[near] for part in path.bounds()))
                 found = some.residual(trial)
                 better = found < residual[near]
                 y[near[better]], residual[near[better]] = trial[better], found[better]
-        last = self.approach(rounds=LAST_ROUNDS, tol=tol, start=y)
+        last = self.approach(rounds=self.last_rounds, tol=tol, start=y)
         return last._replace(rounds=k + last.rounds)
 
     def _interior(self) -> InteriorPoint:
@@ -203,7 +213,7 @@ class Dual:
         return self.project(held + self.on_face(~(low | high), -self.gradient(held)))
 
     def on_face(self, free: Tensor, v: Tensor) -> Tensor:
-        """Pi (Pi G Pi)^+ Pi v with Pi the projector on the face of the free entries; v and the result (t, n, p)."""
+        """Pi (Pi G Pi)^+ Pi v with Pi the projector onto the face of the free entries; v and the result (t, n, p)."""
         return self._on_sections(free, v) if self.coded.balanced else self._on_box(free, v)
 
     def _on_box(self, free: Tensor, v: Tensor) -> Tensor:

@@ -22,10 +22,10 @@ from typing import ClassVar, Literal, Self
 import torch
 from torch import Tensor
 
-from ...errors import InvalidInput
-from ...sets.base import ConvexSet
-from ...sets.box import Box
-from ...sets.box_section import BoxSection
+from ..errors import InvalidInputError
+from ..sets.base import ConvexSet
+from ..sets.box import Box
+from ..sets.box_section import BoxSection
 
 CodingName = Literal["centred", "crammer-singer"]
 
@@ -63,7 +63,7 @@ class Coded(ABC):
         """The upper bound of the dual variables, (t, n, p)."""
         return self.C * self.indicator
 
-    def take(self, tasks: Tensor) -> Self:
+    def take(self, tasks: Tensor | slice) -> Self:
         """The tasks of these numbers."""
         some = copy.copy(self)
         for name, value in vars(self).items():
@@ -155,5 +155,5 @@ def coding_of(name: str) -> type[Coded]:
     'Centred'
     """
     if name not in CODINGS:
-        raise InvalidInput(f"coding must be one of {', '.join(map(repr, CODINGS))}, got {name!r}")
+        raise InvalidInputError(f"coding must be one of {', '.join(map(repr, CODINGS))}, got {name!r}")
     return CODINGS[name]

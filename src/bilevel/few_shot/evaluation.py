@@ -11,15 +11,16 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from ...checks import check_count
-from ...errors import InvalidInput, InvalidType
-from ...randomness import Noise, Seeds
+from .._checks import check_count
+from ..errors import InvalidInputError, InvalidTypeError
+from ..random import RandomStreams, Seeds
+from ..ranks import Ranks
 from .head import SVMHead
 from .inputs import TaskBatch, check_same_dtype, check_tasks
 from .problem import features_of
 
 TRAINING, EVALUATION, VALIDATION = 0, 1, 2
-"""Draws of one seed that share no task: index of `Noise.generator`."""
+"""Draws of one seed that share no task: index of `RandomStreams.generator`."""
 
 AT_ONCE = 4
 """Tasks that are evaluated at once: more would need more memory, and not less time."""
@@ -52,7 +53,7 @@ class Accuracy:
 
     Examples
     --------
-    >>> print(Accuracy.of(torch.tensor([1.0, 0.8, 0.9, 0.9])))
+    >>> print(Accuracy.from_tasks(torch.tensor([1.0, 0.8, 0.9, 0.9])))
     90.00 % +- 8.00 % (4 tasks)
     """
 
@@ -61,7 +62,7 @@ class Accuracy:
     count: int
 
     @classmethod
-    def of(cls, values: Tensor) -> Accuracy:
+    def from_tasks(cls, values: Tensor) -> Accuracy:
         """From the accuracy of each task: mean +- 1.96 s / sqrt(count)."""
         count = len(values)
         spread = float(values.double().std()) if count > 1 else math.nan
@@ -80,6 +81,7 @@ def evaluate(
     count: int = 600,
     seed: int = 0,
     stream: int = EVALUATION,
+    ranks: Ranks | None = None,
 ) -> Accuracy:
     """The accuracy on `count` tasks, in evaluation mode; the mode of the network is restored.
 
@@ -97,6 +99,8 @@ def evaluate(
         The same seed gives the same tasks.
     stream
         Which of the seed's draws: those of training, evaluation and validation share no task.
+    ranks
+        The processes that divide the tasks; each calls this function with the same arguments.
 
     Returns
     -------
@@ -109,26 +113,21 @@ def evaluate(
 
     Examples
     --------
-    >>> from bilevel.applications.few_shot import ConvNet, Episodes, generated_images
+    >>> from bilevel.few_shot import ConvNet, Episodes, generated_images
     >>> episodes = Episodes(generated_images(10, 8, 16), ways=3, shots=2, queries=2)
     >>> evaluate(ConvNet(image_size=16, width=4), SVMHead(ways=3), episodes, count=5).count
     5
     """
-    check_count("count", count)
-    check_episodes("episodes", episodes, head.ways)
-    with in_mode(network, training=False):
-        starts = range(0, count, AT_ONCE)
-        values = [accuracies_from(start, network, head, episodes, count, seed, stream) for start in starts]
-    return Accuracy.of(torch.cat(values))
-
-
-@torch.no_grad()
-def accuracies_from(
-    start: int, network: nn.Module, head: SVMHead, episodes: EpisodeSource, count: int, seed: int, stream: int
-) -> Tensor:
-    """The accuracies of the tasks `start`, ..., at most `AT_ONCE` of them, of `count` in all."""
-    generator = Noise(Seeds.of(seed), start).generator("data", stream)
-    return _accuracies(network, head, episodes.sample(min(AT_ONCE, count - start), generator))
+    ranks = Ranks() if ranks is None else ranks
+    with ranks.guard("evaluating"), in_mode(network, training=False):
+        check_count("count", count)
+        check_episodes("episodes", episodes, head.ways)
+        values = torch.zeros(count, dtype=torch.float64)
+        for start in range(AT_ONCE * ranks.rank, count, AT_ONCE * ranks.size):
+            generator = RandomStreams(Seeds.from_seed(seed), start).generator("data", stream)
+            tasks = episodes.sample(min(AT_ONCE, count - start), generator)
+            values[start : start + AT_ONCE] = _accuracies(network, head, tasks)
+    return Accuracy.from_tasks(ranks.sum(values))
 
 
 @contextmanager
@@ -149,7 +148,6 @@ def in_mode(network: nn.Module, *, training: bool) -> Iterator[None]:
 
 def _accuracies(network: nn.Module, head: SVMHead, tasks: TaskBatch) -> Tensor:
     """The share of right answers of each task, (t,)."""
-
     mask = check_tasks(tasks, head.ways)
     check_same_dtype(network, tasks.query)
     support, query = features_of(network, tasks, mask)
@@ -160,7 +158,11 @@ def _accuracies(network: nn.Module, head: SVMHead, tasks: TaskBatch) -> Tensor:
 def check_episodes(name: str, episodes: object, ways: int) -> None:
     """Something to draw tasks from, of as many ways as the head."""
     if not hasattr(episodes, "sample"):
-        raise InvalidType(f"{name} must be Episodes(...) or have their sample(count, generator), got {episodes!r:.60}")
+        raise InvalidTypeError(
+            f"{name} must be Episodes(...) or have their sample(count, generator), got {episodes!r:.60}"
+        )
     given = getattr(episodes, "ways", ways)
     if given != ways:
-        raise InvalidInput(f"{name} has {given}-way tasks, but the head is {ways}-way: make it SVMHead(ways={given})")
+        raise InvalidInputError(
+            f"{name} has {given}-way tasks, but the head is {ways}-way: make it SVMHead(ways={given})"
+        )

@@ -11,37 +11,30 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from ...errors import InvalidInput, InvalidType
-from ...problem import Linearization, Problem
-from ...sets.base import ConvexSet
-from ...spaces import Space, Vector, leaves, like, tree_map
+from ..errors import InvalidInputError, InvalidTypeError
+from ..linearization import Linearization
+from ..problem import Problem
+from ..ranks import Ranks
+from ..sets.base import ConvexSet
+from ..spaces import Space, Vector, leaves, like, sum_whole, tree_map
 from .dual import Dual
+from .episodes import Tasks
 from .head import SVMHead
 from .inputs import TaskBatch, check_finite, check_network_output, check_same_dtype, check_tasks
+from .parallel import shared_statistics
 
 Parameters = dict[str, Tensor]
 
 
 @dataclass
 class Features:
-    """What the network makes of the images at one x, with its graph."""
+    """What the network makes of the images at one x: of all tasks, and of this rank's own tasks with their graph."""
 
     parameters: list[Tensor]
+    own: tuple[Tensor, Tensor]  # support and query
     support: Tensor  # (t, n, d)
     query: Tensor  # (t, m, d)
-
-    def pull_back(self, support: Tensor, query: Tensor) -> list[Tensor]:
-        """The derivative in the parameters of <support, support features> + <query, query features>."""
-        return list(
-            torch.autograd.grad(
-                [self.support, self.query],
-                self.parameters,
-                [support.to(self.support), query.to(self.query)],
-                retain_graph=True,
-                allow_unused=True,
-                materialize_grads=True,
-            )
-        )
+    dual: Dual
 
 
 def features_of(network: Callable[[Tensor], Tensor], tasks: TaskBatch, mask: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -63,16 +56,28 @@ def features_of(network: Callable[[Tensor], Tensor], tasks: TaskBatch, mask: Ten
     return placed, query.unflatten(0, tasks.query.shape[:2])
 
 
+def check_network_and_head(network: Any, head: Any) -> None:
+    """Raise if one of them is not of its class."""
+    if not isinstance(network, nn.Module):
+        raise InvalidTypeError(f"network must be a torch.nn.Module, got {type(network).__name__}")
+    if not isinstance(head, SVMHead):
+        raise InvalidTypeError(f"head must be an SVMHead, got {type(head).__name__}")
+
+
 class FewShotProblem(Problem):
     """Which features let a support vector machine, trained on the support examples of a task, classify its queries?
 
         f(x, y) = mean over tasks and queries of  cross-entropy(scores(x, y), label)
-        g(x, y) = sum over tasks of  1/2 <y, G(x) y> - <b, y>                       (see `codes` for G, b and the set)
+        g(x, y) = sum over tasks of  1/2 <y, G(x) y> - <b, y>                       (see `coding` for G, b and the set)
 
     x is {name: parameter} of the network; y holds the dual variables in float64, of shape (t, n) for centred codes and
     (t, n, k) for Crammer-Singer, one factor of the set per task. The network runs once for each x, however many y are
     looked at: g and its products in y need the Gram matrices alone, and a hypergradient is one vector-Jacobian product
     through the network.
+
+    Several ranks divide the tasks: each passes the images of its own through the network and solves their lower levels.
+    Features, dual variables and derivatives in x are then summed, so that every rank has those of all tasks, and
+    whatever a solver does with them (norms, step sizes, stopping, draws) it does alike on all ranks.
 
     Parameters
     ----------
@@ -86,6 +91,8 @@ class FewShotProblem(Problem):
         `support` (t, n, ...), `support_labels` (t, n), `query` (t, m, ...), `query_labels` (t, m).
     seed
         Of random layers such as dropout.
+    ranks
+        The processes that divide the tasks; network, head and tasks are the same on all of them.
 
     References
     ----------
@@ -102,11 +109,10 @@ class FewShotProblem(Problem):
     torch.Size([3, 4])
     """
 
-    def __init__(self, network: nn.Module, head: SVMHead, tasks: TaskBatch, *, seed: int = 0) -> None:
-        if not isinstance(network, nn.Module):
-            raise InvalidType(f"network must be a torch.nn.Module, got {type(network).__name__}")
-        if not isinstance(head, SVMHead):
-            raise InvalidType(f"head must be an SVMHead, got {type(head).__name__}")
+    def __init__(
+        self, network: nn.Module, head: SVMHead, tasks: TaskBatch, *, seed: int = 0, ranks: Ranks | None = None
+    ) -> None:
+        check_network_and_head(network, head)
         self.network, self.head, self.tasks, self.seed = network, head, tasks, seed
         mask = check_tasks(tasks, head.ways)
         check_same_dtype(network, tasks.query)
@@ -115,14 +121,18 @@ class FewShotProblem(Problem):
         self.buffers: Parameters = {}  # running statistics and the like after the latest pass of all images
         x0 = {name: value.detach().clone() for name, value in network.named_parameters() if value.requires_grad}
         if not x0:
-            raise InvalidInput("network has no parameters that require a gradient: there is nothing to learn")
+            raise InvalidInputError("network has no parameters that require a gradient: there is nothing to learn")
         super().__init__(
             self._plain_upper,
             self._plain_lower,
             self.coded.constraint(),
             x0=x0,
             y0=self.coded.plain(torch.zeros_like(self.coded.indicator)),
+            ranks=ranks,
         )
+        rank, size, count = self.ranks.rank, self.ranks.size, len(tasks.support)
+        self.own = slice(count * rank // size, count * (rank + 1) // size)
+        """The tasks of this rank."""
 
     def y_space(self, constraint: ConvexSet) -> Space:
         """One factor per task."""
@@ -138,47 +148,67 @@ class FewShotProblem(Problem):
         self._latest = None  # two graphs at once would need twice the memory
         point = tree_map(lambda u: u.detach().clone().requires_grad_(), x)
         with torch.enable_grad():
-            self._latest = self._forward(point)
+            own = self._pass(point)
+        support, query = (part.detach() for part in own)
+        if self.ranks.size > 1:
+            both = self._of_all(torch.cat([support, query], 1))
+            support, query = (part.contiguous() for part in both.split([support.shape[1], query.shape[1]], 1))
+        dual = Dual(self.coded, self.head.quadratic(self.coded, support))
+        self._latest = Features(leaves(point), own, support, query, dual)
         return self._latest
 
     def forget(self) -> None:
         """Let go of the features that are kept, and of their graph."""
         self._latest = None
 
+    def pull_back(self, features: Features, support: Tensor, query: Tensor) -> list[Tensor]:
+        """The derivative in the parameters of <support, support features> + <query, query features>."""
+        parts = torch.autograd.grad(
+            features.own,
+            features.parameters,
+            [support.to(features.support)[self.own], query.to(features.query)[self.own]],
+            retain_graph=True,
+            allow_unused=True,
+            materialize_grads=True,
+        )
+        return sum_whole(list(parts), [False] * len(parts), self.ranks)
+
     def solve(self, x: Vector) -> Tensor:
-        """y*(x) by the head's own solver."""
-        support = self.features(x).support.detach()
-        dual = Dual(self.coded, self.head.quadratic(self.coded, support))
-        return self.coded.plain(dual.solve(tol=self.head.tol).y)
+        """y*(x) by the head's own solver; every rank solves its own tasks."""
+        dual = self.features(x).dual
+        if self.ranks.size > 1:
+            dual = dual.take(self.own)
+        y = dual.solve(tol=self.head.tol).y
+        return self.coded.plain(y if self.ranks.size == 1 else self._of_all(y))
+
+    def _of_all(self, own: Tensor) -> Tensor:
+        """What the ranks have of their own tasks (t, ...), put together."""
+        whole = own.new_zeros(len(self.tasks.support), *own.shape[1:])
+        whole[self.own] = own
+        return self.ranks.sum(whole)
 
     @torch.no_grad()
-    def judge(self, x: Vector, y: Vector) -> tuple[float, float]:
-        """Loss and accuracy on the queries."""
+    def loss_and_accuracy(self, x: Vector, y: Vector) -> tuple[float, float]:
+        """On the queries."""
         features = self.features(x)
         scores = self._scores(y, features.support, features.query)
         right = scores.argmax(-1) == self.tasks.query_labels
         return float(self._loss(scores)), float(right.double().mean())
 
-    def _forward(self, x: Any) -> Features:
-        """One pass of all images that are there, and the buffers after it."""
-        return Features(leaves(x), *self.passed(x, self.tasks, self.mask, self.seed))
-
-    def passed(self, x: Any, tasks: TaskBatch, mask: Tensor | None, seed: int) -> tuple[Tensor, Tensor]:
-        """The features of these tasks at x."""
+    def _pass(self, x: Any) -> tuple[Tensor, Tensor]:
+        """One pass of the images of this rank's tasks through the network at x, and the buffers after it."""
         buffers = {name: value.clone() for name, value in self.network.named_buffers()}
+        tasks, mask = self.tasks, None if self.mask is None else self.mask[self.own]
+        parts = (tasks.support, tasks.support_labels, tasks.query, tasks.query_labels)
 
         def network(images: Tensor) -> Tensor:
-            with torch.random.fork_rng(devices=[]):
-                _seed(images.device, seed)
-                return self.call_network({**x, **buffers}, images)
+            with torch.random.fork_rng(devices=[]), shared_statistics(self.network, self.ranks):
+                _seed(images.device, (self.seed + self.own.start) % (1 << 63))
+                return functional_call(self.network, {**x, **buffers}, (images,))
 
-        features = features_of(network, tasks, mask)
+        features = features_of(network, Tasks(*(part[self.own] for part in parts)), mask)
         self.buffers = buffers
         return features
-
-    def call_network(self, values: Parameters, images: Tensor) -> Tensor:
-        """The network with these parameters and buffers, which it may overwrite."""
-        return functional_call(self.network, values, (images,))
 
     def _scores(self, y: Any, support: Tensor, query: Tensor) -> Tensor:
         return self.head.scores(self.coded, self.coded.columns(y), support, query)
@@ -187,15 +217,16 @@ class FewShotProblem(Problem):
         return nn.functional.cross_entropy(scores.flatten(0, -2), self.tasks.query_labels.flatten().long())
 
     def _plain_upper(self, x: Any, y: Any) -> Tensor:
-        """f as autograd can follow it."""
-        features = self._forward(x)
-        return self._loss(self._scores(y, features.support, features.query))
+        """This rank's part of f, as autograd can follow it."""
+        coded, labels = self.coded.take(self.own), self.tasks.query_labels[self.own]
+        scores = self.head.scores(coded, coded.columns(y[self.own]), *self._pass(x))
+        loss = nn.functional.cross_entropy(scores.flatten(0, -2), labels.flatten().long())
+        return loss * (len(labels) / len(self.tasks.query_labels))
 
     def _plain_lower(self, x: Any, y: Any) -> Tensor:
-        """g as autograd can follow it."""
-        quadratic = self.head.quadratic(self.coded, self._forward(x).support)
-        y = self.coded.columns(y)
-        return (y * (0.5 * (quadratic @ y) - self.coded.indicator)).sum()
+        """This rank's part of g, as autograd can follow it."""
+        coded = self.coded.take(self.own)
+        return Dual(coded, self.head.quadratic(coded, self._pass(x)[0])).value(coded.columns(y[self.own]))
 
     def __repr__(self) -> str:
         tasks, support, query = *self.tasks.support.shape[:2], self.tasks.query.shape[1]
@@ -211,14 +242,6 @@ class FewShotLinearization(Linearization):
     @cached_property
     def _features(self) -> Features:
         return self.problem.features(self.x)
-
-    @cached_property
-    def _support(self) -> Tensor:
-        return self._features.support.detach().double()
-
-    @cached_property
-    def _dual(self) -> Dual:
-        return Dual(self.problem.coded, self.problem.head.quadratic(self.problem.coded, self._support))
 
     @cached_property
     def _columns(self) -> Tensor:
@@ -245,10 +268,10 @@ class FewShotLinearization(Linearization):
     def _upper_gradient_x(self) -> Vector:
         return self._pull_back(self._upper[2], self._upper[3])
 
-    def solve_on_face(self, support: Any, v: Any) -> Vector:
+    def solve_on_face(self, face: Any, v: Any) -> Vector:
         """One small system per task, all factored at once."""
         coded = self.problem.coded
-        return coded.plain(self._dual.on_face(coded.columns(support), coded.columns(v)))
+        return coded.plain(self._features.dual.on_face(coded.columns(face.support), coded.columns(v)))
 
     def reduced_gradient(self, w: Any) -> Vector:
         """Both terms in one pass back through the network."""
@@ -257,12 +280,12 @@ class FewShotLinearization(Linearization):
 
     def _pull_back(self, support: Tensor, query: Tensor | None = None) -> Vector:
         query = torch.zeros_like(self._features.query) if query is None else query
-        return like(self.x, self._features.pull_back(support, query))
+        return like(self.x, self.problem.pull_back(self._features, support, query))
 
     def _cross(self, w: Any) -> Tensor:
         """The derivative of <w, grad_y g> = <A'a, B'a> in the features a, with A = alpha(w), B = alpha(y)."""
         one, other = (self.problem.coded.alpha(part) for part in (self.problem.coded.columns(w), self._columns))
-        a = self._support
+        a = self._features.support.double()
         return (one @ (other.mT @ a) + other @ (one.mT @ a)).to(self._features.support)
 
     def _upper_value(self) -> Tensor:
@@ -272,17 +295,16 @@ class FewShotLinearization(Linearization):
         return self._upper_gradient_x, self._upper[1]
 
     def _lower_value(self) -> Tensor:
-        y = self._columns
-        return (y * (0.5 * (self._dual.quadratic @ y) - self.problem.coded.indicator)).sum()
+        return self._features.dual.value(self._columns)
 
     def _lower_gradient_x(self) -> Vector:
         return self._pull_back(0.5 * self._cross(self.y))
 
     def _lower_gradient_y(self) -> Vector:
-        return self.problem.coded.plain(self._dual.gradient(self._columns))
+        return self.problem.coded.plain(self._features.dual.gradient(self._columns))
 
     def _lower_hvp(self, v: Any) -> Vector:
-        return self.problem.coded.plain(self._dual.quadratic @ self.problem.coded.columns(v))
+        return self.problem.coded.plain(self._features.dual.quadratic @ self.problem.coded.columns(v))
 
     def _lower_cross(self, v: Any) -> Vector:
         return self._pull_back(self._cross(v))

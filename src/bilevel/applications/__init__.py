@@ -1,1 +1,0 @@
-"""Programs for people: bilevel problems that come ready to use."""
