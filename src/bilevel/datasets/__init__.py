@@ -6,8 +6,8 @@ train = omniglot_split(data, "train")       # images (1200, 20, 1, 28, 28)
 
 from .catalogue import CATALOGUE, data_folder, load
 from .cifar100 import Cifar100, fc100_split
-from .entry import Dataset, Entry, ImageClasses, RemoteFile, Rows
-from .fetching import DownloadFailed, FileCheck, fetch, verify
+from .entry import Dataset, Entry, ImageClasses, RemoteFile, TrainTestRows
+from .fetching import DownloadError, FileCheck, fetch, verify
 from .omniglot import omniglot_split
 
 __all__ = [
@@ -19,11 +19,11 @@ __all__ = [
     "omniglot_split",
     "fc100_split",
     "Dataset",
-    "Rows",
+    "TrainTestRows",
     "ImageClasses",
     "Cifar100",
     "Entry",
     "RemoteFile",
     "FileCheck",
-    "DownloadFailed",
+    "DownloadError",
 ]

@@ -1,31 +1,38 @@
-"""The index: one line per set of data."""
+"""The index of the sets of data: what catalogue.toml says of each, and its reader."""
 
 from __future__ import annotations
 
 import os
+import tomllib
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
-from ..errors import InvalidInput, MissingExtra, meant
-from .cifar100 import CIFAR_100
-from .entry import Dataset, Entry
-from .idx import FASHION_MNIST, MNIST
-from .libsvm import COD_RNA
-from .madelon import MADELON
-from .omniglot import OMNIGLOT
+from ..errors import InvalidInputError, MissingExtraError, did_you_mean
+from . import cifar100, idx, omniglot, text_files
+from .entry import Dataset, Entry, RemoteFile
 
-CATALOGUE: dict[str, Entry] = {
-    entry.name: entry
-    for entry in (
-        MNIST,
-        FASHION_MNIST,
-        COD_RNA,
-        MADELON,
-        OMNIGLOT,
-        CIFAR_100,
-    )
+READERS: dict[str, Callable[[Path], Dataset]] = {
+    "mnist": partial(idx.read, name="mnist"),
+    "fashion-mnist": partial(idx.read, name="fashion-mnist"),
+    "cod-rna": text_files.read_cod_rna,
+    "madelon": text_files.read_madelon,
+    "omniglot": omniglot.read,
+    "cifar-100": cifar100.read,
 }
-
 VARIABLE = "BILEVEL_DATA"
+
+
+def _load_catalogue() -> dict[str, Entry]:
+    document = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+    entries = {}
+    for name, about in document.items():
+        about["files"] = tuple(RemoteFile(**file) for file in about["files"])
+        entries[name] = Entry(name=name, read=READERS[name], **about)
+    return entries
+
+
+CATALOGUE = _load_catalogue()
 
 
 def find(name: str) -> Entry:
@@ -37,8 +44,8 @@ def find(name: str) -> Entry:
     'CC BY-SA 3.0 as commonly stated'
     """
     if name not in CATALOGUE:
-        raise InvalidInput(
-            f"there is no data set {name!r}: choose one of {', '.join(CATALOGUE)}.{meant(name, CATALOGUE)}"
+        raise InvalidInputError(
+            f"there is no data set {name!r}: choose one of {', '.join(CATALOGUE)}.{did_you_mean(name, CATALOGUE)}"
         )
     return CATALOGUE[name]
 
@@ -67,7 +74,7 @@ def data_folder(folder: str | Path | None = None) -> Path:
     try:
         import pooch
     except ImportError:
-        raise MissingExtra("The default data folder (set BILEVEL_DATA to do without it)", "apps") from None
+        raise MissingExtraError("The default data folder (set BILEVEL_DATA to do without it)", "apps") from None
     return Path(pooch.os_cache("bilevel"))
 
 
@@ -77,20 +84,21 @@ def load(name: str, folder: str | Path | None = None) -> Dataset:
     Parameters
     ----------
     name
-        mnist, fashion-mnist, cod-rna, madelon (they give `Rows`), omniglot (`ImageClasses`) or cifar-100 (`Cifar100`).
+        mnist, fashion-mnist, cod-rna, madelon (they give `TrainTestRows`), omniglot (`ImageClasses`) or cifar-100
+        (`Cifar100`).
     folder
         The data folder; see `data_folder`.
 
     Returns
     -------
     Dataset
-        `Rows`, `ImageClasses` or `Cifar100`, with the SHA-256 of every file.
+        `TrainTestRows`, `ImageClasses` or `Cifar100`, with the SHA-256 of every file.
 
     Examples
     --------
     >>> from bilevel.datasets import load
     >>> load("mnist", folder="no-such-folder")
     Traceback (most recent call last):
-    bilevel.files.FileMissing: mnist: there is no mnist/train-images-idx3-ubyte.gz in no-such-folder. ...
+    bilevel.errors.MissingFileError: mnist: there is no mnist/train-images-idx3-ubyte.gz in no-such-folder. ...
     """
     return find(name).read(data_folder(folder))

@@ -18,10 +18,10 @@ from typing import Literal
 
 import numpy as np
 
-from ..errors import InvalidInput
-from ..files import Damaged
+from .._files import CorruptFileError
+from ..errors import InvalidInputError
 from .contents import Files, reading, require
-from .entry import Entry, ImageClasses, RemoteFile, Rows
+from .entry import ImageClasses, TrainTestRows
 
 CLASSES, SUPERCLASSES = 100, 20
 PIXELS = (3, 32, 32)
@@ -38,7 +38,7 @@ FC100 = {
 
 
 @dataclass(frozen=True)
-class Cifar100(Rows):
+class Cifar100(TrainTestRows):
     """Images with their classes, and the superclass of each class.
 
     Parameters
@@ -57,7 +57,7 @@ class Cifar100(Rows):
     Examples
     --------
     >>> import numpy as np
-    >>> from bilevel.datasets import Cifar100, ImageClasses, Rows, fc100_split, omniglot_split
+    >>> from bilevel.datasets import Cifar100, ImageClasses, TrainTestRows, fc100_split, omniglot_split
     >>> y, names = np.arange(100).repeat(6), tuple(map(str, range(100)))
     >>> images = np.zeros((600, 3, 32, 32), np.uint8)
     >>> data = Cifar100("cifar-100", images, y, images[:0], y[:0], np.arange(100) // 5, names, sha256={})
@@ -89,7 +89,9 @@ def read(root: Path, *, train: int = 500, test: int = 100) -> Cifar100:
 
 def _from_folder(files: Files, path: Path, name: str, size: int) -> bytes:
     if not (path / name).exists():
-        raise Damaged(f"{path / name} is missing: fetch or copy the set again; `bilevel data verify` checks it")
+        raise CorruptFileError(
+            f"{path / name} is missing: fetch or copy the set again; `bilevel data verify` checks it"
+        )
     return files.unpacked(path / name, limit=size)
 
 
@@ -152,7 +154,7 @@ def fc100_split(data: Cifar100, split: Literal["train", "validation", "test"] = 
     Examples
     --------
     >>> import numpy as np
-    >>> from bilevel.datasets import Cifar100, ImageClasses, Rows, fc100_split, omniglot_split
+    >>> from bilevel.datasets import Cifar100, ImageClasses, TrainTestRows, fc100_split, omniglot_split
     >>> y, names = np.arange(100).repeat(6), tuple(map(str, range(100)))
     >>> images = np.zeros((600, 3, 32, 32), np.uint8)
     >>> data = Cifar100("cifar-100", images, y, images[:0], y[:0], np.arange(100) // 5, names, sha256={})
@@ -160,24 +162,8 @@ def fc100_split(data: Cifar100, split: Literal["train", "validation", "test"] = 
     (60, 20)
     """
     if split not in FC100:
-        raise InvalidInput(f"split must be one of {', '.join(FC100)}, got {split!r}")
+        raise InvalidInputError(f"split must be one of {', '.join(FC100)}, got {split!r}")
     chosen = np.flatnonzero(np.isin(data.superclass, FC100[split]))
     of_train, of_test = (np.argsort(y, kind="stable").reshape(CLASSES, -1)[chosen] for y in (data.y, data.test_y))
     images = np.concatenate([data.X[of_train], data.test_X[of_test]], axis=1)
     return ImageClasses("fc100", images, tuple(data.class_names[i] for i in chosen), sha256=data.sha256)
-
-
-CIFAR_100 = Entry(
-    name="cifar-100",
-    title="60,000 photographs of 100 classes, 32 x 32 pixels; FC100 is made from it",
-    home="https://www.cs.toronto.edu/~kriz/cifar.html",
-    licence="none stated",
-    citation="Krizhevsky, Learning Multiple Layers of Features from Tiny Images, University of Toronto (2009)",
-    addresses=("https://www.cs.toronto.edu/~kriz/",),
-    files=(  # its MD5 is given as 03b5dce01913d631647c71ecec9e9cb8
-        RemoteFile("cifar-100-binary.tar.gz",
-                   "sha256:58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec", 168_513_733),
-    ),
-    read=read,
-    also_in=("cifar-100-binary",),
-)  # fmt: skip

@@ -1,4 +1,4 @@
-"""The bytes of files of strangers: never more than expected, never written anywhere, each with its SHA-256.
+"""The bytes of untrusted files: never more than expected, never written anywhere, each with its SHA-256.
 
 Every reader says how many bytes a file may hold when unpacked. A file that holds more is refused before memory is
 asked for, one that holds less is damaged; both are errors that name the file and the remedy.
@@ -17,11 +17,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from ..errors import BilevelError, InvalidInput
-from ..files import Damaged, FileMissing
+from .._files import CorruptFileError, MissingFileError
+from ..errors import BilevelError, InvalidInputError
 
-BROKEN = (EOFError, OSError, ValueError, zlib.error, zipfile.BadZipFile, tarfile.TarError, NotImplementedError,
-          RuntimeError)  # fmt: skip
+BROKEN = (EOFError, OSError, ValueError, RuntimeError, zlib.error, zipfile.BadZipFile, tarfile.TarError)
 """What the unpackers of the standard library raise for bytes that are not theirs."""
 OPENERS: dict[str, Callable[..., IO[bytes]]] = {".gz": gzip.open, ".bz2": bz2.open}  # type: ignore[dict-item]
 
@@ -44,7 +43,7 @@ class Files:
         for candidate in candidates:
             if (self.root / candidate).exists():
                 return self.root / candidate
-        raise FileMissing(
+        raise MissingFileError(
             f"{dataset}: there is no {candidates[0]} in {self.root}. Get it with `bilevel data fetch {dataset}`, "
             f"or place it there (also accepted: {', '.join(candidates[1:]) or 'nothing else'})"
         )
@@ -85,7 +84,7 @@ def reading(path: Path) -> Iterator[None]:
     except BilevelError:
         raise
     except PermissionError as error:
-        raise InvalidInput(
+        raise InvalidInputError(
             f"{path}: the file may not be read: change its permissions, or use another folder"
         ) from error
     except BROKEN as error:
@@ -100,9 +99,11 @@ def bounded(file: IO[bytes], limit: int, where: Path | str) -> bytes:
     return content
 
 
-def damaged(path: Path | str, reason: str) -> Damaged:
+def damaged(path: Path | str, reason: str) -> CorruptFileError:
     """The error for a file that is not what it should be."""
-    return Damaged(f"{path}: the file {reason}. Delete it and fetch or copy it again; `bilevel data verify` checks it")
+    return CorruptFileError(
+        f"{path}: the file {reason}. Delete it and fetch or copy it again; `bilevel data verify` checks it"
+    )
 
 
 def require(condition: bool, path: Path | str, reason: str) -> None:
@@ -114,4 +115,4 @@ def require(condition: bool, path: Path | str, reason: str) -> None:
 def require_regular(path: Path) -> None:
     """Refuse folders, and devices and pipes, which need not end."""
     if not path.is_file():
-        raise Damaged(f"{path}: this is not a regular file. Put the official file in its place")
+        raise CorruptFileError(f"{path}: this is not a regular file. Put the official file in its place")

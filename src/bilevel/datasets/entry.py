@@ -60,7 +60,7 @@ class Dataset:
 
 
 @dataclass(frozen=True)
-class Rows(Dataset):
+class TrainTestRows(Dataset):
     """Training and test rows with their labels, as in the files: nothing is scaled.
 
     Parameters
@@ -75,7 +75,8 @@ class Rows(Dataset):
     Examples
     --------
     >>> import numpy as np
-    >>> rows = Rows("mine", np.zeros((3, 2)), np.array([0, 1, 0]), np.zeros((1, 2)), np.array([1]), sha256={})
+    >>> X, y, test_X, test_y = np.zeros((3, 2)), np.array([0, 1, 0]), np.zeros((1, 2)), np.array([1])
+    >>> rows = TrainTestRows("mine", X, y, test_X, test_y, sha256={})
     >>> rows.X.shape, rows.test_y.shape
     ((3, 2), (1,))
     """
@@ -125,8 +126,8 @@ class Entry:
     files
         What `fetch` downloads.
     read
-        From the data folder to the data; raises `FileMissing` when its files are not there and `Damaged` when their
-        structure is not that of the official ones.
+        From the data folder to the data; raises `MissingFileError` when its files are not there and `CorruptFileError`
+        when their structure is not that of the official ones.
     also_in
         Other folders of the data folder that `read` looks into.
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from ..errors import BilevelError, InvalidInput, MissingExtra
-from ..files import FileMissing
+from .._files import MissingFileError
+from ..errors import BilevelError, InvalidInputError, MissingExtraError
 from .catalogue import data_folder, find
 from .contents import OPENERS
 from .entry import Entry, RemoteFile
@@ -18,14 +18,14 @@ from .entry import Entry, RemoteFile
 TIMEOUT = 30  # seconds without an answer
 
 
-class DownloadFailed(BilevelError, OSError):
+class DownloadError(BilevelError, OSError):
     """A file could not be downloaded, or is not the one of the catalogue; the message says where to put it by hand.
 
     Examples
     --------
-    >>> raise DownloadFailed("no network: put train-images-idx3-ubyte.gz into mnist")
+    >>> raise DownloadError("no network: put train-images-idx3-ubyte.gz into mnist")
     Traceback (most recent call last):
-    bilevel.datasets.fetching.DownloadFailed: no network: put train-images-idx3-ubyte.gz into mnist
+    bilevel.datasets.fetching.DownloadError: no network: put train-images-idx3-ubyte.gz into mnist
     """
 
 
@@ -81,13 +81,13 @@ def fetch(name: str, folder: str | Path | None = None) -> Path:
     PosixPath('.../bilevel/mnist')
     >>> fetch("no-such-set")
     Traceback (most recent call last):
-    bilevel.errors.InvalidInput: ...
+    bilevel.errors.InvalidInputError: ...
     """
     entry, root = find(name), data_folder(folder)
     target = root / entry.name
     try:
         entry.read(root)
-    except FileMissing:
+    except MissingFileError:
         for file in entry.files:
             if not (target / file.name).exists():
                 _download(entry, file, target)
@@ -115,7 +115,7 @@ def verify(name: str, folder: str | Path | None = None) -> list[FileCheck]:
     >>> from bilevel.datasets import verify
     >>> verify("mnist", folder="no-such-folder")
     Traceback (most recent call last):
-    bilevel.files.FileMissing: mnist: there is no mnist/train-images-idx3-ubyte.gz in no-such-folder. ...
+    bilevel.errors.MissingFileError: mnist: there is no mnist/train-images-idx3-ubyte.gz in no-such-folder. ...
     """
     entry, root = find(name), data_folder(folder)
     pinned = {f"{entry.name}/{file.name}": file for file in entry.files}
@@ -142,14 +142,14 @@ def _is_packed(path: Path, pinned: dict[str, RemoteFile], name: str) -> bool:
 
 def _download(entry: Entry, file: RemoteFile, target: Path) -> None:
     if file.checksum is None:
-        raise InvalidInput(
+        raise InvalidInputError(
             f"{entry.name}: no checksum of {file.name} is known, so it is not downloaded: get it from {entry.home}, "
             f"convince yourself that it is the right one and put it into {target}"
         )
     try:
         import pooch
     except ImportError:
-        raise MissingExtra("Downloading data", "apps") from None
+        raise MissingExtraError("Downloading data", "apps") from None
     pooch.get_logger().setLevel(logging.WARNING)
     reasons = []
     for address in entry.addresses:
@@ -159,7 +159,7 @@ def _download(entry: Entry, file: RemoteFile, target: Path) -> None:
             return
         except (OSError, ValueError) as error:  # no network, no room, no such file; a checksum that does not match
             reasons.append(f"{address + file.path}: {(str(error) or type(error).__name__).splitlines()[0]}")
-    raise DownloadFailed(
+    raise DownloadError(
         f"{entry.name}: {file.name} could not be downloaded.\n  "
         + "\n  ".join(reasons)
         + f"\nTry again later, or get the file from {entry.home} and put it into {target}"

@@ -11,21 +11,23 @@ from __future__ import annotations
 
 import hashlib
 import io
+import os
 import re
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import IO, Literal
 
 import numpy as np
+import torch
 
-from ..errors import InvalidInput, MissingExtra
+from .._files import load_document, save_document
+from ..errors import BilevelError, InvalidInputError, MissingExtraError
 from .contents import Files, bounded, damaged, reading, require
-from .decoded import Pictures, kept
-from .entry import Entry, ImageClasses, RemoteFile
+from .entry import ImageClasses
 
 CHARACTERS = {"images_background": 964, "images_evaluation": 659}
 DRAWINGS, SIDE, SIZE = 20, 105, 28
@@ -35,6 +37,10 @@ LARGEST_PICTURE = 50_000  # bytes; the largest official one has under a thousand
 _MEMBER = re.compile(r"(images_\w+)/([^/\\]+)/(character\d\d)/(\d{4}_\d\d)\.png")
 _CLUTTER = re.compile(r"__MACOSX/.*|(.*/)?(\.DS_Store|Thumbs\.db)|.*/")
 
+FORMAT, VERSION = "bilevel.DecodedImages", 1
+
+Pictures = tuple[np.ndarray, tuple[str, ...]]
+"""Images (classes, per_class, channels, height, width) uint8, and the names of the classes."""
 OpenMember = Callable[[str], IO[bytes]]
 Split = Literal["train", "validation", "test", "background", "evaluation", "all"]
 
@@ -57,8 +63,38 @@ def read(root: Path, characters: Mapping[str, int] = CHARACTERS) -> ImageClasses
                     decoded[name] = _character(drawings, open_member, path)
         return np.stack(list(decoded.values())), tuple(decoded)
 
-    images, names = kept(root / "omniglot", files.sha256, decode)
+    images, names = _cached(root / "omniglot", files.sha256, decode)
     return ImageClasses("omniglot", images, names, sha256=files.sha256)
+
+
+def _cached(folder: Path, sources: Mapping[str, str], decode: Callable[[], Pictures]) -> Pictures:
+    """What `decode` returns, or returned before for files with the same SHA-256; a cache that fails is done without."""
+    key = hashlib.sha256("\n".join(f"{digest} {name}" for name, digest in sources.items()).encode()).hexdigest()
+    path = folder / f"decoded-{key[:16]}.safetensors"
+
+    def stored(document: dict, tensors: dict[str, torch.Tensor]) -> Pictures:
+        images, names = tensors["images"].numpy(), tuple(map(str, document["class_names"]))
+        if document["sources"] != key or images.ndim != 5 or images.dtype != np.uint8 or len(images) != len(names):
+            raise InvalidInputError("these are pictures of other sources")
+        return images, names
+
+    with suppress(BilevelError):
+        _check_ours(path)
+        return load_document(path, stored, format=FORMAT, version=VERSION, what="decoded pictures")
+    images, names = decode()
+    document = {"format": FORMAT, "version": VERSION, "sources": key, "class_names": list(names)}
+    with suppress(BilevelError, OSError):
+        save_document(path, document, {"images": torch.from_numpy(images)}, too_long="", overwrite=True)
+        path.chmod(0o600)
+    return images, names
+
+
+def _check_ours(path: Path) -> None:
+    """Raise if others may have written this file: its checksum says nothing about who did, or from which pictures."""
+    if path.exists() and hasattr(os, "getuid"):
+        found = path.stat()
+        if found.st_uid != os.getuid() or found.st_mode & 0o022:
+            raise InvalidInputError(f"{path} may have been written by others")
 
 
 @contextmanager
@@ -83,10 +119,8 @@ def _checked(members: list[str], part: str, count: int, path: Path) -> dict[str,
     require(len(classes) == count, path, f"holds {len(classes):,} characters instead of {count}")
     for character, drawings in classes.items():
         distinct = len(set(drawings))
-        require(
-            distinct == len(drawings) == DRAWINGS,
-            path, f"holds {distinct} different drawings of {character} instead of {DRAWINGS}",
-        )  # fmt: skip
+        complete = distinct == len(drawings) == DRAWINGS
+        require(complete, path, f"holds {distinct} different drawings of {character} instead of {DRAWINGS}")
     return classes
 
 
@@ -104,7 +138,7 @@ def _ink(content: bytes, where: str) -> np.ndarray:
     try:
         from PIL import Image
     except ImportError:
-        raise MissingExtra("Reading Omniglot", "apps") from None
+        raise MissingExtraError("Reading Omniglot", "apps") from None
     try:
         with Image.open(io.BytesIO(content), formats=("PNG",)) as picture:
             size = picture.size
@@ -154,7 +188,7 @@ def omniglot_split(data: ImageClasses, split: Split = "train", *, validation: in
     Examples
     --------
     >>> import numpy as np
-    >>> from bilevel.datasets import Cifar100, ImageClasses, Rows, fc100_split, omniglot_split
+    >>> from bilevel.datasets import Cifar100, ImageClasses, TrainTestRows, fc100_split, omniglot_split
     >>> characters = tuple(f"images_background/Greek/character{k:02d}" for k in range(1623))
     >>> data = ImageClasses("omniglot", np.zeros((1623, 1, 1, 2, 2), np.uint8), characters, sha256={})
     >>> len(omniglot_split(data, "train").images), len(omniglot_split(data, "test").images)
@@ -163,7 +197,7 @@ def omniglot_split(data: ImageClasses, split: Split = "train", *, validation: in
     names = [name.split("/", 1) for name in data.class_names]
     order = sorted(range(len(names)), key=lambda i: hashlib.sha256(f"{seed}/{names[i][1]}".encode()).digest())
     if not 0 <= validation < TRAINING_CLASSES:
-        raise InvalidInput(f"validation must be between 0 and {TRAINING_CLASSES - 1} characters, got {validation}")
+        raise InvalidInputError(f"validation must be between 0 and {TRAINING_CLASSES - 1} characters, got {validation}")
     border = TRAINING_CLASSES - validation
     chosen = {
         "train": order[:border],
@@ -174,24 +208,9 @@ def omniglot_split(data: ImageClasses, split: Split = "train", *, validation: in
         "all": list(range(len(names))),
     }
     if split not in chosen:
-        raise InvalidInput(f"split must be one of {', '.join(chosen)}, got {split!r}")
+        raise InvalidInputError(f"split must be one of {', '.join(chosen)}, got {split!r}")
     if not chosen[split]:
-        raise InvalidInput(f"split {split!r} is empty: pass validation=100, say, to keep 100 characters aside")
+        raise InvalidInputError(f"split {split!r} is empty: pass validation=100, say, to keep 100 characters aside")
     return replace(
         data, images=data.images[chosen[split]], class_names=tuple(data.class_names[i] for i in chosen[split])
     )
-
-
-OMNIGLOT = Entry(
-    name="omniglot",
-    title="1,623 handwritten characters of 50 alphabets, 20 drawings of each",
-    home="https://github.com/brendenlake/omniglot",
-    licence="MIT",
-    citation="Lake, Salakhutdinov and Tenenbaum, Science 350 (2015) 1332-1338",
-    addresses=("https://raw.githubusercontent.com/brendenlake/omniglot/master/python/",),
-    files=(
-        RemoteFile("images_background.zip", "md5:68d2efa1b9178cc56df9314c21c6e718"),
-        RemoteFile("images_evaluation.zip", "md5:6b91aef0f799c5bb55b94e3f2daec811"),
-    ),
-    read=read,
-)

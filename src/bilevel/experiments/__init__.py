@@ -1,32 +1,23 @@
 """The paper's tables and figures: configurations, the sweep, the store of results and the report.
 
-Names are loaded when first used, so that reading a record loads neither torch nor pydantic.
+Names are loaded when first used: `bilevel reproduce --help` loads neither torch nor pydantic.
 """
 
-from __future__ import annotations
-
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 _HOME = {
-    "RunRecord": "record",
+    "RunRecord": "run_folder",
     "ResultsStore": "store",
-    "StoreLocked": "lock",
+    "StoreLockedError": "store",
     "Configuration": "configuration",
     "load_configuration": "configuration",
 }
 
-__all__ = ["RunRecord", "ResultsStore", "StoreLocked", "Configuration", "load_configuration"]
+__all__ = list(_HOME)
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
-        raise AttributeError(f"module 'bilevel.experiments' has no attribute {name!r}")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
-
-
-if TYPE_CHECKING:
-    from .configuration import Configuration, load_configuration
-    from .lock import StoreLocked
-    from .record import RunRecord
-    from .store import ResultsStore

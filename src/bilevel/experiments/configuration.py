@@ -1,31 +1,25 @@
-"""What a table of the paper asks for, as data: one TOML file per table, checked key by key.
+"""An experiment as data: one TOML file per table, checked key by key.
 
-`load_configuration("table-2")` reads the file of the library, `load_configuration("mine.toml")` one of your own.
+`load_configuration("table-2")` reads a file of the library, `load_configuration("mine.toml")` one of your own.
 """
 
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from ..errors import InvalidInput, MissingExtra, meant
-from ..files import FileMissing
+from ..errors import InvalidInputError, MissingExtraError, MissingFileError, did_you_mean
 
 try:
     from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 except ImportError:
-    raise MissingExtra("Configurations of experiments", "apps") from None
+    raise MissingExtraError("Configurations of experiments", "apps") from None
 
 FOLDER = Path(__file__).parent / "configurations"
-TABLES = ("table-2", "table-3", "table-4", "table-5")
-TARGETS: dict[str, tuple[str, ...]] = {
-    **{table: (table,) for table in TABLES},
-    "figure-1": ("table-2",),
-    "figure-2": ("table-3",),
-    "all": TABLES,
-}
-"""What can be reproduced, and the tables whose runs it needs."""
+TABLES = tuple(sorted(path.stem for path in FOLDER.glob("*.toml")))
+"""The configurations of the library, by name."""
 
 Value = float | int | str
 Positive = Annotated[float, Field(gt=0)]
@@ -33,7 +27,7 @@ Count = Annotated[int, Field(ge=1)]
 
 
 class Part(BaseModel):
-    """A table of the file; a key that is not one of its fields is refused."""
+    """A section of the file; unknown keys are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -55,9 +49,9 @@ class CleaningData(Part):
 
 
 class FewShotData(Part):
-    """Tasks of one set of images, judged with so many `ways`; the rest as in `few_shot.experiment.Experiment`.
+    """Tasks of one set of images, evaluated with `ways` classes each; the rest as in `bilevel fewshot train`.
 
-    The network that is kept is the best on `validation_tasks` tasks of `validation_ways` classes.
+    The network with the best accuracy on `validation_tasks` tasks of `validation_ways` classes is evaluated.
     """
 
     images: Literal["omniglot", "fc100", "generated"]
@@ -78,7 +72,8 @@ class FewShotData(Part):
 class Method(Part):
     """A column of the table: a solver of `methods.SOLVERS`, its fixed settings, and the values its grid tries.
 
-    `evaluate_every` is that of the run unless the steps of this method are so dear that its curve would have no points.
+    `evaluate_every` replaces that of [run] where the steps of this method are so expensive that its curve would have
+    no points.
     """
 
     solver: str
@@ -89,7 +84,7 @@ class Method(Part):
 
 
 class Limits(Part):
-    """How long a final run is, how often it is looked at, and how many seeds there are."""
+    """How long a final run is, how often it is evaluated, and how many seeds there are."""
 
     iterations: Count
     evaluate_every: Count
@@ -97,11 +92,17 @@ class Limits(Part):
     limit_seconds: Positive | None = None
 
 
+class Quick(Limits):
+    """The limits with `--quick`, and those of its search of step sizes."""
+
+    grid_limit_seconds: Positive
+
+
 class Grid(Part):
     """The search of step sizes: one seed, a limit per run; optionally a short first look at all pairs.
 
-    After a first look the best pair of each value of the setting `best_of_each` goes on to the limit: a few seconds
-    tell which lower step serves an upper step, not which upper step leads furthest.
+    After a first look the best pair of each value of the setting `best_of_each` runs to the limit: a few seconds show
+    which lower step suits an upper step, not which upper step leads furthest.
     """
 
     seed: int = 1000
@@ -116,16 +117,6 @@ class Grid(Part):
         return self
 
 
-class Quick(Part):
-    """What `--quick` does instead."""
-
-    iterations: Count
-    evaluate_every: Count
-    seeds: Count
-    limit_seconds: Positive
-    grid_limit_seconds: Positive
-
-
 class Vary(Part):
     """An ablation: one setting of one method takes these values, at the step sizes chosen in the table it is like."""
 
@@ -135,7 +126,7 @@ class Vary(Part):
 
 
 class Configuration(Part):
-    """One table of the paper: datasets x methods, grids of step sizes, seeds and limits.
+    """One table: datasets x methods, grids of step sizes, seeds and limits.
 
     Parameters
     ----------
@@ -144,9 +135,9 @@ class Configuration(Part):
     application
         "hyper-cleaning" or "few-shot".
     like
-        The table whose parts are taken over where this one has none.
+        The table of the library whose parts are used where this one has none.
     run, grid, quick
-        Iterations, seeds and limits of the chosen runs, of the search for step sizes, and with `--quick`.
+        Iterations, seeds and limits of the final runs, of the search for step sizes, and with `--quick`.
     datasets, methods
         By name: sizes and scaling; solver, settings and grid of step sizes.
     vary
@@ -173,8 +164,8 @@ class Configuration(Part):
     vary: Vary | None = None
 
     @model_validator(mode="after")
-    def _another_seed(self) -> Configuration:
-        """Seeds of final runs are 0 ... seeds - 1; one that chose the steps would be judged by its own choice."""
+    def _search_on_another_seed(self) -> Configuration:
+        """Final runs have the seeds 0 ... seeds - 1; step sizes chosen on one of them would be overfitted to it."""
         if 0 <= self.grid.seed < self.run.seeds and any(method.grid for method in self.methods.values()):
             raise ValueError(
                 f"the step sizes are searched on seed {self.grid.seed}, which is one of the {self.run.seeds} seeds of "
@@ -189,20 +180,16 @@ class Configuration(Part):
         kind = FewShotData if document.get("application") == "few-shot" else CleaningData
         datasets = document.get("datasets")
         if isinstance(datasets, dict):
-            checked = {name: _checked(kind, part, f"datasets.{name}") for name, part in datasets.items()}
+            checked = {name: _validate(kind, part, f"datasets.{name}") for name, part in datasets.items()}
             document = {**document, "datasets": checked}
         return document
 
-    def only(self, *, datasets: list[str] | None = None, methods: list[str] | None = None) -> Configuration:
-        """The same with some of its datasets and methods."""
-        return self.model_copy(
-            update={
-                "datasets": _chosen("dataset", self.datasets, datasets),
-                "methods": _chosen("method", self.methods, methods),
-            }
-        )
+    def select(self, *, datasets: Sequence[str] | None = None, methods: Sequence[str] | None = None) -> Configuration:
+        """The same with some of its datasets and methods; all of them where none is named."""
+        chosen = {"datasets": _select("dataset", self.datasets, datasets)}
+        return self.model_copy(update=chosen | {"methods": _select("method", self.methods, methods)})
 
-    def limited(self, *, seeds: int | None = None, budget: float | None = None) -> Configuration:
+    def limit(self, *, seeds: int | None = None, budget: float | None = None) -> Configuration:
         """The same with so many seeds, and at most `budget` seconds of training for each run."""
         run = self.run.model_dump() | ({} if seeds is None else {"seeds": seeds})
         grid = self.grid.model_dump()
@@ -211,14 +198,13 @@ class Configuration(Part):
             grid["limit_seconds"] = min(budget, grid["limit_seconds"] or budget)
             if grid["first_look_seconds"] is not None:
                 grid["first_look_seconds"] = min(budget, grid["first_look_seconds"])
-        parts = {"run": _checked(Limits, run, "--seeds, --budget"), "grid": _checked(Grid, grid, "--budget")}
-        return _checked(Configuration, {**dict(self), **parts}, "--seeds, --budget")
+        return _validate(Configuration, {**dict(self), "run": run, "grid": grid}, "--seeds, --budget")
 
-    def quickly(self) -> Configuration:
-        """A quick look: a few pairs of step sizes, short runs, few seeds."""
+    def quick_look(self) -> Configuration:
+        """The same with few pairs of step sizes, short runs and few seeds, as its section [quick] says."""
         quick = self.quick
         if quick is None:
-            raise InvalidInput(f"{self.experiment} has no part [quick]: leave --quick out, or write one")
+            raise InvalidInputError(f"{self.experiment} has no part [quick]: leave --quick out, or write one")
         run = Limits(**quick.model_dump(exclude={"grid_limit_seconds"}))
         grid = Grid(seed=self.grid.seed, limit_seconds=quick.grid_limit_seconds)
         methods = {
@@ -226,6 +212,17 @@ class Configuration(Part):
             for name, method in self.methods.items()
         }
         return self.model_copy(update={"run": run, "grid": grid, "methods": methods})
+
+
+def select_parts(
+    tables: Iterable[Configuration], datasets: Collection[str] | None, methods: Collection[str] | None
+) -> Iterator[Configuration]:
+    """Those tables that have some of these datasets and methods (None: any), with these alone."""
+    for table in tables:
+        rows = [name for name in table.datasets if datasets is None or name in datasets]
+        columns = [name for name in table.methods if methods is None or name in methods]
+        if rows and columns:
+            yield table.select(datasets=rows, methods=columns)
 
 
 def load_configuration(name: str | Path) -> Configuration:
@@ -250,9 +247,9 @@ def load_configuration(name: str | Path) -> Configuration:
     document = _read(path)
     if isinstance(document.get("like"), str):
         document = {**_read(FOLDER / f"{document['like']}.toml"), **document}
-    configuration = _checked(Configuration, document, str(path.name))
+    configuration: Configuration = _validate(Configuration, document, str(path.name))
     if configuration.vary is not None:
-        configuration = configuration.only(methods=[configuration.vary.method])
+        configuration = configuration.select(methods=[configuration.vary.method])
     return configuration
 
 
@@ -260,26 +257,31 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, IsADirectoryError):
-        raise FileMissing(f"there is no configuration {path}: name one of {', '.join(TABLES)}, or a file") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InvalidInput(f"{path} is not TOML: {error}") from None
+        raise MissingFileError(
+            f"there is no configuration {path}: name one of {', '.join(TABLES)}, or a file"
+        ) from None
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, a list within lists without end
+        raise InvalidInputError(f"{path} is not TOML: {error}") from None
+    except OSError as error:
+        raise InvalidInputError(f"{path} cannot be read ({error.strerror or error})") from None
 
 
-def _checked(kind: type[Part], document: Any, where: str) -> Any:
-    """The part, or an error of ours that names the key and, for a key that is unknown, the nearest that is known."""
+def _validate(kind: type[Part], document: Any, where: str) -> Any:
+    """The part, or an error that names the key and, for an unknown key, the nearest known one."""
     if isinstance(document, kind):
         return document
     try:
         return kind.model_validate(document)
     except ValidationError as error:
-        raise InvalidInput("; ".join(_said(kind, found, where) for found in error.errors())) from None
+        raise InvalidInputError("; ".join(_message(kind, detail, where) for detail in error.errors())) from None
 
 
-def _said(kind: type[Part], found: Any, where: str) -> str:
-    path = ".".join(str(step) for step in found["loc"])
-    if found["type"] == "extra_forbidden":
-        return f"{where}: unknown key {path!r}. {_nearest(str(found['loc'][-1]), _fields(kind, found['loc'][:-1]))}"
-    return f"{where}: {path or 'this'} = {found['input']!r:.80}: {found['msg']}"
+def _message(kind: type[Part], detail: Any, where: str) -> str:
+    path = ".".join(str(step) for step in detail["loc"])
+    if detail["type"] == "extra_forbidden":
+        known = _fields(kind, detail["loc"][:-1])
+        return f"{where}: unknown key {path!r}.{did_you_mean(str(detail['loc'][-1]), known)} Known: {', '.join(known)}"
+    return f"{where}: {path or 'this'} = {detail['input']!r:.80}: {detail['msg']}"
 
 
 def _fields(kind: Any, location: tuple[Any, ...]) -> list[str]:
@@ -292,19 +294,10 @@ def _fields(kind: Any, location: tuple[Any, ...]) -> list[str]:
     return list(getattr(kind, "model_fields", {}))
 
 
-def _nearest(name: str, known: list[str]) -> str:
-    """What was probably meant.
-
-    Examples
-    --------
-    >>> _nearest("iteratons", ["iterations", "seeds"])
-    "Did you mean 'iterations'? Known: iterations, seeds"
-    """
-    return f"{meant(name, known)} Known: {', '.join(known)}".lstrip()
-
-
-def _chosen(what: str, known: dict[str, Any], names: list[str] | None) -> dict[str, Any]:
+def _select(what: str, known: dict[str, Any], names: Sequence[str] | None) -> dict[str, Any]:
     for name in names or ():
         if name not in known:
-            raise InvalidInput(f"there is no {what} {name!r} in this table. {_nearest(name, list(known))}")
+            raise InvalidInputError(
+                f"there is no {what} {name!r} in this table.{did_you_mean(name, known)} Known: {', '.join(known)}"
+            )
     return {name: known[name] for name in names} if names else dict(known)

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import InvalidInput, MissingExtra
-from ..files import write_atomically
-from .record import MAPPINGS, TIMING, RunRecord
+from .._files import write_atomically
+from ..errors import InvalidInputError, MissingExtraError
+from .run_folder import TIMING, RunRecord, csv_text
 
 if TYPE_CHECKING:
     import pandas as pd
 
 FORMATS = ("csv", "parquet")
-SPREAD = tuple(name for name in MAPPINGS if name != "curve")
+SPREAD = ("settings", "configuration", "counts", "environment", "final")
+"""Fields whose entries are columns of their own."""
 
 Row = dict[str, Any]
 
@@ -35,7 +34,7 @@ def flat_row(record: RunRecord, *, timing: bool = True) -> Row:
     """
     values = dict(vars(record))
     values["configuration"] = {key: value for key, value in record.configuration.items() if key not in values}
-    row = {name: value for name, value in values.items() if name not in MAPPINGS}
+    row = {name: value for name, value in values.items() if name not in (*SPREAD, "curve")}
     for name in SPREAD:
         row |= dict(_spread(name, values[name]))
     return row if timing else {name: value for name, value in row.items() if name.rsplit(".", 1)[-1] not in TIMING}
@@ -54,15 +53,6 @@ def columns_of(rows: Sequence[Row]) -> list[str]:
     plain = [name for name in (rows[0] if rows else ()) if "." not in name]
     spread = {name for row in rows for name in row if "." in name}
     return [*plain, *sorted(spread, key=lambda name: (SPREAD.index(name.split(".")[0]), name))]
-
-
-def csv_text(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """Rows as CSV, with their names first; numbers come back with the same bits."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(names)
-    writer.writerows(rows)
-    return text.getvalue()
 
 
 def rows_csv(names: Sequence[str], rows: Sequence[Row]) -> str:
@@ -89,7 +79,7 @@ def export(
         Replace a file that exists.
     """
     if kind not in FORMATS:
-        raise InvalidInput(f"format must be one of {', '.join(FORMATS)}, got {kind!r}")
+        raise InvalidInputError(f"format must be one of {', '.join(FORMATS)}, got {kind!r}")
     rows = [flat_row(record, timing=timing) for record in records]
     if kind == "csv":
         text = rows_csv(columns_of(rows), rows)
@@ -103,7 +93,7 @@ def _frame(rows: Sequence[Row]) -> pd.DataFrame:
     try:
         import pandas as pd
     except ImportError:
-        raise MissingExtra("Exporting results", "apps") from None
+        raise MissingExtraError("Exporting results", "apps") from None
     columns = {name: [row.get(name) for row in rows] for name in columns_of(rows)}
     return pd.DataFrame({name: _of_one_type(values) for name, values in columns.items()})
 

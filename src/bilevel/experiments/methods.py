@@ -1,18 +1,20 @@
-"""The methods of the tables: from settings of a configuration to a solver. A new method is one entry here."""
+"""The methods of the tables: from settings of a configuration to a solver. A new method is one entry of `SOLVERS`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from inspect import signature
 from typing import Any
 
-from ..errors import InvalidInput, meant
+from ..errors import BilevelError, InvalidInputError, did_you_mean
 from ..hypergradients import Neumann
-from ..smoothing import Exact, Perturbed, TwoPoint
+from ..hypergradients.smoothing import Exact, Perturbed, TwoPoint
 from ..solvers import DMLCBO, RMDPCD, VPBGD, Approx, Implicit, Solver
+from .configuration import Configuration, Method, Value
 
 PER_ROW = "upper_step_per_row"
-"""A setting of every method: see `solver_of`."""
+"""A setting of every method: see `make_solver`."""
 
 SMOOTHINGS: dict[str, Callable[[float], Any]] = {
     "exact": lambda delta: Exact(),
@@ -21,20 +23,25 @@ SMOOTHINGS: dict[str, Callable[[float], Any]] = {
 }
 
 
-def published(
-    *, Q: int = 3, eta: float = 0.5, delta: float = 1e-6, jacobian: str = "perturbed", truncation: Any = "random",
-    **rest: Any,
-) -> DMLCBO:  # fmt: skip
+def published_dmlcbo(
+    *,
+    Q: int = 3,
+    eta: float = 0.5,
+    delta: float = 1e-6,
+    jacobian: str = "perturbed",
+    truncation: Any = "random",
+    **settings: Any,
+) -> DMLCBO:
     """DMLCBO with the paper's estimator: Q terms truncated at random, step eta, smoothing radius delta."""
     if jacobian not in SMOOTHINGS:
-        raise InvalidInput(f"jacobian must be one of {', '.join(SMOOTHINGS)}, got {jacobian!r}")
+        raise InvalidInputError(f"jacobian must be one of {', '.join(SMOOTHINGS)}, got {jacobian!r}")
     series = Neumann(terms=Q, eta=eta, truncation=truncation, smoothing=SMOOTHINGS[jacobian](delta))
-    return DMLCBO(hypergradient=series, **rest)
+    return DMLCBO(hypergradient=series, **settings)
 
 
 SOLVERS: dict[str, Callable[..., Solver]] = {
-    "dmlcbo": published,
-    "dmlcbo-default": DMLCBO,
+    "dmlcbo": published_dmlcbo,
+    "dmlcbo-linear-solve": DMLCBO,
     "vpbgd": VPBGD,
     "approx": Approx,
     "rmd-pcd": RMDPCD,
@@ -42,7 +49,7 @@ SOLVERS: dict[str, Callable[..., Solver]] = {
 }
 
 
-def solver_of(name: str, settings: Mapping[str, Any], *, rows: int) -> Solver:
+def make_solver(name: str, settings: Mapping[str, Any], *, rows: int) -> Solver:
     """The solver with these settings.
 
     `upper_step_per_row = true` multiplies the upper step by the number of rows: the paper prints sums over rows, here f
@@ -50,18 +57,17 @@ def solver_of(name: str, settings: Mapping[str, Any], *, rows: int) -> Solver:
 
     Examples
     --------
-    >>> solver_of("approx", {"upper_step": 0.1, "upper_step_per_row": True}, rows=200).upper_step
+    >>> make_solver("approx", {"upper_step": 0.1, "upper_step_per_row": True}, rows=200).upper_step
     20.0
     """
-    if name not in SOLVERS:
-        raise InvalidInput(f"there is no solver {name!r}: choose one of {', '.join(SOLVERS)}.{meant(name, SOLVERS)}")
-    known, given = known_settings(name), dict(settings)
+    given = dict(settings)
     for setting in given:
-        if setting not in known:
-            raise InvalidInput(f"{name} has no setting {setting!r}.{meant(setting, known)} Known: {', '.join(known)}")
+        _check_setting(name, setting, known_settings(name))
     if given.pop(PER_ROW, False):
         if "upper_step" not in given:
-            raise InvalidInput(f"{PER_ROW} multiplies upper_step, which is missing: give it, or leave {PER_ROW} out")
+            raise InvalidInputError(
+                f"{PER_ROW} multiplies upper_step, which is missing: give it, or leave {PER_ROW} out"
+            )
         given["upper_step"] = float(given["upper_step"]) * rows
     return SOLVERS[name](**given)
 
@@ -74,6 +80,77 @@ def known_settings(name: str) -> tuple[str, ...]:
     >>> known_settings("dmlcbo")[:6]
     ('Q', 'eta', 'delta', 'jacobian', 'truncation', 'upper_step')
     """
-    parts = (published, DMLCBO) if SOLVERS[name] is published else (SOLVERS[name],)
+    parts = (published_dmlcbo, DMLCBO) if name == "dmlcbo" else (SOLVERS[name],)
     found = dict.fromkeys(setting for part in parts for setting in signature(part).parameters)
-    return (*(setting for setting in found if setting not in ("hypergradient", "rest")), PER_ROW)
+    return (*(setting for setting in found if setting not in ("hypergradient", "settings")), PER_ROW)
+
+
+def check_settings(table: Configuration) -> None:
+    """Build every method with every value of its settings, so that a mistake is found before the first run.
+
+    Examples
+    --------
+    >>> from bilevel.experiments import load_configuration
+    >>> check_settings(load_configuration("table-2"))
+    """
+    solvers, known_to, build = _cleaning_solvers() if table.application == "hyper-cleaning" else _few_shot_solvers()
+    for name, method in table.methods.items():
+        if method.solver not in solvers:
+            raise InvalidInputError(
+                f"method {name}: there is no solver {method.solver!r}: choose one of {', '.join(solvers)}."
+                f"{did_you_mean(method.solver, solvers)}"
+            )
+        attempts = {f"[methods.{name}]: the first values of its settings": {}}
+        for where, setting, values in _all_settings(table, name, method):
+            _check_setting(method.solver, setting, known_to(method.solver), f"{where}: ")
+            if not values:
+                raise InvalidInputError(f"{where}: {setting} has no values: give at least one")
+            attempts |= {f"{where}: {setting} = {value!r}": {setting: value} for value in values}
+        start = method.settings | {setting: values[0] for setting, values in method.grid.items()}
+        for where, changed in attempts.items():
+            try:
+                build(method.solver, start | changed)
+            except (BilevelError, TypeError, ValueError) as error:
+                raise InvalidInputError(f"{where} cannot be used: {error}") from None
+    searched = {setting for method in table.methods.values() for setting in method.grid}
+    each = table.grid.best_of_each
+    if each is not None and each not in searched:
+        raise InvalidInputError(f"grid.best_of_each: no method searches {each!r}.{did_you_mean(each, searched)}")
+
+
+def _all_settings(table: Configuration, name: str, method: Method) -> Iterator[tuple[str, str, Sequence[Value]]]:
+    """Where each setting stands in the file, its name, and its values."""
+    for setting, value in method.settings.items():
+        yield f"[methods.{name}.settings]", setting, [value]
+    for part, grid in (("grid", method.grid), ("quick", method.quick)):
+        for setting, values in grid.items():
+            yield f"[methods.{name}.{part}]", setting, values
+    if table.vary is not None and table.vary.method == name:
+        yield "[vary]", table.vary.setting, table.vary.values
+
+
+Solvers = tuple[Iterable[str], Callable[[str], tuple[str, ...]], Callable[[str, Mapping[str, Any]], Any]]
+"""The solvers of an application, the settings that each knows, and how to build one."""
+
+
+def _cleaning_solvers() -> Solvers:
+    return SOLVERS, known_settings, partial(make_solver, rows=1)
+
+
+def _few_shot_solvers() -> Solvers:
+    from ..few_shot.options import SOLVERS, Experiment
+
+    def build(solver: str, settings: Mapping[str, Any]) -> None:
+        if "upper_step" not in settings:
+            raise InvalidInputError("upper_step is missing: give it in settings or grid")
+        method: Any = {"solver": solver, "step": float(settings["upper_step"])}
+        Experiment(dataset="generated", width=1, **method).learner()
+
+    return SOLVERS, lambda solver: ("upper_step",), build
+
+
+def _check_setting(solver: str, setting: str, known: Iterable[str], where: str = "") -> None:
+    if setting not in known:
+        raise InvalidInputError(
+            f"{where}{solver} has no setting {setting!r}.{did_you_mean(setting, known)} Known: {', '.join(known)}"
+        )

@@ -1,4 +1,4 @@
-"""What a reader of a report must know first: whether it is a quick look, how long runs were, how steps were found."""
+"""What a reader of a report must know first: whether it is a quick look, how long runs were, how steps were chosen."""
 
 from __future__ import annotations
 
@@ -8,32 +8,31 @@ from collections.abc import Sequence
 from .configuration import TABLES, Configuration, Grid, load_configuration
 from .printed import printed_table
 
+QUICK = (
+    "This is a quick look (--quick): few step sizes, short runs and few seeds. Its numbers are not those of the "
+    "paper's setting, and its verdicts say little; the same command without --quick makes the table."
+)
 
-def notes_of(tables: Sequence[Configuration], *, quick: bool = False) -> list[str]:
+
+def report_notes(tables: Sequence[Configuration], *, quick: bool = False) -> list[str]:
     """A sentence or two about the quick look, the limits and the search; tables that agree share theirs.
 
     Examples
     --------
     >>> from bilevel.experiments import load_configuration
-    >>> (note,) = notes_of([load_configuration(name) for name in ("table-2", "table-4")])
+    >>> (note,) = report_notes([load_configuration("table-2")])
     >>> limits, search = note.split(" Step ")
     >>> limits
-    'Table 2, Table 4: final runs end after 10,000 iterations or 20 s of training, whichever comes first; 10 seeds.'
+    'Table 2: final runs end after 10,000 iterations or 20 s of training, whichever comes first; 10 seeds.'
     >>> search.partition(", ")[2]
     'in two stages: all pairs for 2 s, then the best of each upper step for 20 s.'
     """
-    found: dict[str, list[str]] = {}
+    tables_by_text: dict[str, list[str]] = {}
     for table in tables:
-        told = f"{_limits(table)} {_search(table)}{_another_problem(table)}".strip()
-        found.setdefault(told, []).append(printed_table(table.experiment).name)
-    notes = [f"{', '.join(names)}: {text}" for text, names in found.items()]
+        text = f"{_limits(table)} {_search(table)}{_changed_data(table)}".strip()
+        tables_by_text.setdefault(text, []).append(printed_table(table.experiment).name)
+    notes = [f"{', '.join(names)}: {text}" for text, names in tables_by_text.items()]
     return [QUICK, *notes] if quick else notes
-
-
-QUICK = (
-    "This is a quick look (--quick): few step sizes, short runs and few seeds. Its numbers are not those of the "
-    "paper's setting, and its verdicts say little; the same command without --quick makes the table."
-)
 
 
 def _limits(table: Configuration) -> str:
@@ -44,20 +43,10 @@ def _limits(table: Configuration) -> str:
 
 
 def _search(table: Configuration) -> str:
-    pairs = max(math.prod(map(len, method.grid.values())) for method in table.methods.values())
-    if pairs < 2:
+    if max(math.prod(map(len, method.grid.values())) for method in table.methods.values()) < 2:
         return "Step sizes were not searched."
-    return f"Step sizes were searched on one other seed, {_stages(table.grid)}."
-
-
-def _another_problem(table: Configuration) -> str:
-    """A word of warning where a configuration of one's own has the name of a table but not its data."""
-    if table.experiment not in TABLES:
-        return ""
-    known = load_configuration(table.experiment).datasets
-    others = [name for name, data in table.datasets.items() if known.get(name) != data]
-    told = f" Not the paper's setting: {', '.join(others)} (sizes, classes or scaling of its data are others)."
-    return told if others else ""
+    like = f"for {printed_table(table.like).name} " if table.vary and table.like else ""
+    return f"Step sizes were searched {like}on one other seed, {_stages(table.grid)}."
 
 
 def _stages(grid: Grid) -> str:
@@ -66,3 +55,13 @@ def _stages(grid: Grid) -> str:
         return f"all pairs {longest}"
     each = grid.best_of_each.replace("_", " ")
     return f"in two stages: all pairs for {grid.first_look_seconds:g} s, then the best of each {each} {longest}"
+
+
+def _changed_data(table: Configuration) -> str:
+    """A warning where a configuration has the name of a table of the paper but not its data."""
+    if table.experiment not in TABLES:
+        return ""
+    known = load_configuration(table.experiment).datasets
+    others = [name for name, data in table.datasets.items() if known.get(name) != data]
+    text = f" Not the paper's setting: {', '.join(others)} (sizes, classes or scaling of its data are others)."
+    return text if others else ""

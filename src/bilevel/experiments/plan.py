@@ -1,9 +1,13 @@
 """From a configuration to runs: what is known to be needed, given the runs that have finished.
 
-    first look  ->  the best pair of each upper step goes on to the limit  ->  the chosen pair with every seed
+    first look  ->  the best pair of each upper step runs to the limit  ->  the chosen pair with every seed
 
-`planned` is a pure function: called again when more runs have finished it names more of them. A run is known by its
-identity, a hash over all that its numbers depend on.
+`planned_runs` is a pure function: called again when more runs have finished it returns more of them. A run is known by
+its identity, a hash over all that its numbers depend on. Step sizes are chosen on validation rows or classes, never on
+test accuracy:
+
+    hyper-cleaning   the smallest F(x) = f(x, y*(x)), f the mean loss of the trusted (validation) rows
+    few-shot         the largest accuracy on tasks of validation classes
 """
 
 from __future__ import annotations
@@ -12,18 +16,20 @@ import hashlib
 import itertools
 import json
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from .choose import best_of_each, chosen
 from .code_version import code_version
 from .configuration import Configuration, Grid, Method
-from .record import RunRecord
+from .run_folder import RunRecord
 
 UNLIMITED = 60.0
-"""The seconds that a run without a limit is taken to need."""
+"""The seconds that a run without a limit is assumed to need."""
+TIE = 1e-6
+"""Scores that differ by less are equal: F is that of a lower level solved to 1e-7."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,48 +59,42 @@ class RunSpec:
 
     @property
     def document(self) -> dict[str, Any]:
-        """All fields, as a record keeps them: values that JSON has."""
+        """All fields, as a record holds them: values that JSON has."""
         return json.loads(_text(asdict(self)))
 
     @cached_property
     def work(self) -> str:
-        """The same for runs that differ only in the table they stand in or, in few-shot, in the tasks that judge."""
-        asked = asdict(self)
+        """The same for runs that differ only in the table they stand in or, in few-shot, in the tasks of evaluation."""
+        spec = asdict(self)
         for name in ("experiment", "method", "dataset"):
-            asked.pop(name)
-        asked["data"] = {key: value for key, value in asked["data"].items() if key != "ways"}
-        asked["files"] = self.files
-        asked["settings"] = asked["fixed"] | asked["settings"]
-        del asked["fixed"]
-        return _digest(asked)
+            spec.pop(name)
+        spec["data"] = {key: value for key, value in spec["data"].items() if key != "ways"}
+        spec["files"] = self.files
+        spec["settings"] = spec.pop("fixed") | spec["settings"]
+        return _digest(spec)
 
     @property
     def files(self) -> str:
         """The dataset of the catalogue that the run reads."""
-        return files_of(self.application, self.dataset, self.data)
+        return catalogue_name(self.application, self.dataset, self.data)
 
     @property
     def weight(self) -> float:
-        """How long it may take, in seconds, for the time left."""
+        """How long it may take, in seconds, for the estimate of the time left."""
         return self.limit_seconds or UNLIMITED
-
-    @property
-    def cell(self) -> tuple[str, str, str]:
-        """Where the run belongs: experiment, dataset and method."""
-        return self.experiment, self.dataset, self.method
 
     def __hash__(self) -> int:
         return hash(self.identity)
 
 
-def files_of(application: str, dataset: str, data: Mapping[str, Any]) -> str:
-    """The name in the catalogue: fc100 is made of cifar-100."""
+def catalogue_name(application: str, dataset: str, data: Mapping[str, Any]) -> str:
+    """The dataset's name in the catalogue: fc100 is made of cifar-100."""
     if application == "hyper-cleaning":
         return dataset
     return "cifar-100" if data["images"] == "fc100" else str(data["images"])
 
 
-def planned(
+def planned_runs(
     configuration: Configuration, hashes: Mapping[str, str], finished: Mapping[str, RunRecord]
 ) -> Iterator[RunSpec]:
     """The runs known to be needed.
@@ -112,23 +112,22 @@ def planned(
         yield from _cell(configuration, dataset, method, hashes, finished)
 
 
-def count(configuration: Configuration, *, grids: bool = True) -> tuple[int, float]:
-    """How many runs a table needs in all, with or without its grids, and the sum of their weights."""
-    total, seconds = 0, 0.0
-    for method in configuration.methods.values():
-        pairs, grid, run = math.prod(map(len, method.grid.values())), configuration.grid, configuration.run
-        variants = 1 if configuration.vary is None else len(configuration.vary.values)
-        looks, longer = (0, pairs if pairs > 1 else 0)
-        if _has_first_look(grid, method):
-            looks, longer = pairs, len(method.grid[str(grid.best_of_each)])
-        for number, limit in (
-            (looks * grids, grid.first_look_seconds),
-            (longer * grids, grid.limit_seconds),
-            (run.seeds * variants, run.limit_seconds),
-        ):
-            total += number * len(configuration.datasets)
-            seconds += number * len(configuration.datasets) * (limit or UNLIMITED)
-    return total, seconds
+def count_runs(configurations: Iterable[Configuration]) -> tuple[int, float]:
+    """How many runs the tables need in all, and the sum of their weights; a grid that two tables share counts once."""
+    specs = [planned_runs(table, defaultdict(str), _AllFinished()) for table in configurations]
+    weights = {spec.identity: spec.weight for spec in itertools.chain(*specs)}
+    return len(weights), sum(weights.values())
+
+
+class _AllFinished(dict[str, RunRecord]):
+    """Every run has finished, with the same score: which pairs are chosen does not change how many there are."""
+
+    def __contains__(self, identity: object) -> bool:
+        return True
+
+    def __missing__(self, identity: str) -> RunRecord:
+        about: dict[str, Any] = dict.fromkeys(("experiment", "role", "dataset", "method", "status"), "")
+        return RunRecord(**about, identity=identity, settings={}, seed=0, final={"solved_upper_value": 0.0})
 
 
 def _cell(
@@ -138,42 +137,100 @@ def _cell(
     hashes: Mapping[str, str],
     finished: Mapping[str, RunRecord],
 ) -> Iterator[RunSpec]:
-    grid, run = configuration.grid, configuration.run
+    grid, run, vary = configuration.grid, configuration.run, configuration.vary
     column, data = configuration.methods[method], configuration.datasets[dataset].model_dump()
-
-    def specs(
-        role: str, limit: float | None, pairs: list[dict[str, Any]], seeds: list[int], name: str
-    ) -> list[RunSpec]:
-        return [
-            RunSpec(
-                experiment=name, role=role, dataset=dataset, method=method, settings=pair, seed=seed,
-                application=configuration.application, solver=column.solver, fixed=dict(column.settings), data=data,
-                data_hash=hashes[files_of(configuration.application, dataset, data)], iterations=run.iterations,
-                evaluate_every=column.evaluate_every or run.evaluate_every, limit_seconds=limit,
-            )
-            for pair in pairs for seed in seeds
-        ]  # fmt: skip
-
-    searched = configuration.like if configuration.vary and configuration.like else configuration.experiment
+    search = RunSpec(
+        experiment=configuration.like if vary and configuration.like else configuration.experiment,
+        role="grid",
+        dataset=dataset,
+        method=method,
+        settings={},
+        seed=grid.seed,
+        application=configuration.application,
+        solver=column.solver,
+        fixed=dict(column.settings),
+        data=data,
+        data_hash=hashes[catalogue_name(configuration.application, dataset, data)],
+        iterations=run.iterations,
+        evaluate_every=column.evaluate_every or run.evaluate_every,
+        limit_seconds=grid.limit_seconds,
+    )
     pairs = [dict(zip(column.grid, values, strict=True)) for values in itertools.product(*column.grid.values())]
     if _has_first_look(grid, column):
-        looks = specs("grid", grid.first_look_seconds, pairs, [grid.seed], searched)
+        looks = [replace(search, limit_seconds=grid.first_look_seconds, settings=pair) for pair in pairs]
         yield from looks
-        pairs = best_of_each(str(grid.best_of_each), looks, finished)
+        pairs = _best_of_each(str(grid.best_of_each), looks, finished)
     if len(pairs) > 1:
-        search = specs("grid", grid.limit_seconds, pairs, [grid.seed], searched)
-        yield from search
-        pairs = chosen(search, finished)
-    if configuration.vary is not None:
-        pairs = [{**pair, configuration.vary.setting: value} for pair in pairs for value in configuration.vary.values]
-    yield from specs("final", run.limit_seconds, pairs, list(range(run.seeds)), configuration.experiment)
+        searched = [replace(search, settings=pair) for pair in pairs]
+        yield from searched
+        pairs = _best(searched, finished)
+    if vary is not None:
+        pairs = [{**pair, vary.setting: value} for pair in pairs for value in vary.values]
+    final = replace(search, role="final", experiment=configuration.experiment, limit_seconds=run.limit_seconds)
+    for pair, seed in itertools.product(pairs, range(run.seeds)):
+        yield replace(final, settings=pair, seed=seed)
 
 
 def _has_first_look(grid: Grid, method: Method) -> bool:
-    """Whether there are pairs that differ in something else than what goes on anyway."""
+    """Whether there are pairs that differ in something else than what runs to the limit anyway."""
     return grid.best_of_each in method.grid and any(
         len(values) > 1 for name, values in method.grid.items() if name != grid.best_of_each
     )
+
+
+# --- choice of step sizes ---------------------------------------------------------------------------------------------
+
+
+def score(record: RunRecord) -> float:
+    """What is minimised; infinite for a run that diverged, failed or has no finite value.
+
+    Examples
+    --------
+    >>> about = dict(identity="", experiment="", role="grid", dataset="", method="", settings={}, seed=0)
+    >>> score(RunRecord(**about, status="iterations", curve={"solved_upper_value": [0.7, 0.5], "accuracy": [0.5, 0.9]}))
+    0.5
+    >>> score(RunRecord(**about, status="diverged", curve={"solved_upper_value": [0.7, 0.5]}))
+    inf
+    """
+    if record.status in ("diverged", "failed"):
+        return math.inf
+    value = record.final.get("solved_upper_value", -record.final.get("validation_accuracy", -math.inf))
+    return value if math.isfinite(value) else math.inf
+
+
+def _scores(specs: Sequence[RunSpec], finished: Mapping[str, RunRecord]) -> dict[RunSpec, float]:
+    """The score of each; none before all have finished."""
+    if any(spec.identity not in finished for spec in specs):
+        return {}
+    return {spec: score(finished[spec.identity]) for spec in specs}
+
+
+def _best_of_each(name: str, specs: Sequence[RunSpec], finished: Mapping[str, RunRecord]) -> list[dict[str, Any]]:
+    """For each value of a setting its best pair, in the order of `specs`.
+
+    Values of which every run diverged or failed are left out, unless there are no others.
+    """
+    scores = _scores(specs, finished)
+    best: dict[Any, RunSpec] = {}
+    for spec in sorted(scores, key=scores.__getitem__):
+        best.setdefault(spec.settings[name], spec)
+    finite = [spec for spec in scores if spec in best.values() and scores[spec] < math.inf]
+    return [dict(spec.settings) for spec in finite or list(scores)[:1]]
+
+
+def _best(specs: Sequence[RunSpec], finished: Mapping[str, RunRecord]) -> list[dict[str, Any]]:
+    """The settings of the best run, in a list.
+
+    Scores that differ by less than `TIE` are equal, and the smallest upper step wins: it is the safest on other seeds.
+    When every run diverged or failed, the first settings are returned so that the table shows what happened.
+    """
+    scores = _scores(specs, finished)
+    if not scores:
+        return []
+    least = min(scores.values())
+    equal = [spec for spec in scores if scores[spec] <= least + TIE] if least < math.inf else specs[:1]
+    best = min(equal, key=lambda spec: (spec.settings.get("upper_step", 0.0), scores[spec]))
+    return [dict(best.settings)]
 
 
 def _digest(document: Any) -> str:

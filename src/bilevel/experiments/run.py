@@ -2,55 +2,49 @@
 
 A run that stops by iterations is a pure function of the spec and the data: the same bits, its timing aside, in any
 process of one machine. One that a time limit stops has as many steps as the processor made in that time. The training
-clock counts processor seconds of steps alone; evaluations and compilation are not on it.
+clock counts processor seconds of steps alone, not those of evaluations.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import platform
 import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import lru_cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from .. import __version__
-from ..errors import BilevelError, InvalidInput
-from ..loop import minimize
-from ..lower import uncounted
-from ..machine import processor
-from ..solution import Record, Solution, Status
-from .cleaning_data import Task, cleaning_problem, cleaning_task, data_hash, files_of
+from ..cleaning import CleaningProblem
+from ..errors import BilevelError, InvalidInputError
+from ..lower import lower_residual, solve_lower, uncounted
+from ..run.minimize import minimize
+from ..run.solution import Record, Solution, Status
 from .code_version import code_version
 from .configuration import CleaningData
-from .methods import solver_of
+from .data import Task, cleaning_problem, cleaning_task, data_hash
+from .methods import make_solver
 from .plan import RunSpec
-from .record import Curve, RunRecord
-from .solved_level import SolvedLevel
+from .run_folder import Curve, Outcome, RunRecord, append_row
 
 STATUS = {Status.STEPS: "iterations", Status.TIME: "time limit"}
-"""How runs that came to their end are called in the tables; all others diverged or failed."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """A record, and the tensors of the final state as arrays."""
-
-    record: RunRecord
-    state: dict[str, np.ndarray] = field(default_factory=dict)
+"""The status in the tables of runs that came to their end; all others diverged or failed."""
+TOLERANCE = 1e-7
+"""Residual of the solved lower level on its columns."""
+ROUNDS, ENTERING = 50, 30
+"""How often columns may enter, and how many at once."""
 
 
 def run(specs: Sequence[RunSpec], folder: Path) -> list[Outcome]:
-    """Do the common work of specs that share it, once: one outcome for each.
+    """Do the work that specs have in common, once: one outcome for each.
 
     Parameters
     ----------
@@ -59,35 +53,31 @@ def run(specs: Sequence[RunSpec], folder: Path) -> list[Outcome]:
     folder
         The data folder.
     """
-    _check(specs[0], folder)
+    check_worker(specs[0], folder)
     with one_thread():
-        return _run(specs, folder)
+        if specs[0].application == "few-shot":
+            from .few_shot_run import run_few_shot
+
+            return run_few_shot(specs, folder)
+        outcome = run_cleaning(specs[0], folder)
+        return [Outcome(copy_record(outcome.record, spec), outcome.state) for spec in specs]
 
 
-def _check(spec: RunSpec, folder: Path) -> None:
-    """Refuse to make a run by another code or from other data than its identity says: no run here would be right."""
+def check_worker(spec: RunSpec, folder: Path) -> None:
+    """Raise if this worker has another code or other data than the identity of the run says."""
     where = f"the worker on {platform.node()}"
     if spec.code != code_version():
-        raise InvalidInput(
+        raise InvalidInputError(
             f"{where} has version {code_version()} of the code, and the runs were planned by {spec.code}: install the "
             "same bilevel there and start the worker again"
         )
-    found = "" if spec.files == "generated" else data_hash(files_of(spec.files, folder))
-    if found != spec.data_hash:
-        raise InvalidInput(
-            f"{where} has other files of {spec.files} in {folder} (SHA-256 {found[:12]}...) than the runs were planned "
-            f"with ({spec.data_hash[:12]}...): copy them there; `bilevel data verify {spec.files}` shows the hash of "
-            "each file"
+    digest = data_hash(spec.files, folder)
+    if digest != spec.data_hash:
+        raise InvalidInputError(
+            f"{where} has other files of {spec.files} in {folder} (SHA-256 {digest[:12]}...) than the runs were "
+            f"planned with ({spec.data_hash[:12]}...): copy them there; `bilevel data verify {spec.files}` shows the "
+            "hash of each file"
         )
-
-
-def _run(specs: Sequence[RunSpec], folder: Path) -> list[Outcome]:
-    if specs[0].application == "few-shot":
-        from .few_shot_run import run_few_shot
-
-        return run_few_shot(specs, folder)
-    outcome = run_cleaning(specs[0], folder)
-    return [Outcome(copied(outcome.record, spec), outcome.state) for spec in specs]
 
 
 @contextmanager
@@ -104,48 +94,123 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def copied(record: RunRecord, spec: RunSpec) -> RunRecord:
+def copy_record(record: RunRecord, spec: RunSpec) -> RunRecord:
     """The same run, as it stands in another table."""
     names = ("identity", "experiment", "method", "settings")
     return replace(record, configuration=spec.document, **{name: getattr(spec, name) for name in names})
+
+
+def describe(spec: RunSpec) -> dict[str, Any]:
+    """The part of a record that its spec knows."""
+    names = ("identity", "experiment", "role", "dataset", "method", "seed")
+    known = {name: getattr(spec, name) for name in names}
+    return known | {"settings": dict(spec.settings), "configuration": spec.document}
+
+
+def make_record(spec: RunSpec, dtype: str, began: float, **ended: Any) -> RunRecord:
+    """The record of a run that began at this time of `time.perf_counter`."""
+    seconds = time.perf_counter() - began
+    return RunRecord(**describe(spec), environment=environment(spec, dtype), wall_seconds=seconds, **ended)
+
+
+def environment(spec: RunSpec, dtype: str) -> dict[str, str | int]:
+    """On what the run was made; nothing in it depends on the number or the order of workers."""
+    return {
+        "bilevel": __version__,
+        "code": spec.code,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "threads": torch.get_num_threads(),
+        "dtype": dtype,
+        "data": spec.data_hash,
+        "work": spec.work,
+        "machine": platform.machine(),
+        "system": platform.system(),
+        "processor": processor(),
+        "cores": os.cpu_count() or 0,
+        "iterations": spec.iterations,
+        "limit_seconds": "" if spec.limit_seconds is None else f"{spec.limit_seconds:g}",
+    }
+
+
+@lru_cache(maxsize=1)
+def processor() -> str:
+    """The name of the processor, as far as the system tells."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:  # not Linux
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+
+
+def failure_reason(error: Exception) -> str:
+    """Why a run failed; lack of memory is a fact about the machine and not about the run, and is raised again."""
+    text = str(error) or type(error).__name__
+    if isinstance(error, torch.OutOfMemoryError) or "allocate memory" in text or "not enough memory" in text:
+        raise MemoryError(text.splitlines()[0]) from error
+    return text
+
+
+# --- hyper-cleaning ---------------------------------------------------------------------------------------------------
 
 
 def run_cleaning(spec: RunSpec, folder: Path) -> Outcome:
     """One method on one hyper-cleaning problem."""
     began = time.perf_counter()
     data = CleaningData(**spec.data)
-    task = _task(data, spec.dataset, folder, spec.seed, spec.data_hash)  # type: ignore[arg-type]
+    task = _cached_task(data, spec.dataset, folder, spec.seed, spec.data_hash)  # type: ignore[arg-type]
     problem = cleaning_problem(data, task)
-    look = Look(data, task, problem, every=spec.role == "final")
-    solution, status, reason, fused = None, "failed", "", False
+    curve = CleaningCurve(data, task, problem, every=spec.role == "final")
+    solution, status, reason = None, "failed", ""
     try:
-        solver = solver_of(spec.solver, spec.fixed | spec.settings, rows=data.rows)
-        fused = problem.fused_step(solver) is not None
-        if fused:  # compiled where numba is there, not on the clock
-            _uninterrupted(minimize(uncounted(problem), problem.start(), solver=solver, steps=2))
-        look.at(0, 0.0, problem.start(), problem.y0)
+        solver = make_solver(spec.solver, spec.fixed | spec.settings, rows=data.rows)
+        curve.add(0, 0.0, problem.start(), problem.y0)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of a series that diverges the status tells
+            warnings.simplefilter("ignore")  # the status tells of a series that diverges
             solution = minimize(
-                problem, problem.start(), solver=solver, steps=spec.iterations, seed=spec.seed, callbacks=[look],
-                evaluate_every=spec.evaluate_every, seconds=spec.limit_seconds, clock=time.thread_time,
-            )  # fmt: skip
-        look.at_end(_uninterrupted(solution))
-        status, reason = _ended(solution, spec.iterations)
+                problem,
+                problem.start(),
+                solver=solver,
+                steps=spec.iterations,
+                seed=spec.seed,
+                callbacks=[curve],
+                evaluate_every=spec.evaluate_every,
+                seconds=spec.limit_seconds,
+                clock=time.thread_time,
+            )
+        if solution.status is Status.INTERRUPTED:  # Ctrl-C is for the sweep: a run that was cut short is no result
+            raise KeyboardInterrupt
+        curve.add_end(solution)
+        status, reason = final_status(solution, spec.iterations)
     except (BilevelError, ArithmeticError, RuntimeError) as error:
-        reason = reason_of(error)
-    counts = {} if solution is None else {k: int(v) for k, v in solution.stats.items() if k != "seconds"}
+        reason = failure_reason(error)
+    stats = {} if solution is None else dict(solution.stats)
     state = {} if solution is None else {"x": solution.x.numpy(), "y": solution.y["weight"].numpy()}  # type: ignore[union-attr, call-overload]
-    record = RunRecord(
-        **about(spec), status=status, reason=reason, wall_seconds=time.perf_counter() - began,
-        training_seconds=0.0 if solution is None else float(solution.stats["seconds"]), counts=counts,
-        environment=environment(spec, "float64", fused=fused), curve=look.curve,
-    )  # fmt: skip
-    return Outcome(record, state)
+    seconds, counts = float(stats.pop("seconds", 0.0)), {name: int(value) for name, value in stats.items()}
+    ended = {"status": status, "reason": reason, "training_seconds": seconds, "counts": counts}
+    return Outcome(make_record(spec, "float64", began, **ended, curve=curve.columns), state)
 
 
-class Look:
-    """A callback of `minimize`: the numbers of the curve, at the run's own y and at the solved lower level.
+@lru_cache(maxsize=1)
+def _cached_task(data: CleaningData, name: str, folder: Path, seed: int, digest: str) -> Task:
+    """Workers are given runs of one dataset and seed after the other."""
+    return cleaning_task(data, name, folder, seed)
+
+
+def final_status(solution: Solution, iterations: int) -> tuple[str, str]:
+    """How the run ended, and why; a run that reached its end although its series diverged says so in its reason."""
+    if solution.status is Status.SERIES_DIVERGES:
+        ended = Status.STEPS if solution.stats["steps"] >= iterations else Status.TIME
+        return STATUS[ended], str(solution.status)
+    if solution.status in STATUS:
+        return STATUS[solution.status], ""
+    kind = "diverged" if solution.status is Status.DIVERGED else "failed"
+    return kind, f"{solution.status} ({solution.message})" if solution.message else str(solution.status)
+
+
+class CleaningCurve:
+    """A callback of `minimize`: collects the numbers of the curve, at the run's own y and at the solved lower level.
 
     Parameters
     ----------
@@ -155,21 +220,21 @@ class Look:
         Whether each evaluation is a row of the curve; otherwise the start and the end are.
     """
 
-    def __init__(self, data: CleaningData, task: Task, problem: Any, *, every: bool) -> None:
+    def __init__(self, data: CleaningData, task: Task, problem: CleaningProblem, *, every: bool) -> None:
         self._problem, self._task, self._every = uncounted(problem), task, every
         self._solve = SolvedLevel(data, task, problem)
-        self.curve: Curve = {}
+        self.columns: Curve = {}
 
     def __call__(self, record: Record, state: Any) -> None:
         if self._every:
-            self.at(record.step, record.seconds, state.x, state.y)
+            self.add(record.step, record.seconds, state.x, state.y)
 
-    def at_end(self, solution: Solution) -> None:
-        """The last point, unless it has been looked at."""
-        if self.curve["step"][-1] != solution.stats["steps"]:
-            self.at(int(solution.stats["steps"]), float(solution.stats["seconds"]), solution.x, solution.y)
+    def add_end(self, solution: Solution) -> None:
+        """The last point, unless it was evaluated."""
+        if self.columns["step"][-1] != solution.stats["steps"]:
+            self.add(int(solution.stats["steps"]), float(solution.stats["seconds"]), solution.x, solution.y)
 
-    def at(self, step: int, seconds: float, x: Any, y: Any) -> None:
+    def add(self, step: int, seconds: float, x: Any, y: Any) -> None:
         """One row."""
         solved, residual = self._solve(x)
         accuracy, zeros = self._on_test_rows(y["weight"])
@@ -187,13 +252,12 @@ class Look:
             "own_nonzeros": int((y["weight"] != 0).sum()),
             "solved_residual": residual,
         }
-        for name, value in row.items():
-            self.curve.setdefault(name, []).append(value)
+        append_row(self.columns, row)
 
     def _upper(self, x: Any, y: Any) -> float:
         return float(self._problem.linearize(x, y).upper_value)
 
-    def _on_test_rows(self, weight: torch.Tensor) -> tuple[float, float]:
+    def _on_test_rows(self, weight: Tensor) -> tuple[float, float]:
         """Accuracy, a score of exactly zero counting half, and the share of such scores."""
         support = np.flatnonzero(weight[0].numpy())
         scores = self._task.test_X[:, support] @ weight[0].numpy()[support]
@@ -201,73 +265,29 @@ class Look:
         return float(right.mean()), float((scores == 0).mean())
 
 
-def reason_of(error: Exception) -> str:
-    """Why a run failed; memory that ran out tells of the machine and not of the run, and is raised again."""
-    text = str(error) or type(error).__name__
-    if isinstance(error, torch.OutOfMemoryError) or "allocate memory" in text or "not enough memory" in text:
-        raise MemoryError(text.splitlines()[0]) from error
-    return text
+class SolvedLevel:
+    """x -> y*(x), shape (1, d), and its residual on all columns; each call starts from the columns of the last.
 
-
-def about(spec: RunSpec) -> dict[str, Any]:
-    """The part of a record that its spec knows."""
-    names = ("identity", "experiment", "role", "dataset", "method", "seed")
-    known = {name: getattr(spec, name) for name in names}
-    return known | {"settings": dict(spec.settings), "configuration": spec.document}
-
-
-def environment(spec: RunSpec, dtype: str, *, fused: bool = False) -> dict[str, str | int]:
-    """On what the run was made; nothing in it depends on the number or the order of workers.
-
-    `fused` is whether the step was written out for this problem; with `numba` it was compiled as well.
+    A column j outside the support S of y enters only if |grad_j g| exceeds the largest |grad g| on S. So y*(x) is
+    solved on a growing set of columns until none would enter: on MNIST on about 10 of 784.
     """
-    return {
-        "bilevel": __version__, "code": spec.code, "source": source_hash(), "python": platform.python_version(),
-        "torch": torch.__version__, "numpy": np.__version__, "numba": numba_version(), "fused": fused,
-        "threads": torch.get_num_threads(), "dtype": dtype,
-        "data": spec.data_hash, "work": spec.work, "machine": platform.machine(), "system": platform.system(),
-        "processor": processor(), "cores": os.cpu_count() or 0, "iterations": spec.iterations,
-        "limit_seconds": "" if spec.limit_seconds is None else f"{spec.limit_seconds:g}",
-    }  # fmt: skip
 
+    def __init__(self, data: CleaningData, task: Task, problem: CleaningProblem) -> None:
+        self._data, self._task, self._problem = data, task, uncounted(problem)
+        self._columns = np.array([], int)
 
-@lru_cache(maxsize=1)
-def numba_version() -> str:
-    """Of the extra `fast`; "" without it."""
-    try:
-        return version("numba")
-    except PackageNotFoundError:
-        return ""
-
-
-@lru_cache(maxsize=1)
-def source_hash() -> str:
-    """SHA-256 over the Python files of the package, 12 digits: tells which code made a run."""
-    root, digest = Path(__file__).parents[1], hashlib.sha256()
-    for file in sorted(root.rglob("*.py")):
-        digest.update(file.relative_to(root).as_posix().encode() + b"\0" + file.read_bytes())
-    return digest.hexdigest()[:12]
-
-
-@lru_cache(maxsize=1)
-def _task(data: CleaningData, name: str, folder: Path, seed: int, digest: str) -> Task:
-    """Workers are given runs of one dataset and seed after the other."""
-    return cleaning_task(data, name, folder, seed)
-
-
-def _uninterrupted(solution: Solution) -> Solution:
-    """Ctrl-C is for the sweep: a run that was cut short is no result."""
-    if solution.status is Status.INTERRUPTED:
-        raise KeyboardInterrupt
-    return solution
-
-
-def _ended(solution: Solution, iterations: int) -> tuple[str, str]:
-    """How the run ended, and why; of a series that diverged a run that came to its end tells in its reason."""
-    if solution.status is Status.SERIES_DIVERGES:
-        ended = Status.STEPS if solution.stats["steps"] >= iterations else Status.TIME
-        return STATUS[ended], str(solution.status)
-    if solution.status in STATUS:
-        return STATUS[solution.status], ""
-    kind = "diverged" if solution.status is Status.DIVERGED else "failed"
-    return kind, solution.message or str(solution.status)
+    def __call__(self, x: Tensor) -> tuple[Tensor, float]:
+        columns, y = self._columns, torch.zeros_like(self._problem.y0["weight"])  # type: ignore[index, call-overload]
+        for _ in range(ROUNDS):
+            y = torch.zeros_like(y)
+            if len(columns):
+                problem = cleaning_problem(self._data, self._task, columns)
+                y[0, columns] = solve_lower(problem, x, tol=TOLERANCE).y["weight"][0]  # type: ignore[call-overload]
+            self._columns = np.flatnonzero(y[0].numpy())
+            gradient = np.abs(self._problem.lower_grad(x, {"weight": y})["weight"][0].numpy())  # type: ignore[call-overload]
+            level = gradient[self._columns].max(initial=0.0) + TOLERANCE
+            entering = [j for j in np.argsort(-gradient)[:ENTERING] if gradient[j] > level and j not in columns]
+            if not entering:
+                break
+            columns = np.union1d(self._columns, entering)
+        return y, lower_residual(self._problem, x, {"weight": y})

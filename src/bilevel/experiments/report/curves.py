@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..record import RunRecord
+from ..run_folder import RunRecord
 
 SLACK = 0.01
 """A budget of t seconds is met by evaluations until (1 + SLACK) t: a run at its time limit stops just after it."""
@@ -16,7 +16,7 @@ POINTS = 80
 """Points of a line of a figure."""
 
 
-def after(run: RunRecord, measure: str, seconds: float) -> float:
+def value_after(run: RunRecord, measure: str, seconds: float) -> float:
     """The last value known when `seconds` of training were over; NaN when the run did not get so far.
 
     A run that had finished its iterations earlier keeps its last value; one that was stopped earlier has none.
@@ -24,10 +24,17 @@ def after(run: RunRecord, measure: str, seconds: float) -> float:
     Examples
     --------
     >>> run = RunRecord(
-    ...     identity="0", experiment="table-2", role="final", dataset="mnist", method="dmlcbo", settings={}, seed=0,
-    ...     status="time limit", curve={"training_seconds": [0.0, 2.0, 4.0], "accuracy": [0.5, 0.8, 0.9]},
-    ... )  # fmt: skip
-    >>> [after(run, "accuracy", seconds) for seconds in (1, 3, 4, 5)]
+    ...     identity="0",
+    ...     experiment="table-2",
+    ...     role="final",
+    ...     dataset="mnist",
+    ...     method="dmlcbo",
+    ...     settings={},
+    ...     seed=0,
+    ...     status="time limit",
+    ...     curve={"training_seconds": [0.0, 2.0, 4.0], "accuracy": [0.5, 0.8, 0.9]},
+    ... )
+    >>> [value_after(run, "accuracy", seconds) for seconds in (1, 3, 4, 5)]
     [0.5, 0.8, 0.9, nan]
     """
     times, values = run.curve.get("training_seconds", []), run.curve.get(measure, [])
@@ -46,8 +53,8 @@ def is_reached(run: RunRecord, seconds: float) -> bool:
 
 def _took_all_steps(run: RunRecord) -> bool:
     """Whether it ended by iterations, of which the environment tells the number."""
-    steps, asked = run.final.get("step", 0), int(run.environment.get("iterations", 0))
-    return run.status == "iterations" and steps >= asked
+    steps, planned = run.final.get("step", 0), int(run.environment.get("iterations", 0))
+    return run.status == "iterations" and steps >= planned
 
 
 class Band(NamedTuple):
@@ -58,18 +65,18 @@ class Band(NamedTuple):
     std: np.ndarray
 
 
-def band(runs: Sequence[RunRecord], measure: str) -> Band | None:
-    """Mean and standard deviation over runs, between evaluations by straight lines; None without anything to draw.
+def band(runs: Sequence[RunRecord], measure: str, scale: float = 1.0) -> Band | None:
+    """Mean and standard deviation of `scale` times a measure over runs; None without anything to draw.
 
-    Times are evenly spaced in the logarithm, from the first evaluation that has taken time in all runs until the first
-    run ends.
+    Between evaluations by straight lines. Times are evenly spaced in the logarithm, from the first evaluation that has
+    taken time in all runs until the first run ends.
     """
     curves = [_finite(run, measure) for run in runs]
     if not curves or any(len(times) == 0 for times, _ in curves):
         return None
     first, last = max(times[0] for times, _ in curves), min(times[-1] for times, _ in curves)
     times = np.geomspace(first, last, POINTS) if last > first else np.array([last])
-    values = np.array([np.interp(times, *curve) for curve in curves])
+    values = scale * np.array([np.interp(times, *curve) for curve in curves])
     std = values.std(axis=0, ddof=1) if len(curves) > 1 else np.zeros_like(times)
     return Band(times, values.mean(axis=0), std)
 

@@ -6,14 +6,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...solution import Status
-from ..choose import score
+from ...run.solution import Status
+from ..plan import score
 from ..printed import DATASETS, printed_table
-from ..record import RunRecord
-from .cells import cells_of, f_rose, rise_of_f, series_diverged
-
-HIDDEN = ("work", "fused")
-"""What the environment of a run says that is of no use to readers."""
+from ..run_folder import RunRecord, group_runs
+from .tables import f_rose, make_cells, rise_of_f, series_diverged
 
 
 @dataclass(frozen=True)
@@ -40,15 +37,8 @@ def core_hours(records: Sequence[RunRecord]) -> float:
 
     Examples
     --------
-    >>> run = {
-    ...     "experiment": "table-2",
-    ...     "role": "grid",
-    ...     "dataset": "mnist",
-    ...     "method": "approx",
-    ...     "settings": {},
-    ...     "seed": 0,
-    ... }
-    >>> run |= {"status": "iterations", "wall_seconds": 1800.0}
+    >>> run = {"experiment": "table-2", "role": "grid", "dataset": "mnist", "method": "approx", "settings": {}}
+    >>> run |= {"seed": 0, "status": "iterations", "wall_seconds": 1800.0}
     >>> core_hours([RunRecord(identity=name, **run, environment={"threads": 1}) for name in ("a", "b")])
     1.0
     """
@@ -58,7 +48,7 @@ def core_hours(records: Sequence[RunRecord]) -> float:
 
 def facts(records: Sequence[RunRecord]) -> dict[str, str]:
     """Versions, machine and data: one value where all runs agree, otherwise by dataset or all that occur."""
-    names = sorted({name for record in records for name in record.environment} - set(HIDDEN))
+    names = sorted({name for record in records for name in record.environment} - {"work"})
     return {name: _values(records, name) for name in names}
 
 
@@ -68,29 +58,29 @@ def _values(records: Sequence[RunRecord], name: str) -> str:
         if name in record.environment:
             by_dataset.setdefault(record.dataset, set()).add(str(record.environment[name]))
     values = sorted(set().union(*by_dataset.values()))
-    if len(values) > 1 and all(len(found) == 1 for found in by_dataset.values()):
-        return ", ".join(f"{dataset}: {found.pop()}" for dataset, found in sorted(by_dataset.items()))
+    if len(values) > 1 and all(len(texts) == 1 for texts in by_dataset.values()):
+        return ", ".join(f"{dataset}: {texts.pop()}" for dataset, texts in sorted(by_dataset.items()))
     return ", ".join(value or "none" for value in values)
 
 
 def troubles(records: Sequence[RunRecord]) -> list[Trouble]:
     """Final runs that diverged, failed or ended without a number, were left out, whose series diverged, or F rose."""
-    found = []
+    result = []
     for experiment in sorted({record.experiment for record in records}):
-        for cell in cells_of(records, experiment):
-            told: dict[tuple[str, str], list[RunRecord]] = {}
+        for cell in make_cells(records, experiment):
+            groups: dict[tuple[str, str], list[RunRecord]] = {}
             for run in cell.broken:
-                told.setdefault((_status(run), run.reason or "no reason is stored"), []).append(run)
+                groups.setdefault((_status(run), run.reason or "no reason is stored"), []).append(run)
             for run in cell.left_out:
-                told.setdefault(("left out", "a longer run of the same seed is there"), []).append(run)
+                groups.setdefault(("left out", "a longer run of the same seed is there"), []).append(run)
             for run in filter(series_diverged, cell.runs):
-                told.setdefault(("series diverged", run.reason or str(Status.SERIES_DIVERGES)), []).append(run)
+                groups.setdefault(("series diverged", run.reason or str(Status.SERIES_DIVERGES)), []).append(run)
             if rose := list(filter(f_rose, cell.runs)):
                 most = max(map(rise_of_f, rose))
                 why = f"F(x), lower level solved, ended above its start by {most:.2g} at most: smaller steps are needed"
-                told["F rose", why] = rose
-            found += [Trouble(tuple(runs), what, why) for (what, why), runs in told.items()]
-    return found
+                groups["F rose", why] = rose
+            result += [Trouble(tuple(runs), what, why) for (what, why), runs in groups.items()]
+    return result
 
 
 def _status(run: RunRecord) -> str:
@@ -99,12 +89,10 @@ def _status(run: RunRecord) -> str:
 
 def search_of_steps(records: Sequence[RunRecord]) -> list[tuple[str, str, str, int, int, int]]:
     """Of each search: experiment, dataset, method, runs, how many of them broke, in how many the series diverged."""
-    groups: dict[tuple[str, str, str], list[RunRecord]] = {}
-    for record in records:
-        if record.role == "grid":
-            groups.setdefault((record.experiment, record.dataset, record.method), []).append(record)
-    return [
-        (printed_table(key[0]).name, DATASETS.get(key[1], key[1]), key[2],
-         len(runs), sum(math.isinf(score(run)) for run in runs), sum(map(series_diverged, runs)))
-        for key, runs in sorted(groups.items())
-    ]  # fmt: skip
+    result = []
+    searches = (record for record in records if record.role == "grid")
+    for (experiment, dataset, method), runs in group_runs(searches, "experiment", "dataset", "method"):
+        broken, series = sum(math.isinf(score(run)) for run in runs), sum(map(series_diverged, runs))
+        name = printed_table(experiment).name
+        result.append((name, DATASETS.get(dataset, dataset), method, len(runs), broken, series))
+    return result

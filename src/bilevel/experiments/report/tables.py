@@ -1,23 +1,253 @@
-"""The tables of a report as data: headings, groups of lines, remarks. How they look is up to Markdown or HTML."""
+"""The tables of a report as data: runs sorted into the cells of the paper, and cells into lines of text.
+
+Our mean is compared with the printed one:
+
+    above     ours - printed >  2 s
+    within   |ours - printed| <= 2 s        s^2 = std^2 / n + printed_std^2 / 10
+    below     ours - printed < -2 s
+
+s is the standard error of the difference of two means, ours over n seeds and the paper's over its 10 runs.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+import statistics
+import tomllib
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from ..printed import DATASETS, SOURCE, printed_table
-from ..record import RunRecord
-from .cells import Cell, cells_of, f_rose, is_few_shot, series_diverged
-from .curves import is_reached
-from .verdicts import COMPARED, Spread, Verdict, explanation, explanations, remarks
+from ...errors import InvalidInputError
+from ..printed import DATASETS, METHODS, RUNS, SOURCE, Printed, printed_table
+from ..run_folder import RunRecord
+from .curves import is_reached, value_after
 
-BUDGETS = {"hyper-cleaning": (1, 5, 10, 20, 30, 60), "few-shot": (30, 60, 120, 300, 600)}
-"""Seconds of training after which runs are looked at."""
-ROUGH = 5
+CAPTIONS: dict[str, Any] = tomllib.loads(Path(__file__).with_name("captions.toml").read_text(encoding="utf-8"))
+TIMES = {"hyper-cleaning": (1, 5, 10, 20, 30, 60), "few-shot": (30, 60, 120, 300, 600)}
+"""Seconds of training after which runs are compared."""
+PERCENT = {"accuracy", "solved_accuracy", "training_class_accuracy", "half_width", "zero_share", "own_zero_share"}
+"""Measures that runs store as shares and tables show in percent."""
+STANDARD_ERRORS = 2.0
+"""How many standard errors of the difference are no difference."""
+FEW_SEEDS = 5
 """Below so many seeds two standard errors are a rough guide."""
+RISE = 1e-6
+"""The accuracy of F: its lower level is solved to 1e-7."""
 NOTHING = "–"
+
+Column = str | float
 Line = tuple[str, ...]
 Group = tuple[str, tuple[Line, ...]]
+
+
+class Verdict(StrEnum):
+    """Where our mean lies, or why nothing can be said."""
+
+    ABOVE = "above"
+    WITHIN = "within two standard errors"
+    BELOW = "below"
+    ONE_SEED = "none from one seed"
+    NOT_RUN = "not run"
+    NOT_PRINTED = "not printed"
+
+
+COMPARED = (Verdict.ABOVE, Verdict.WITHIN, Verdict.BELOW)
+"""Verdicts on a difference."""
+
+
+class Spread(NamedTuple):
+    """Mean, standard deviation (n - 1 in its denominator; NaN for n < 2) and number of values."""
+
+    mean: float
+    std: float
+    n: int
+
+    def text(self, digits: int, *, std: bool = True) -> str:
+        """ "94.10 ± 0.21"; the mean alone where there is no spread, a dash where there is nothing."""
+        if not self.n:
+            return NOTHING
+        return f"{self.mean:.{digits}f}" + (f" ± {self.std:.{digits}f}" if std and self.n > 1 else "")
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Mean and standard deviation of these values.
+
+    Examples
+    --------
+    >>> spread([1.0, 3.0])
+    Spread(mean=2.0, std=1.4142135623730951, n=2)
+    >>> spread([])
+    Spread(mean=nan, std=nan, n=0)
+    """
+    n = len(values)
+    return Spread(statistics.fmean(values) if n else math.nan, statistics.stdev(values) if n > 1 else math.nan, n)
+
+
+def verdict(ours: Spread, printed: Printed | None) -> Verdict:
+    """Ours against the print, both in percent.
+
+    Examples
+    --------
+    >>> verdict(Spread(94.0, 0.3, 10), Printed(94.24, 0.01))  # 2 s = 2 sqrt(0.3^2 / 10 + 0.01^2 / 10) = 0.19
+    <Verdict.BELOW: 'below'>
+    """
+    if ours.n == 0:
+        return Verdict.NOT_RUN
+    if printed is None:
+        return Verdict.NOT_PRINTED
+    if ours.n == 1:
+        return Verdict.ONE_SEED
+    difference = ours.mean - printed.mean
+    margin = STANDARD_ERRORS * math.sqrt(ours.std**2 / ours.n + printed.std**2 / RUNS)
+    if abs(difference) <= margin:
+        return Verdict.WITHIN
+    return Verdict.ABOVE if difference > 0 else Verdict.BELOW
+
+
+# --- cells ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One line of a table: a dataset, a column of the paper (a method, or a value of Q or eta) and its runs.
+
+    Parameters
+    ----------
+    runs
+        Those that ended by iterations or at the time limit, by seed: all numbers are over these.
+    broken
+        Those that diverged or failed: they are counted and listed.
+    left_out
+        Those of a seed of which there is a longer run (another budget, or another version of the code).
+    """
+
+    experiment: str
+    dataset: str
+    column: Column
+    settings: dict[str, Any]
+    runs: tuple[RunRecord, ...] = ()
+    broken: tuple[RunRecord, ...] = ()
+    left_out: tuple[RunRecord, ...] = ()
+
+    @property
+    def printed(self) -> Printed | None:
+        """What the paper has there."""
+        return printed_table(self.experiment).cells.get(self.dataset, {}).get(self.column)
+
+    @property
+    def title(self) -> str:
+        """ "V-PBGD", "Q = 3"; methods that the paper does not have keep their own name."""
+        varies = printed_table(self.experiment).varies
+        if varies == "method":
+            return METHODS.get(str(self.column), str(self.column))
+        return f"{varies} = {self.column if isinstance(self.column, str) else format(self.column, 'g')}"
+
+    @property
+    def ours(self) -> Spread:
+        """The paper's measure, in percent."""
+        return self.final("accuracy")
+
+    @property
+    def verdict(self) -> Verdict:
+        """Ours against the print."""
+        return verdict(self.ours, self.printed)
+
+    def final(self, measure: str) -> Spread:
+        """A column of the curves at the end of the runs."""
+        return _finite_spread((run.final.get(measure, math.nan) for run in self.runs), measure)
+
+    def after(self, measure: str, seconds: float) -> Spread:
+        """A column of the curves after so many seconds of training, over the runs that got there."""
+        return _finite_spread((value_after(run, measure, seconds) for run in self.runs), measure)
+
+
+def _finite_spread(values: Iterable[float], measure: str) -> Spread:
+    scale = 100.0 if measure in PERCENT else 1.0
+    return spread([scale * value for value in values if math.isfinite(value)])
+
+
+def make_cells(records: Sequence[RunRecord], experiment: str) -> list[Cell]:
+    """All cells of an experiment in the order of the paper, those without runs included, then what the paper lacks."""
+    table = printed_table(experiment)
+    groups: dict[tuple[str, Column], dict[tuple, list[RunRecord]]] = {
+        (dataset, column): {} for dataset, row in table.cells.items() for column in row
+    }
+    for record in records:
+        if record.experiment == experiment and record.role == "final":
+            settings = tuple(sorted(record.settings.items()))
+            place = record.dataset, _column(record, table.varies)
+            groups.setdefault(place, {}).setdefault(settings, []).append(record)
+    datasets, columns = list(table.cells), list(table.columns)
+
+    def order(key: tuple[str, Column]) -> tuple:
+        dataset, column = key
+        row = datasets.index(dataset) if dataset in datasets else len(datasets)
+        return row, dataset, columns.index(column) if column in columns else len(columns), str(column)
+
+    return [
+        _cell(experiment, *key, dict(settings), group)
+        for key in sorted(groups, key=order)
+        for settings, group in sorted(groups[key].items(), key=repr) or [((), [])]
+    ]
+
+
+def _column(record: RunRecord, varies: str) -> Column:
+    if varies == "method":
+        return record.method
+    if varies not in record.settings:
+        raise InvalidInputError(
+            f"run {record.identity} of {record.experiment} has no {varies!r} in its settings {record.settings}: "
+            f"{record.experiment} varies {varies}, and a run must say with which it was made"
+        )
+    value = record.settings[varies]
+    return float(value) if isinstance(value, int | float) else str(value)
+
+
+def _cell(experiment: str, dataset: str, column: Column, settings: dict, group: list[RunRecord]) -> Cell:
+    longest = {run.seed: run for run in sorted(group, key=lambda run: (run.final.get("step", 0), run.identity))}
+    runs = [run for _, run in sorted(longest.items())]
+    return Cell(
+        experiment,
+        dataset,
+        column,
+        settings,
+        runs=tuple(run for run in runs if is_finished(run)),
+        broken=tuple(run for run in runs if not is_finished(run)),
+        left_out=tuple(run for run in group if run is not longest[run.seed]),
+    )
+
+
+def is_finished(run: RunRecord) -> bool:
+    """Whether a run counts in means: it ended as planned, with a number."""
+    return run.status in ("iterations", "time limit") and math.isfinite(run.final.get("accuracy", math.nan))
+
+
+def application_of(records: Sequence[RunRecord], experiment: str) -> str:
+    """ "few-shot" for runs that were evaluated on tasks, otherwise "hyper-cleaning"."""
+    tasks = any("half_width" in record.final for record in records if record.experiment == experiment)
+    return "few-shot" if tasks else printed_table(experiment).application
+
+
+def series_diverged(run: RunRecord) -> bool:
+    """Whether the Neumann series behind its hypergradients diverged at an evaluation."""
+    return run.counts.get("series_diverged", 0) > 0
+
+
+def rise_of_f(run: RunRecord) -> float:
+    """By how much F at the solved lower level ended above its start; NaN when that is not known."""
+    values = run.curve.get("solved_upper_value", [])
+    return values[-1] - values[0] if values else math.nan
+
+
+def f_rose(run: RunRecord) -> bool:
+    """Whether the run ended worse than it began."""
+    return rise_of_f(run) > RISE
+
+
+# --- tables -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -30,67 +260,65 @@ class Table:
     remarks: tuple[str, ...] = ()
 
 
-def tables_of(records: Sequence[RunRecord], experiment: str, seeds: int | None = None) -> list[Table]:
+def make_tables(records: Sequence[RunRecord], experiment: str, seeds: int | None = None) -> list[Table]:
     """The table of the paper with ours beside it, and what was reached after some seconds of training.
 
     Parameters
     ----------
     records
-        Runs; those of other experiments and of the search of step sizes are passed over.
+        Runs; those of other experiments and of the search of step sizes are ignored.
     experiment
         ``"table-2"`` ... ``"table-5"``.
     seeds
         How many were asked for; by default as many as the cell with most of them has.
     """
-    cells = cells_of(records, experiment)
-    asked = seeds or max((len(cell.runs) + len(cell.broken) for cell in cells), default=0)
-    few_shot = experiment == "table-3" or any(is_few_shot(run) for cell in cells for run in cell.runs)
-    return [_results(experiment, cells, asked, few_shot), _budgets(experiment, cells, few_shot)]
+    cells, application = make_cells(records, experiment), application_of(records, experiment)
+    planned = seeds or max((len(cell.runs) + len(cell.broken) for cell in cells), default=0)
+    return [_results(experiment, cells, planned, application), _clock(experiment, cells, application)]
 
 
-def _results(experiment: str, cells: list[Cell], asked: int, few_shot: bool) -> Table:
-    beside = FEW_SHOT if few_shot else CLEANING
-    headings = (_lines_are(experiment), "printed", "ours", "n", "verdict", *beside, "settings")
+def _results(experiment: str, cells: list[Cell], planned: int, application: str) -> Table:
+    beside = BESIDE[application]
 
     def line(cell: Cell) -> Line:
         printed = "not printed" if cell.printed is None else f"{cell.printed.mean:.2f} ± {cell.printed.std:.2f}"
-        ours = plus_minus(cell.ours, 2) if cell.ours.n else "not run" if not cell.broken else "no run ended"
+        ours = cell.ours.text(2) if cell.ours.n else "not run" if not cell.broken else "no run ended"
         measured = tuple(text(cell) if cell.ours.n else NOTHING for text in beside.values())
-        return (cell.title, printed, ours, number_of_runs(cell, asked), cell.verdict, *measured, settings_of(cell))
+        return (cell.title, printed, ours, _number_of_runs(cell, planned), cell.verdict, *measured, _settings(cell))
 
-    return Table(
-        f"{printed_table(experiment).name}: {printed_table(experiment).caption}",
-        headings, _grouped(cells, line),
-        (*_reading(few_shot), *remarks(experiment), *remarks(experiment, "clock"), *_rough(cells), *_reasons(cells)),
-    )  # fmt: skip
+    remarks = [_caption("verdict", printed_runs=RUNS, source=SOURCE), _caption(application)]
+    if any(cell.ours.n < FEW_SEEDS for cell in cells if cell.verdict in COMPARED):
+        remarks.append(_caption("few_seeds", few=FEW_SEEDS))
+    headings = (_lines_are(experiment), "printed", "ours", "n", "verdict", *beside, "settings")
+    table = printed_table(experiment)
+    return Table(f"{table.name}: {table.caption}", headings, _grouped(cells, line), tuple(remarks))
 
 
-def _budgets(experiment: str, cells: list[Cell], few_shot: bool) -> Table:
+def _clock(experiment: str, cells: list[Cell], application: str) -> Table:
     measures = [("accuracy", "accuracy", 2)]
-    if not few_shot:
+    if application == "hyper-cleaning":
         measures.append(("solved_upper_value", "F(x)", 4))
-    times = BUDGETS["few-shot" if few_shot else "hyper-cleaning"]
+    times = TIMES[application]
     reached = [time for time in times if any(is_reached(run, time) for cell in cells for run in cell.runs)]
-    budgets = [(measure, name, digits, time) for measure, name, digits in measures for time in reached]
+    columns = [(measure, name, digits, time) for measure, name, digits in measures for time in reached]
 
     def text(cell: Cell, measure: str, digits: int, time: float) -> str:
-        found = cell.after(measure, time)
-        fewer = f" (n = {found.n})" if 0 < found.n < cell.ours.n else ""
-        return plus_minus(found, digits) + fewer
+        value = cell.after(measure, time)
+        return value.text(digits) + (f" (n = {value.n})" if 0 < value.n < cell.ours.n else "")
+
+    def line(cell: Cell) -> Line:
+        return (cell.title, *(text(cell, measure, digits, time) for measure, _, digits, time in columns))
 
     return Table(
-        f"{printed_table(experiment).name} against the clock: what was reached after some seconds of training",
-        (_lines_are(experiment), *(f"{name}, {time} s" for _, name, _, time in budgets)),
-        _grouped(
-            [cell for cell in cells if cell.runs and reached],
-            lambda cell: (cell.title, *(text(cell, measure, digits, time) for measure, _, digits, time in budgets)),
-        ),
-        (
-            "Processor seconds of training, without evaluations; the last evaluation before that time. A run that had "
-            f"finished its iterations keeps its last value; {NOTHING}: no run got so far.",
-            *remarks(experiment, "clock"),
-        ),
-    )  # fmt: skip
+        _caption("clock_title", table=printed_table(experiment).name),
+        (_lines_are(experiment), *(f"{name}, {time} s" for _, name, _, time in columns)),
+        _grouped([cell for cell in cells if cell.runs and reached], line),
+        (_caption("clock", nothing=NOTHING),),
+    )
+
+
+def _caption(name: str, **values: Any) -> str:
+    return " ".join(CAPTIONS["tables"][name].format(**values).split())
 
 
 def _lines_are(experiment: str) -> str:
@@ -105,89 +333,41 @@ def _grouped(cells: list[Cell], line: Callable[[Cell], Line]) -> tuple[Group, ..
     )
 
 
-def _pair(cell: Cell, solved: str, own: str, digits: int) -> str:
+def _pair(solved: str, own: str, digits: int) -> Callable[[Cell], str]:
     """A measure at the solved lower level and at the run's own y."""
-    both = (cell.final(measure) for measure in (solved, own))
-    return " / ".join(f"{found.mean:.{digits}f}" if found.n else NOTHING for found in both)
+    return lambda cell: " / ".join(cell.final(name).text(digits, std=False) for name in (solved, own))
 
 
-CLEANING = {
-    "F(x)": lambda cell: plus_minus(cell.final("solved_upper_value"), 4),
-    "accuracy, solved": lambda cell: plus_minus(cell.final("solved_accuracy"), 2),
-    "zero scores %, solved / own": lambda cell: _pair(cell, "zero_share", "own_zero_share", 2),
-    "non-zeros, solved / own": lambda cell: _pair(cell, "nonzeros", "own_nonzeros", 1),
-}
-FEW_SHOT = {
-    "interval in a run": lambda cell: number(cell.final("half_width"), 2, before="± "),
-    "training classes": lambda cell: plus_minus(cell.final("training_class_accuracy"), 2),
+BESIDE: dict[str, dict[str, Callable[[Cell], str]]] = {
+    "hyper-cleaning": {
+        "F(x)": lambda cell: cell.final("solved_upper_value").text(4),
+        "accuracy, solved": lambda cell: cell.final("solved_accuracy").text(2),
+        "zero scores %, solved / own": _pair("zero_share", "own_zero_share", 2),
+        "non-zeros, solved / own": _pair("nonzeros", "own_nonzeros", 1),
+    },
+    "few-shot": {
+        "interval in a run": lambda cell: f"± {cell.final('half_width').text(2, std=False)}",
+        "training classes": lambda cell: cell.final("training_class_accuracy").text(2),
+    },
 }
 """What stands beside the paper's measure: heading and text of a cell."""
 
 
-def plus_minus(found: Spread, digits: int) -> str:
-    """ "94.10 ± 0.21"; the mean alone where there is no spread."""
-    if found.n < 2:
-        return number(found, digits)
-    return f"{found.mean:.{digits}f} ± {found.std:.{digits}f}"
-
-
-def number(found: Spread, digits: int, before: str = "") -> str:
-    """The mean, or a dash."""
-    return f"{before}{found.mean:.{digits}f}" if found.n else NOTHING
-
-
-def number_of_runs(cell: Cell, asked: int) -> str:
+def _number_of_runs(cell: Cell, planned: int) -> str:
     """ "10", "7 of 10", "8 of 10, 2 diverged", "10, 4 at the time limit", "10, F rose in 2"."""
-    count = str(cell.ours.n) if cell.ours.n == asked else f"{cell.ours.n} of {asked}"
+    count = str(cell.ours.n) if cell.ours.n == planned else f"{cell.ours.n} of {planned}"
     statuses = [run.status if run.status in ("diverged", "failed") else "without a number" for run in cell.broken]
-    broken = [f"{statuses.count(status)} {status}" for status in dict.fromkeys(statuses)]
-    series = sum(map(series_diverged, cell.runs))
-    rose = sum(map(f_rose, cell.runs))
+    texts = [f"{statuses.count(status)} {status}" for status in dict.fromkeys(statuses)]
     limited = sum(run.status == "time limit" for run in cell.runs)
-    broken += [f"{limited} at the time limit"] * bool(limited)
-    told = [f"series diverged in {series}"] * bool(series) + [f"F rose in {rose}"] * bool(rose)
-    return ", ".join([count, *broken, *told])
+    series, rose = (sum(map(test, cell.runs)) for test in (series_diverged, f_rose))
+    texts += [f"{limited} at the time limit"] * bool(limited)
+    texts += [f"series diverged in {series}"] * bool(series) + [f"F rose in {rose}"] * bool(rose)
+    return ", ".join([count, *texts])
 
 
-def settings_of(cell: Cell) -> str:
+def _settings(cell: Cell) -> str:
     """ "gamma 0.1, tau 1"; without what the lines of the table differ in."""
-    shown = {name: value for name, value in cell.settings.items() if name != printed_table(cell.experiment).varies}
+    varies = printed_table(cell.experiment).varies
+    shown = {name: value for name, value in cell.settings.items() if name != varies}
     texts = (f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}" for name, value in shown.items())
     return ", ".join(texts) or NOTHING
-
-
-def _reading(few_shot: bool) -> tuple[str, ...]:
-    return (
-        "Printed and ours: test accuracy in percent, mean ± standard deviation, of 10 runs there and of n seeds here "
-        f"(printed in {SOURCE}). The verdict is above or below when the means differ by more than two standard errors "
-        "of their difference.",
-        "Accuracy is that on novel classes. Interval in a run: 95 % over the tasks it was judged on. Training classes: "
-        "accuracy on tasks of classes that were trained on."
-        if few_shot
-        else "Ours is the paper's measure: the run's own last y, where a score of exactly zero counts half. Solved: "
-        "the same x with the lower level solved; F(x) is the upper objective there, on validation rows, and lower is "
-        "better. Zero scores: share of the test rows. Non-zeros: coefficients of y that are not zero.",
-    )
-
-
-def _rough(cells: list[Cell]) -> list[str]:
-    few = any(cell.ours.n < ROUGH for cell in cells if cell.verdict in COMPARED)
-    return [f"Where n is below {ROUGH}, two standard errors are a rough guide."] if few else []
-
-
-def _reasons(cells: list[Cell]) -> list[str]:
-    """Dataset by dataset what we know of the verdicts, and of which cells we know nothing."""
-    found, unexplained = [], []
-    for dataset in dict.fromkeys(cell.dataset for cell in cells if cell.verdict in COMPARED):
-        ours = [cell for cell in cells if cell.dataset == dataset and cell.verdict in COMPARED]
-        experiment, title = ours[0].experiment, DATASETS.get(dataset, dataset)
-        always = explanations(experiment, dataset).get("any", "")
-        found += [f"{title}: {always}"] if always else []
-        for verdict in COMPARED:
-            lines = ", ".join(cell.title for cell in ours if cell.verdict is verdict)
-            text = explanation(experiment, dataset, verdict)
-            if lines and text:
-                found.append(f"{title}, {verdict} ({lines}): {text}")
-            elif lines and not always and verdict is not Verdict.WITHIN:
-                unexplained.append(f"{title} {verdict} ({lines})")
-    return found + ([f"We have no explanation for: {'; '.join(unexplained)}."] if unexplained else [])

@@ -1,4 +1,4 @@
-"""The rows of the paper's hyper-cleaning problems, drawn anew for every seed from a data folder."""
+"""The rows of the paper's hyper-cleaning problems, drawn for each seed from the files of a data folder."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..applications.hyper_cleaning import CleaningProblem
-from ..datasets import Dataset, Rows, load
+from ..cleaning import CleaningProblem
+from ..datasets import Dataset, TrainTestRows, load
 from ..datasets.catalogue import find
-from ..errors import InvalidInput
+from ..errors import InvalidInputError
 
 if TYPE_CHECKING:
     from .configuration import CleaningData
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Task:
-    """Noisy, trusted and test rows; `wrong` says which given labels of the noisy rows are wrong."""
+    """Noisy, trusted and test rows; `wrong` marks the noisy rows whose given label is wrong."""
 
     X: np.ndarray
     given: np.ndarray
@@ -32,35 +32,37 @@ class Task:
     test_y: np.ndarray
 
 
-def files_of(name: str, folder: Path) -> Dataset:
-    """A dataset, read once per process, and again when its files are others."""
-    return _read(name, folder, tuple(_state(folder / place) for place in find(name).folders))
+def load_cached(name: str, folder: Path) -> Dataset:
+    """A dataset, read once per process, and again when its files have changed."""
+    return _load(name, folder, tuple(_file_states(folder / place) for place in find(name).folders))
 
 
 @lru_cache(maxsize=2)
-def _read(name: str, folder: Path, state: object) -> Dataset:
+def _load(name: str, folder: Path, states: object) -> Dataset:
     return load(name, folder)
 
 
-def _state(folder: Path) -> tuple[tuple[str, int, int], ...]:
-    """Names, sizes and times of the files of a dataset; what was decoded from them is not one of them."""
+def _file_states(folder: Path) -> tuple[tuple[str, int, int], ...]:
+    """Names, sizes and times of the files of a dataset, without the cache of decoded images."""
     files = (file for file in sorted(folder.rglob("*")) if not file.name.startswith("decoded-"))
-    found = ((str(file), file.stat()) for file in files if file.is_file())
-    return tuple((name, facts.st_size, facts.st_mtime_ns) for name, facts in found)
+    stats = ((str(file), file.stat()) for file in files if file.is_file())
+    return tuple((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats)
 
 
-def data_hash(dataset: Dataset) -> str:
-    """SHA-256 over the names and the SHA-256 of the files a dataset was read from."""
-    lines = "".join(f"{digest}  {file}\n" for file, digest in sorted(dataset.sha256.items()))
-    return hashlib.sha256(lines.encode()).hexdigest()
+def data_hash(name: str, folder: Path) -> str:
+    """SHA-256 over the names and the SHA-256 of the files of a dataset; "" for generated data."""
+    if name == "generated":
+        return ""
+    digests = sorted(load_cached(name, folder).sha256.items())
+    return hashlib.sha256("".join(f"{digest}  {file}\n" for file, digest in digests).encode()).hexdigest()
 
 
 def cleaning_task(data: CleaningData, name: str, folder: Path, seed: int) -> Task:
     """Two classes; rows, trusted rows and flipped labels are drawn by the seed."""
     rng = np.random.default_rng(seed)
-    X, y, test_X, test_y = _two_classes(files_of(name, folder), data.classes)
+    X, y, test_X, test_y = _two_classes(load_cached(name, folder), data.classes)
     if len(y) < data.rows + data.trusted:
-        raise InvalidInput(
+        raise InvalidInputError(
             f"{name} has {len(y)} rows of its two classes, fewer than rows + trusted = {data.rows} + {data.trusted}: "
             "lower them"
         )
@@ -79,18 +81,17 @@ def cleaning_task(data: CleaningData, name: str, folder: Path, seed: int) -> Tas
 
 def cleaning_problem(data: CleaningData, task: Task, columns: np.ndarray | slice = slice(None)) -> CleaningProblem:
     """The paper's problem, or that of some of its columns."""
-    return CleaningProblem(
-        np.ascontiguousarray(task.X[:, columns]), task.given, np.ascontiguousarray(task.trusted_X[:, columns]),
-        task.trusted_y, noise="rows", loss=data.loss, radius=data.radius, ridge=data.c, intercept=False,
-    )  # fmt: skip
+    rows, trusted = (np.ascontiguousarray(part[:, columns]) for part in (task.X, task.trusted_X))
+    settings = {"noise": "rows", "loss": data.loss, "radius": data.radius, "ridge": data.c, "intercept": False}
+    return CleaningProblem(rows, task.given, trusted, task.trusted_y, **settings)  # type: ignore[arg-type]
 
 
 def _two_classes(rows: Dataset, classes: tuple[int, int] | None) -> tuple[np.ndarray, ...]:
     """float64 rows and labels 0, 1 of training and test rows."""
-    assert isinstance(rows, Rows)
-    found: list[np.ndarray] = []
+    assert isinstance(rows, TrainTestRows)
+    parts: list[np.ndarray] = []
     for X, y in ((rows.X, rows.y), (rows.test_X, rows.test_y)):
-        kept = np.isin(y, classes) if classes else slice(None)
-        second = y[kept] == classes[1] if classes else y > 0
-        found += [X[kept].reshape(len(second), -1).astype(float), second.astype(int)]
-    return tuple(found)
+        chosen = np.isin(y, classes) if classes else slice(None)
+        second = y[chosen] == classes[1] if classes else y > 0
+        parts += [X[chosen].reshape(len(second), -1).astype(float), second.astype(int)]
+    return tuple(parts)
