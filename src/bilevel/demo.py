@@ -12,9 +12,8 @@ its own for every image is so flexible that, run to the end, the model would onl
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,33 +21,32 @@ from torch.nn.functional import cross_entropy
 
 import bilevel
 
-from .errors import InvalidInput, MissingExtra
-from .files import check_writable, write_atomically
+from ._files import check_writable, write_atomically
+from .errors import InvalidInputError, MissingExtraError
 
 TRAINING, TRUSTED, FLIPPED = 1000, 50, 0.3  # rows, rows, share of the training rows with a wrong label
 RADIUS, RIDGE = 15.0, 1e-3
 STEPS = 250
-PICTURE = "bilevel-demo.png"
+PICTURE = Path("bilevel-demo.png")
+BLUE, ORANGE = "#2b6cb0", "#dd6b20"
 
 
 # --- the problem ------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Rows:
+class Images(NamedTuple):
     """Images, shape (n, 64) with values in [0, 1], and their labels, shape (n,)."""
 
     images: Tensor
     labels: Tensor
 
 
-@dataclass(frozen=True)
-class Digits:
+class Digits(NamedTuple):
     """The rows of the demo; only `flipped`, shape (1000,), and the test rows are hidden from training."""
 
-    noisy: Rows
-    trusted: Rows
-    test: Rows
+    noisy: Images
+    trusted: Images
+    test: Images
     flipped: Tensor
 
 
@@ -70,12 +68,8 @@ def load_digits(seed: int = 0) -> Digits:
     flipped = torch.zeros(TRAINING, dtype=torch.bool)
     flipped[torch.randperm(TRAINING, generator=generator)[: round(FLIPPED * TRAINING)]] = True
     given = torch.where(flipped, (labels[noisy] + 3) % 10, labels[noisy])
-    return Digits(
-        noisy=Rows(images[noisy], given),
-        trusted=Rows(images[trusted], labels[trusted]),
-        test=Rows(images[test], labels[test]),
-        flipped=flipped,
-    )
+    known, hidden = (Images(images[rows], labels[rows]) for rows in (trusted, test))
+    return Digits(Images(images[noisy], given), known, hidden, flipped)
 
 
 def scores(y: Any, images: Tensor) -> Tensor:
@@ -83,7 +77,7 @@ def scores(y: Any, images: Tensor) -> Tensor:
     return images @ y["weight"].T + y["bias"]
 
 
-def cleaning_problem(rows: Rows, trusted: Rows) -> bilevel.Problem:
+def cleaning_problem(rows: Images, trusted: Images) -> bilevel.Problem:
     """Which weights of `rows` give the model that does best on `trusted`?"""
 
     def lower(x: Tensor, y: Any) -> Tensor:
@@ -94,13 +88,9 @@ def cleaning_problem(rows: Rows, trusted: Rows) -> bilevel.Problem:
     def upper(x: Tensor, y: Any) -> Tensor:
         return cross_entropy(scores(y, trusted.images), trusted.labels)
 
-    return bilevel.Problem(
-        upper,
-        lower,
-        # One l1 ball per digit (sets act on the last dimension), and a bias that is free.
-        bilevel.sets.ProductSet({"weight": bilevel.sets.L1Ball(RADIUS), "bias": bilevel.sets.FreeSpace()}),
-        y0={"weight": torch.zeros(10, 64), "bias": torch.zeros(10)},
-    )
+    # One l1 ball per digit (sets act on the last dimension), and a bias that is free.
+    balls = bilevel.sets.ProductSet({"weight": bilevel.sets.L1Ball(RADIUS), "bias": bilevel.sets.FreeSpace()})
+    return bilevel.Problem(upper, lower, balls, y0={"weight": torch.zeros(10, 64), "bias": torch.zeros(10)})
 
 
 def fit(problem: bilevel.Problem, x: Tensor) -> Any:
@@ -120,7 +110,6 @@ def learn_weights(
     """The learned weight of each noisy row, shape (1000,), and the model they give."""
     problem = cleaning_problem(data.noisy, data.trusted)
     start = torch.zeros(TRAINING)  # every row begins with the weight 1/2
-    about = {"command": "demo", "seed": seed}
     solution = bilevel.minimize(
         problem,
         None if resume else start,
@@ -130,7 +119,7 @@ def learn_weights(
         seed=seed,
         evaluate_every=10,
         progress=progress,
-        checkpoint=bilevel.Checkpoint(checkpoint, about=about) if checkpoint else None,
+        checkpoint=bilevel.Checkpoint(checkpoint, about={"command": "demo", "seed": seed}) if checkpoint else None,
         resume=resume,
     )
     if solution.status is bilevel.Status.INTERRUPTED:
@@ -141,8 +130,7 @@ def learn_weights(
 # --- the three models -------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Outcome:
+class Outcome(NamedTuple):
     """How one model did. A row is suspected when the model sees another digit than its label says."""
 
     name: str
@@ -151,8 +139,7 @@ class Outcome:
     blamed: int  # rows with a right label suspected
 
 
-@dataclass(frozen=True)
-class Result:
+class Result(NamedTuple):
     """All that the demo shows."""
 
     data: Digits
@@ -173,20 +160,13 @@ def compare(seed: int = 0, *, steps: int = STEPS, progress: bool = True, **files
         for name, rows in (("noisy rows", data.noisy), ("trusted rows only", data.trusted))
     }
     weights, models["learned weights"] = learn_weights(data, steps=steps, seed=seed, progress=progress, **files)
-    outcomes = [judge(name, model, data) for name, model in models.items()]
+    outcomes = []
+    for name, model in models.items():
+        right = scores(model, data.test.images).argmax(-1) == data.test.labels
+        suspected = scores(model, data.noisy.images).argmax(-1) != data.noisy.labels
+        found, blamed = ((suspected & rows).sum().item() for rows in (data.flipped, ~data.flipped))
+        outcomes.append(Outcome(name, right.double().mean().item(), int(found), int(blamed)))
     return Result(data, outcomes, weights, models["learned weights"])
-
-
-def judge(name: str, model: Any, data: Digits) -> Outcome:
-    """Accuracy on the test rows, and the labels of noisy rows the model does not believe."""
-    right = scores(model, data.test.images).argmax(-1) == data.test.labels
-    suspected = scores(model, data.noisy.images).argmax(-1) != data.noisy.labels
-    return Outcome(
-        name,
-        accuracy=right.double().mean().item(),
-        found=int((suspected & data.flipped).sum()),
-        blamed=int((suspected & ~data.flipped).sum()),
-    )
 
 
 # --- what people see --------------------------------------------------------------------------------------------------
@@ -208,9 +188,9 @@ def run(
         import sklearn  # noqa: F401
         from rich.console import Console
     except ImportError:
-        raise MissingExtra("The demo", "apps") from None
+        raise MissingExtraError("The demo", "apps") from None
     console = console or Console()
-    bilevel.Seeds.of(seed)  # refuses what is not a seed
+    bilevel.Seeds.from_seed(seed)  # refuses what is not a seed
     path = picture_path(out, force=force)
     console.print(
         f"[bold]Which labels are wrong?[/bold] {TRAINING:,} handwritten digits, {FLIPPED:.0%} of them with a wrong "
@@ -222,9 +202,7 @@ def run(
     best = max(outcome.accuracy for outcome in result.outcomes[:2])
     gain = round(100 * result.outcomes[2].accuracy, 1) - round(100 * best, 1)  # of the numbers in the table
     console.print(f"Learned weights: {gain:+.1f} points of test accuracy compared with the better of the others.")
-    write_atomically(
-        path, lambda temporary: picture(result).savefig(temporary, format=path.suffix[1:]), overwrite=force
-    )
+    write_atomically(path, lambda file: picture(result).savefig(file, format=path.suffix[1:]), overwrite=force)
     console.print(f"Picture: [bold]{path}[/bold]", soft_wrap=True)
     return path
 
@@ -232,15 +210,15 @@ def run(
 def picture_path(out: Path | None, *, force: bool = False) -> Path:
     """Where the picture goes: `out`, or the first of bilevel-demo.png, bilevel-demo-2.png, ... that is free."""
     if out is None:
-        path, count = Path(PICTURE), 1
+        path, count = PICTURE, 1
         while path.exists() and not force:
             count += 1
-            path = Path(PICTURE).with_stem(f"{Path(PICTURE).stem}-{count}")
+            path = PICTURE.with_stem(f"{PICTURE.stem}-{count}")
         return path
     if out.suffix.lower() not in (".png", ".svg", ".pdf"):
-        raise InvalidInput(f"--out {out}: the name of the picture must end in .png, .svg or .pdf")
-    if out.exists() and not out.is_dir() and not force:
-        raise InvalidInput(f"--out {out}: the file exists and was left as it is; --force replaces it")
+        raise InvalidInputError(f"--out {out}: the name of the picture must end in .png, .svg or .pdf")
+    if out.is_file() and not force:
+        raise InvalidInputError(f"--out {out}: the file exists and was left as it is; --force replaces it")
     check_writable(out, overwrite=True)
     return out
 
@@ -251,64 +229,31 @@ def table(result: Result) -> Any:
     from rich.table import Table
 
     wrong = int(result.data.flipped.sum())
-    right = TRAINING - wrong
-    grid = Table(
-        box=box.SIMPLE_HEAD,
-        caption="A label is suspected when the model sees another digit.",
-        caption_justify="left",
-    )
-    grid.add_column("trained on")
+    caption = "A label is suspected when the model sees another digit."
+    grid = Table("trained on", box=box.SIMPLE_HEAD, caption=caption, caption_justify="left")
     for heading in ("test accuracy", "wrong labels found", "right labels blamed"):
         grid.add_column(heading, justify="right")
-    for outcome in result.outcomes:
-        grid.add_row(
-            outcome.name,
-            f"{outcome.accuracy:.1%}",
-            f"{outcome.found} of {wrong}",
-            f"{outcome.blamed} of {right}",
-            style="bold green" if outcome is result.outcomes[-1] else None,
-        )
+    for name, accuracy, found, blamed in result.outcomes:
+        style = "bold green" if name == "learned weights" else None
+        grid.add_row(name, f"{accuracy:.1%}", f"{found} of {wrong}", f"{blamed} of {TRAINING - wrong}", style=style)
     return grid
 
 
-BLUE, ORANGE, GREY = "#2b6cb0", "#dd6b20", "#a0aec0"
-
-
 def picture(result: Result) -> Any:
-    """Test errors and learned weights on the left, most suspicious digits on the right; a matplotlib figure."""
+    """Learned weights on the left, most suspicious digits on the right; a matplotlib figure."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(12.0, 6.4), layout="constrained", dpi=130)
-    halves: Any = figure.subfigures(1, 2, width_ratios=(1.0, 1.2), wspace=0.04)
-    left, right = halves
-    upper, lower = left.subplots(2, 1, height_ratios=(1.0, 1.35))
-    _draw_errors(upper, result.outcomes)
-    _draw_weights(lower, result.weights, result.data.flipped)
+    figure = Figure(figsize=(12.0, 5.2), layout="constrained", dpi=130)
+    left, right = figure.subfigures(1, 2, width_ratios=(1.0, 1.2), wspace=0.04)  # type: ignore[misc]
+    _draw_weights(left.subplots(), result.weights, result.data.flipped)
     _draw_suspects(right, result)
     return figure
 
 
-def _draw_errors(axes: Any, outcomes: list[Outcome]) -> None:
-    errors = [100 * (1 - outcome.accuracy) for outcome in outcomes]
-    bars = axes.barh([outcome.name for outcome in outcomes], errors, color=[GREY, GREY, BLUE], height=0.62)
-    axes.bar_label(bars, fmt="%.1f %%", padding=4, fontweight="bold")
-    axes.set(xlim=(0, 1.15 * max(errors)))
-    axes.set_title("Test images misread, by training", fontweight="bold")
-    axes.invert_yaxis()
-    axes.set_xticks([])
-    axes.tick_params(left=False)
-    axes.spines[["top", "right", "bottom"]].set_visible(False)
-
-
 def _draw_weights(axes: Any, weights: Tensor, flipped: Tensor) -> None:
-    groups = [weights[~flipped].tolist(), weights[flipped].tolist()]
-    axes.hist(
-        groups, bins=[i / 25 for i in range(26)], stacked=True, color=[BLUE, ORANGE],
-        label=["right label", "wrong label"], edgecolor="white", linewidth=0.4,
-    )  # fmt: skip
-    axes.axvline(0.5, color="#4a5568", linewidth=1, linestyle=":")
-    axes.annotate("start", (0.5, 0.97), xycoords=("data", "axes fraction"), xytext=(4, 0), va="top",
-                  textcoords="offset points", fontsize=8.5, color="#4a5568")  # fmt: skip
+    groups, labels = [weights[~flipped].tolist(), weights[flipped].tolist()], ["right label", "wrong label"]
+    axes.hist(groups, bins=[i / 25 for i in range(26)], stacked=True, color=[BLUE, ORANGE], label=labels)
+    axes.axvline(0.5, color="#4a5568", linewidth=1, linestyle=":", label="start")
     axes.set(xlabel="learned weight of a training row", ylabel="rows", xlim=(0, 1))
     axes.set_title("What the weights learned", fontweight="bold")
     axes.legend(frameon=False)
@@ -317,18 +262,16 @@ def _draw_weights(axes: Any, weights: Tensor, flipped: Tensor) -> None:
 
 def _draw_suspects(figure: Any, result: Result) -> None:
     """For each label the two rows that carry it and look least like it to the cleaned model."""
-    noisy, flipped = result.data.noisy, result.data.flipped
-    probabilities = scores(result.model, noisy.images).softmax(-1)
-    quality = probabilities.gather(1, noisy.labels[:, None])[:, 0]
-    ranked = quality.argsort().tolist()
-    worst = [i for label in range(10) for i in [j for j in ranked if int(noisy.labels[j]) == label][:2]]
+    (images, labels), flipped = result.data.noisy, result.data.flipped
+    probabilities = scores(result.model, images).softmax(-1)
+    ranked = probabilities.gather(1, labels[:, None])[:, 0].argsort().tolist()
+    worst = [i for label in range(10) for i in [j for j in ranked if int(labels[j]) == label][:2]]
     caught = sum(bool(flipped[i]) for i in worst)
     figure.suptitle(f"The most suspicious labels: {caught} of {len(worst)} are wrong", fontweight="bold")
     for i, axes in zip(worst, figure.subplots(4, 5).flat, strict=True):
-        axes.imshow(noisy.images[i].reshape(8, 8).numpy(), cmap="gray_r", vmin=0, vmax=1, interpolation="bicubic")
-        axes.set_xticks([])
-        axes.set_yticks([])
+        axes.imshow(images[i].reshape(8, 8).numpy(), cmap="gray_r", vmin=0, vmax=1, interpolation="bicubic")
+        axes.set(xticks=[], yticks=[])
         colour = ORANGE if flipped[i] else BLUE
         axes.spines[:].set(color=colour, linewidth=2)
         seen = int(probabilities[i].argmax())
-        axes.set_title(f"label {int(noisy.labels[i])}, looks like {seen}", fontsize=9, color=colour)
+        axes.set_title(f"label {int(labels[i])}, looks like {seen}", fontsize=9, color=colour)

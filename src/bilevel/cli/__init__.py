@@ -1,4 +1,4 @@
-"""The commands. Each is thin, and imports what it needs when it is called: `bilevel --help` loads no torch."""
+"""The commands. Each imports what it needs when it is called, so that `bilevel --help` does not load torch."""
 
 from __future__ import annotations
 
@@ -8,41 +8,55 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from .._version import __version__
-from ..errors import BilevelError, MissingExtra, shown
-from .common import examples, given
+from ..errors import BilevelError, MissingExtraError, escape_control_chars
+from .common import add_examples, command_line
 
 if TYPE_CHECKING:
     from cyclopts import App
 
 SUCCESS, FAILURE, INTERRUPTED = 0, 2, 130
-"""Exit codes: done; a mistake that the message names; Ctrl-C (128 + SIGINT)."""
+"""Exit codes: success; an error; Ctrl-C (128 + SIGINT)."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code."""
+    if sys.stdout is None:  # closed by whoever started us: nobody wants to read it
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  (for the rest of the program)
     try:
+        os.getcwd()  # without it torch ends the program
         return _run(arguments)
     except BilevelError as error:
         for text in (str(error), *getattr(error, "__notes__", ())):
-            print(f"bilevel: {shown(text)}", file=sys.stderr)
+            print(f"bilevel: {escape_control_chars(text)}", file=sys.stderr)
         return FAILURE
     except KeyboardInterrupt as stop:
-        told = [*filter(None, map(str, stop.args)), *getattr(stop, "__notes__", ())]
-        print(shown(": ".join(["bilevel: stopped by Ctrl-C", *told])), file=sys.stderr)
+        details = [*filter(None, map(str, stop.args)), *getattr(stop, "__notes__", ())]
+        print(escape_control_chars(": ".join(["bilevel: stopped by Ctrl-C", *details])), file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:  # the reader of our output has seen enough, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return SUCCESS
+    except OSError as error:  # of the system: a name that is too long, a folder that is gone, no permission
+        print(f"bilevel: {escape_control_chars(_system_message(error))}", file=sys.stderr)
+        return FAILURE
+
+
+def _system_message(error: OSError) -> str:
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return "the current folder was deleted: change to one that exists"
+    return ": ".join(str(part) for part in (error.filename, error.strerror or error) if part)
 
 
 def _run(arguments: Sequence[str] | None) -> int:
     try:
         from cyclopts import CycloptsError
     except ImportError:
-        raise MissingExtra("The command line", "apps") from None
-    given[:] = sys.argv[1:] if arguments is None else arguments
+        raise MissingExtraError("The command line", "apps") from None
+    command_line[:] = sys.argv[1:] if arguments is None else arguments
     try:
-        code = application()(list(given), exit_on_error=False, result_action="return_value")
+        code = application()(list(command_line), exit_on_error=False, result_action="return_value")
     except CycloptsError:  # cyclopts has said what is wrong with the arguments
         return FAILURE
     return code if isinstance(code, int) else SUCCESS
@@ -61,18 +75,12 @@ def application() -> App:
         suppress_keyboard_interrupt=False,  # `main` answers it
         # --force needs no --no-force; a list takes all values that follow: --methods dmlcbo approx
         default_parameter=Parameter(negative=(), consume_multiple=1),
-        help="Bilevel optimisation with a convex set in the lower level: find wrong labels, tune by gradient.",
-        help_epilogue=examples(
-            "bilevel demo            # find the wrong labels among 1,000 digits",
-            "bilevel clean train.csv --label species --trusted checked.csv --report report.html",
-            "bilevel clean --help    # what a command does, its options, more examples",
-            "bilevel doctor          # what is installed, and the pip line for what is missing",
-            "bilevel --install-completion    # commands and options by the Tab key",
-        ),
+        help="Bilevel optimisation with a constrained lower level: find wrong labels, learn from few examples.",
     )
     for commands in (cleaning, runs, data, few_shot, experiments, doctor):
         commands.add_to(app)
+    add_examples(app)
     app.register_install_completion_command(
-        help="Install completion for this shell (bash, zsh, fish): commands and options by the Tab key."
+        help="Install tab completion for this shell (bash, zsh, fish); this changes the shell's start-up file."
     )
     return app
