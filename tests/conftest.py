@@ -16,3 +16,21 @@ torch.set_num_threads(1)
 # The same examples in every run, so that a failure can be repeated; no deadline, since machines are busy.
 hypothesis.settings.register_profile("bilevel", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("bilevel")
+
+
+def pytest_terminal_summary(terminalreporter, config) -> None:
+    """After `make reliability`: what each part found, as its tests recorded it, and how long the part took."""
+    if not str(config.getoption("markexpr")).startswith("reliability"):
+        return
+    parts: dict[str, list] = {}
+    for report in (report for kind in ("passed", "failed") for report in terminalreporter.stats.get(kind, ())):
+        if report.when == "call":
+            parts.setdefault(report.nodeid.partition("::")[0], []).append(report)
+    for part, reports in sorted(parts.items()):
+        failed, seconds = sum(report.failed for report in reports), sum(report.duration for report in reports)
+        verdict = f"{failed} FAILED" if failed else "passed"
+        terminalreporter.write_line(f"{part}: {len(reports)} tests, {verdict}, {seconds:.0f} s")
+        for report in reports:
+            for name, value in report.user_properties:
+                if name == "figure":
+                    terminalreporter.write_line(f"    {value} ({report.duration:.0f} s)")

@@ -20,7 +20,9 @@ def quadratic(**options):
 
 
 def run(problem=None, x0=X, y0=Y, **options):
-    return bilevel.minimize(quadratic() if problem is None else problem, x0, y0, steps=1, **options)
+    return bilevel.minimize(
+        quadratic() if problem is None else problem, x0, y0, steps=1, **{"solver": bilevel.DMLCBO(), **options}
+    )
 
 
 CASES = {
@@ -94,14 +96,14 @@ CASES = {
         lambda: run(quadratic(upper_constraint=sets.L1Ball(1.0)), x0={"a": X}), ["x0", "L1Ball"]
     ),
     "estimator class": (lambda: bilevel.DMLCBO(hypergradient=bilevel.LinearSolve), ["hypergradient", "LinearSolve()"]),
-    "radius a word": (lambda: bilevel.Perturbed(radius="a"), ["radius", "'a'"]),
+    "radius a word": (lambda: bilevel.hypergradients.Perturbed(radius="a"), ["radius", "'a'"]),
     "momentum a word": (lambda: bilevel.DMLCBO(upper_momentum="a"), ["upper_momentum", "'a'"]),
     "radius of shape (1,)": (
         lambda: run(quadratic(constraint=lambda x: sets.L1Ball(x[:1].exp()))), ["(1, 3)", "0-dimensional", "x[0]"]
     ),
-    "a class as constraint": (lambda: quadratic(constraint=sets.NonNegative), ["class NonNegative", "make a set"]),
+    "a class as constraint": (lambda: quadratic(constraint=sets.NonNegative), ["class NonNegative", "an instance"]),
     "a class as upper constraint": (
-        lambda: quadratic(upper_constraint=sets.NonNegative), ["upper_constraint is the class NonNegative", "make a"]
+        lambda: quadratic(upper_constraint=sets.NonNegative), ["upper_constraint is the class", "instance"]
     ),
     "a dictionary as constraint": (
         lambda: quadratic(constraint={"a": sets.NonNegative()}), ["constraint is a dictionary", "ProductSet"]
@@ -142,15 +144,15 @@ CASES = {
     "no solution": (
         lambda: sets.AffineSet(torch.tensor([[1.0, 0], [1, 0]]), torch.tensor([0.0, 1])), ["no solution", "0.5"]
     ),
-    "Q < 1": (lambda: bilevel.Neumann(terms=0), ["terms (Q)", "0"]),
-    "Q not whole": (lambda: bilevel.Neumann(terms=2.5), ["terms (Q)", "2.5"]),
+    "Q < 1": (lambda: bilevel.Neumann(terms=0), ["terms", "0"]),
+    "Q not whole": (lambda: bilevel.Neumann(terms=2.5), ["terms", "2.5"]),
     "eta negative": (lambda: bilevel.Neumann(eta=-0.5), ["eta", "-0.5"]),
     "eta a word": (lambda: bilevel.LinearSolve(eta="large"), ["eta", "auto", "large"]),
     "truncation": (lambda: bilevel.Neumann(truncation="half"), ["truncation", "half"]),
-    "smoothing radius": (lambda: bilevel.Perturbed(radius=0.0), ["radius", "Exact()"]),
-    "directions": (lambda: bilevel.TwoPoint(directions=0), ["directions", "0"]),
+    "smoothing radius": (lambda: bilevel.hypergradients.Perturbed(radius=0.0), ["radius", "Exact()"]),
+    "directions": (lambda: bilevel.hypergradients.TwoPoint(directions=0), ["directions", "0"]),
     "two-point in a linear solve": (
-        lambda: bilevel.LinearSolve(smoothing=bilevel.TwoPoint()), ["TwoPoint", "Neumann"]
+        lambda: bilevel.LinearSolve(smoothing=bilevel.hypergradients.TwoPoint()), ["TwoPoint", "Neumann"]
     ),
     "linear tolerance": (lambda: bilevel.LinearSolve(tol=0.0), ["tol", "0.0"]),
     "unrolled steps": (lambda: bilevel.Unrolled(steps=0), ["steps", "0"]),
@@ -161,12 +163,12 @@ CASES = {
     "c_l above c_u": (lambda: bilevel.DMLCBO(smallest_scale=2.0, largest_scale=1.0), ["c_l", "c_u", "2", "1"]),
     "adaptivity": (lambda: bilevel.DMLCBO(adaptivity="vector"), ["adaptivity", "vector"]),
     "moment decay": (lambda: bilevel.DMLCBO(moment_decay=1.0), ["moment_decay", "1.0"]),
-    "steps": (lambda: bilevel.minimize(quadratic(), X, Y, steps=0), ["steps", "0"]),
+    "steps": (lambda: bilevel.minimize(quadratic(), X, Y, steps=0, solver=bilevel.DMLCBO()), ["steps", "0"]),
     "evaluate_every": (lambda: run(evaluate_every=0), ["evaluate_every", "0"]),
     "tol": (lambda: run(tol=-1.0), ["tol", "-1.0"]),
     "output": (lambda: run(output="middle"), ["output", "middle", "best"]),
     "solver class instead of object": (lambda: run(solver=bilevel.DMLCBO), ["solver", "bilevel.DMLCBO()"]),
-    "no problem": (lambda: bilevel.minimize(3, X, Y), ["problem", "int"]),
+    "no problem": (lambda: bilevel.minimize(3, X, Y, solver=bilevel.DMLCBO()), ["problem", "int"]),
     "seed": (lambda: run(seed=-1), ["seed", "-1"]),
     "seed type": (lambda: run(seed=1.5), ["seed", "1.5"]),
     "resume": (lambda: bilevel.minimize(quadratic(), resume=3), ["resume", "int"]),
@@ -196,7 +198,7 @@ def test_an_unsolved_lower_level_is_announced():
         lower=lambda x, y: (y - x) @ steep @ (y - x) + 0.1 * (y - x).pow(4).sum(),
         y0=torch.ones(2).double(),
     )
-    with pytest.warns(bilevel.LowerLevelWarning, match="residual .* after .* steps; raise max_steps"):
+    with pytest.warns(bilevel.errors.LowerLevelWarning, match="residual .* after .* steps; raise max_steps"):
         bilevel.upper_value(problem, torch.zeros(2).double(), tol=1e-14, max_steps=5)
 
 

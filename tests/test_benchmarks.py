@@ -12,11 +12,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from benchmarks import pin_hashes
 from benchmarks.contestants import HERE, cleaning, contestants
 from benchmarks.few_shot_step import Stopwatch
 from benchmarks.harness import Row, collected, markdown, reason_of
 from benchmarks.paper_data import Task
 from benchmarks.true_value import Value, lower_bound
+from benchmarks.zoo import TrueValue, flat, unflat
+from benchmarks.zoo_problems import CASES, make
 
 import bilevel
 
@@ -94,3 +97,30 @@ def test_a_part_is_not_charged_for_what_another_part_does() -> None:
     inner = watch.timed(lambda: busy(400_000), "inner")
     watch.timed(lambda: (inner(), busy(1_000)), "outer")()
     assert 0 <= watch.seconds["outer"] < 0.3 * watch.seconds["inner"]
+
+
+@pytest.mark.parametrize("variant", ["f1e-4", "g1e3", "x1e2", "y1e-2"])
+@pytest.mark.parametrize("name", ["l1radius", "pricing", "nnls"])
+def test_a_case_in_other_units_is_the_same_case(name: str, variant: str) -> None:
+    case, to_base = make(f"{name}~{variant}", 0)
+    base, _ = make(name, 0)
+    scale = float(variant[1:]) if variant.startswith("f") else 1.0
+    assert np.allclose(flat(to_base(case.x0)), flat(base.x0))
+    there, here = (float(bilevel.upper_value(c.problem, c.x0, c.y0, tol=1e-7, max_steps=50_000)) for c in (case, base))
+    assert there == pytest.approx(scale * here, rel=1e-3)
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name != "mlp"])
+def test_the_lower_levels_of_the_zoo_are_solved_without_the_library(name: str) -> None:
+    case, _ = make(name, 1)
+    value, y = TrueValue(name, 1), case.y0
+    assert value(case.x0) == pytest.approx(float(bilevel.upper_value(case.problem, case.x0, y)), rel=1e-5)
+    assert np.array_equal(flat(unflat(flat(case.x0), case.x0)), flat(case.x0))
+
+
+def test_every_pin_but_torch_has_a_hash(monkeypatch) -> None:
+    monkeypatch.chdir(Path(__file__).parents[1])
+    lines = [line.split(" --hash=sha256:") for line in Path("requirements.txt").read_text().splitlines()[2:]]
+    assert [pin for pin, _ in lines] == pin_hashes.pins()
+    assert all(len(digest) == 64 for _, digest in lines)
+    assert not [pin for pin, _ in lines if pin.startswith("torch==")]

@@ -14,8 +14,6 @@ import pytest
 
 import bilevel
 from bilevel import cli, demo, errors
-from bilevel.progress import ProgressBar, TimeLeft
-from bilevel.solution import Record
 
 
 def python(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -83,7 +81,12 @@ APP = cli.application()
 HELP = {line for _, app in programs(APP) for line in commands(app.help_epilogue or "")}
 PAGES = [*Path(__file__).parents[1].glob("docs/*.md"), Path(__file__).parents[1] / "README.md"]
 CODE = re.compile(r"^```\w*\n.*?^```|^ {4}[^\n]*", re.MULTILINE | re.DOTALL)  # fenced or indented
-MANUAL = {line for page in PAGES for code in CODE.findall(page.read_text(encoding="utf-8")) for line in commands(code)}
+MANUAL = {
+    line
+    for page in PAGES
+    for code in CODE.findall(re.sub(r"\\\n\s*", " ", page.read_text(encoding="utf-8")))
+    for line in commands(code)
+}
 
 
 @pytest.mark.parametrize("line", sorted(HELP | MANUAL))
@@ -103,9 +106,11 @@ def test_every_command_has_an_example():
 def test_a_list_takes_all_values_that_follow():
     line = "reproduce table-2 --datasets mnist madelon --methods dmlcbo --methods approx --seeds 3"
     _, given, _ = APP.parse_args(line, exit_on_error=False, print_error=False)
-    assert given.kwargs == {"datasets": ["mnist", "madelon"], "methods": ["dmlcbo", "approx"], "seeds": 3}
+    (options,) = given.args
+    assert (options.datasets, options.methods, options.seeds) == (("mnist", "madelon"), ("dmlcbo", "approx"), 3)
     _, given, _ = APP.parse_args("clean t.csv --label a --ignore b c --categorical d e", exit_on_error=False)
-    assert (given.kwargs["ignore"], given.kwargs["categorical"]) == (["b", "c"], ["d", "e"])
+    options = given.args[0]
+    assert (options.ignore, options.categorical) == (("b", "c"), ("d", "e"))
 
 
 def test_without_arguments_the_help_is_shown(capsys):
@@ -137,7 +142,7 @@ def test_mistakes_end_with_a_message_and_code_2(arguments, message, capsys, tmp_
 
 def test_our_errors_have_no_traceback(capsys, monkeypatch):
     def fails(**_):
-        raise errors.InvalidInput("radius must be positive, got -1")
+        raise errors.InvalidInputError("radius must be positive, got -1")
 
     monkeypatch.setattr(demo, "run", fails)
     assert cli.main(["demo"]) == 2
@@ -160,7 +165,7 @@ def test_a_missing_extra_names_the_pip_line(tmp_path):
 def test_a_demo_without_its_packages(name, capsys, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, name, None)
-        with pytest.raises(errors.MissingExtra, match="The demo needs .* pip install 'bilevel\\[apps\\]'"):
+        with pytest.raises(errors.MissingExtraError, match="The demo needs .* pip install 'bilevel\\[apps\\]'"):
             demo.run()
 
 
@@ -193,60 +198,3 @@ def test_a_reader_that_leaves_gets_no_traceback():
     command = f"{sys.executable} -m bilevel demo --help | true"
     finished = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
     assert finished.stderr == ""
-
-
-def test_progress_without_a_terminal_is_a_few_lines(capsys):
-    record = {"seconds": 1.0, "upper": 0.25, "lower_residual": 1e-3, "stationarity": 0.1}
-    with ProgressBar(10_000) as show:
-        for step in range(1, 10_001):
-            show(Record(step=step, **record), None)
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 10
-    assert lines[0].startswith("step 1000/10000, ")
-    assert lines[0].endswith("left: upper 0.25  lower residual 1.0e-03")
-    assert lines[-1] == "step 10000/10000: upper 0.25  lower residual 1.0e-03"
-
-
-def test_progress_of_a_resumed_run_counts_its_own_steps(capsys):
-    record = Record(step=250, seconds=1.0, upper=0.25, lower_residual=1e-3, stationarity=0.1)
-    with ProgressBar(100, start=200) as show:
-        show(record, None)
-    assert capsys.readouterr().err.startswith("step 50/100")
-
-
-def test_what_was_done_before_does_not_make_the_rest_look_short(capsys):
-    with ProgressBar(100, fresh=False) as show:
-        show.show(40, "")  # all of them stored by an earlier run, known after a moment
-        show.show(50, "")
-        assert "estimating" in capsys.readouterr().err.splitlines()[0]
-
-
-def test_progress_without_rich(capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "rich.console", None)
-    record = Record(step=5, seconds=1.0, upper=0.25, lower_residual=1e-3, stationarity=0.1)
-    with ProgressBar(10) as show:
-        show(record, None)
-    assert capsys.readouterr().err.startswith("step 5/10, ")
-
-
-def test_progress_in_a_terminal_is_a_bar(capsys, monkeypatch):
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("COLUMNS", "120")
-    record = Record(step=10, seconds=1.0, upper=0.25, lower_residual=1e-3, stationarity=0.1)
-    with ProgressBar(10) as show:
-        show(record, None)
-    shown = capsys.readouterr().err
-    assert "10/10" in shown
-    assert "done" in shown
-    assert "upper 0.25" in shown
-
-
-def test_time_left_is_not_fooled_by_a_slow_start():
-    clock = TimeLeft(1000)
-    clock.update(0, now=0.0)
-    assert clock.seconds() != clock.seconds()  # NaN: nothing is known yet
-    assert str(clock) == "estimating the time"
-    clock.update(10, now=50.0)  # 5 s per step while things warm up
-    for done in range(20, 510, 10):
-        clock.update(done, now=50.0 + 0.1 * (done - 10))
-    assert clock.seconds(now=50.0 + 0.1 * 490) == pytest.approx(50.0)

@@ -6,7 +6,7 @@ import torch
 import bilevel
 from bilevel import sets
 from bilevel.curvature import largest_curvature
-from bilevel.randomness import Noise
+from bilevel.random import RandomStreams
 
 
 def quadratic(matrix, constraint=None):
@@ -42,10 +42,10 @@ def test_linear_lower_level_has_none():
 
 
 def test_two_point_in_float32_is_announced():
-    smoothing = bilevel.TwoPoint()
+    smoothing = bilevel.hypergradients.TwoPoint()
     problem = quadratic(torch.eye(30), sets.L1Ball(1.0))
     method = bilevel.Neumann(smoothing=smoothing, eta=0.5)
-    with pytest.warns(bilevel.PrecisionWarning, match="float32.*use float64"):
+    with pytest.warns(bilevel.errors.PrecisionWarning, match="float32.*use float64"):
         bilevel.hypergradient(problem, torch.ones(1), torch.zeros(30), method=method)
 
 
@@ -58,9 +58,9 @@ def test_divergence_on_a_curved_set_is_seen():
     x = torch.tensor([1.3, 0.05]).double()
     lin = problem.linearize(x, bilevel.solve_lower(problem, x).y)
     for eta, diverges in ((0.05, False), (0.5, True)):
-        method = bilevel.Neumann(eta=eta, truncation="full", smoothing=bilevel.Exact())
+        method = bilevel.Neumann(eta=eta, truncation="full", smoothing=bilevel.hypergradients.Exact())
         face = lin.constraint.jacobian(lin.y - eta * lin.lower_grad_y)
         columns = torch.stack([face.apply(e) for e in torch.eye(2).double()], dim=1)
         radius = torch.linalg.eigvals((torch.eye(2).double() - eta * matrix) @ columns).abs().max()
-        assert method.contraction(lin, Noise()) == pytest.approx(float(radius), rel=1e-3)
+        assert method.contraction(lin, RandomStreams()) == pytest.approx(float(radius), rel=1e-3)
         assert (float(radius) >= 1) == diverges

@@ -54,7 +54,7 @@ def test_nothing_is_overwritten(tmp_path, monkeypatch):
     Path("bilevel-demo-2.png").touch()
     assert demo.picture_path(None) == Path("bilevel-demo-3.png")
     assert demo.picture_path(None, force=True) == Path("bilevel-demo.png")
-    with pytest.raises(errors.InvalidInput, match="exists and was left as it is; --force replaces it"):
+    with pytest.raises(errors.InvalidInputError, match="exists and was left as it is; --force replaces it"):
         demo.picture_path(Path("bilevel-demo.png"))
     assert demo.picture_path(Path("bilevel-demo.png"), force=True) == Path("bilevel-demo.png")
 

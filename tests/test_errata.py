@@ -19,10 +19,11 @@ from sklearn.datasets import load_digits
 from torch.nn.functional import softplus
 
 import bilevel
-from bilevel import DMLCBO, Exact, LinearSolve, Neumann, Perturbed, Problem, Seeds, Status, TwoPoint, sets
+from bilevel import DMLCBO, LinearSolve, Neumann, Problem, Seeds, Status, sets
 from bilevel.diagnostics import printed_eta_range
+from bilevel.hypergradients import Exact, Perturbed, TwoPoint
 from bilevel.problem import Linearization
-from bilevel.randomness import Noise
+from bilevel.random import RandomStreams
 from bilevel.spaces import Space
 
 DOUBLE = torch.float64
@@ -80,7 +81,7 @@ def test_two_point_is_unbiased(place):
     smoothing = TwoPoint(radius=radius, directions=DRAWS // 100, block=DRAWS // 100)
     samples = []
     for step in range(100):
-        draw = smoothing.sample(constraint, z, SPACE, Noise(Seeds(), step))
+        draw = smoothing.sample(constraint, z, SPACE, RandomStreams(Seeds(), step))
         samples.append(torch.stack([draw.apply(e) for e in torch.eye(6, dtype=DOUBLE)]))
     assert standard_errors_off(torch.stack(samples), truth) < 4
 
@@ -90,7 +91,7 @@ def test_perturbed_is_unbiased():
     """Erratum 1: the mean of the Jacobian at z + delta u, u in the *ball*, is the smoothed one (Prop. 1)."""
     smoothing, z, eye = Perturbed(radius=0.5), 0.5 * KINK, torch.eye(6, dtype=DOUBLE)
     samples = torch.stack(
-        [smoothing.sample(sets.NonNegative(), z, SPACE, Noise(Seeds(), k)).apply(eye) for k in range(DRAWS)]
+        [smoothing.sample(sets.NonNegative(), z, SPACE, RandomStreams(Seeds(), k)).apply(eye) for k in range(DRAWS)]
     )
     assert standard_errors_off(samples, torch.diag(chance_above(KINK, 6))) < 4
 
@@ -106,7 +107,7 @@ def test_in_the_ball_the_two_point_mean_is_too_small():
     assert off < 4
     stated(1, "0.909", float(in_ball.mean()), rel=2e-3)
 
-    draw = TwoPoint(radius=1.0, directions=50).sample(sets.FreeSpace(), torch.zeros(d).double(), SPACE, Noise())
+    draw = TwoPoint(radius=1.0, directions=50).sample(sets.FreeSpace(), torch.zeros(d).double(), SPACE, RandomStreams())
     trace = sum(float(draw.apply(e) @ e) for e in torch.eye(d, dtype=DOUBLE))
     assert trace / d == pytest.approx(1.0, abs=1e-12)
 
@@ -150,7 +151,7 @@ def test_random_truncation_is_unbiased():
     series = sum(torch.linalg.matrix_power(factor, q) for q in range(terms))
     truth = lin.s - eta * H @ series @ lin.t
     method = Neumann(terms=terms, eta=eta, truncation="random", smoothing=Perturbed(radius=radius))
-    samples = torch.stack([method.estimate(lin, Noise(Seeds(), k)).gradient for k in range(DRAWS)])
+    samples = torch.stack([method.estimate(lin, RandomStreams(Seeds(), k)).gradient for k in range(DRAWS)])
     assert standard_errors_off(samples, truth) < 4
 
 
@@ -179,7 +180,7 @@ def test_eta_below_one_over_mu_is_no_contraction():
     problem, x = two_curvatures(), vector(1.0, 1.0)
     norm = float(torch.linalg.matrix_norm(torch.eye(2).double() - 0.9 * torch.diag(METRIC), 2))
     stated(2, "8", norm, rel=1e-12)
-    assert Neumann(eta=0.9).contraction(problem.linearize(x, x), Noise()) == pytest.approx(8.0)
+    assert Neumann(eta=0.9).contraction(problem.linearize(x, x), RandomStreams()) == pytest.approx(8.0)
     truth = bilevel.hypergradient(problem, x, x)
     errors = [float((full_sum(problem, x, x, 0.9, q) - truth).norm() / truth.norm()) for q in (3, 6, 9)]
     assert errors[1] / errors[0] == pytest.approx(8.0**3, rel=1e-2)
@@ -247,7 +248,7 @@ def test_elementwise_steps_rest_at_a_wrong_point_of_an_l1_ball():
     for adaptivity in ("elementwise", "scalar"):
         solver = DMLCBO(lower_step=1.0, adaptivity=adaptivity, largest_scale=1e3, offset=1e-8)
         if adaptivity == "elementwise":
-            with pytest.warns(bilevel.AdaptivityWarning, match="erratum 3"):
+            with pytest.warns(bilevel.errors.AdaptivityWarning, match="erratum 3"):
                 state = solver.init(problem, vector(0.0), problem.y0, Seeds())
         else:
             state = solver.init(problem, vector(0.0), problem.y0, Seeds())
@@ -285,7 +286,7 @@ def test_elementwise_steps_end_at_a_wrong_lower_level_on_digits(offset):
         solver = DMLCBO(lower_step=0.3, adaptivity=adaptivity, offset=offset, smallest_scale=1e-3, largest_scale=1e3)
         y0 = problem.y0
         if adaptivity == "elementwise":
-            with pytest.warns(bilevel.AdaptivityWarning, match="L1Ball.*erratum 3"):
+            with pytest.warns(bilevel.errors.AdaptivityWarning, match="L1Ball.*erratum 3"):
                 state = solver.init(problem, x0, y0, Seeds())
         else:
             state = solver.init(problem, x0, y0, Seeds())
@@ -317,9 +318,9 @@ def test_scalar_steps_are_the_default():
 # 4. The two-point estimate is very noisy.
 
 
-def two_point_matrix(constraint, z, noise):
+def two_point_matrix(constraint, z, streams):
     """H-bar of TwoPoint() as a matrix, from the library's own directions."""
-    u = SPACE.sphere(z, noise.generator("smoothing", 0), len(z))
+    u = SPACE.sphere(z, streams.generator("smoothing", 0), len(z))
     return (constraint.project(z + 1e-6 * u) - constraint.project(z - 1e-6 * u)).T @ u / 2e-6
 
 
@@ -329,9 +330,9 @@ def test_two_point_noise_at_784(where, norm):
     d = 784
     z, v = normal(d, seed=1), normal(d, seed=2)
     constraint = sets.L1Ball(1e4 if where == "inside" else 300.0)
-    face, noise = constraint.jacobian(z), Noise()
-    draw = TwoPoint(block=d).sample(constraint, z, SPACE, noise)
-    matrix = two_point_matrix(constraint, z, noise)
+    face, streams = constraint.jacobian(z), RandomStreams()
+    draw = TwoPoint(block=d).sample(constraint, z, SPACE, streams)
+    matrix = two_point_matrix(constraint, z, streams)
     product = draw.apply(v)
     assert float((matrix.T @ v - product).norm() / product.norm()) < 1e-9
     error = float((product - face.apply(v)).norm() / face.apply(v).norm())
@@ -339,7 +340,7 @@ def test_two_point_noise_at_784(where, norm):
     stated(4, "0.999", math.sqrt(1 - 1 / d), rel=1e-3)
     assert error == pytest.approx(math.sqrt(1 - 1 / d), rel=0.1)
     stated(4, norm, float(torch.linalg.matrix_norm(matrix, 2)), rel=0.05)
-    sharp = Perturbed(radius=1e-6).sample(constraint, z, SPACE, noise).apply(v)
+    sharp = Perturbed(radius=1e-6).sample(constraint, z, SPACE, streams).apply(v)
     assert float((sharp - face.apply(v)).norm() / face.apply(v).norm()) < 1e-12
 
 
@@ -349,7 +350,7 @@ def test_two_point_factors_amplify():
     z, v = torch.zeros(d, dtype=DOUBLE), normal(d, seed=2)
     term = v
     for index in range(1, 4):
-        term = TwoPoint().sample(sets.FreeSpace(), z, SPACE, Noise(), index).apply(term)
+        term = TwoPoint().sample(sets.FreeSpace(), z, SPACE, RandomStreams(), index).apply(term)
     stated(4, "2.83", (2 - 1 / d) ** 1.5, rel=2e-3)
     stated(4, "2.65", float(term.norm() / v.norm()), rel=0.02)
 
@@ -374,7 +375,7 @@ def test_small_differences_need_double_precision():
         for smoothing in (TwoPoint(radius=1e-6, orthonormal=True), Perturbed(radius=1e-6)):
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
-                product = smoothing.sample(constraint, z, SPACE, Noise()).apply(v)
+                product = smoothing.sample(constraint, z, SPACE, RandomStreams()).apply(v)
             assert bool(caught) == (dtype == torch.float32 and isinstance(smoothing, TwoPoint))
             error[dtype, type(smoothing)] = float((product - truth).norm() / truth.norm())
     log.info("erratum 5: %s", error)

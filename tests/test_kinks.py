@@ -61,7 +61,7 @@ def test_where_the_cross_derivative_has_full_rank_h_is_a_limit_of_gradients():
 def test_perturbed_draws_at_a_kink_visit_all_faces():
     """With smoothing, draws fall on both sides; their hypergradients are exactly the elements h(H)."""
     problem, origin = corner_problem(), vector(0.0, 0.0)
-    method = bilevel.LinearSolve(smoothing=bilevel.Perturbed(radius=1e-3))
+    method = bilevel.LinearSolve(smoothing=bilevel.hypergradients.Perturbed(radius=1e-3))
     candidates = [h_of(mask, origin, origin) for mask in itertools.product((0, 1), repeat=2)]
     seen = set()
     for seed in range(40):
@@ -107,3 +107,29 @@ def distance_to_hull(point, corners):
     start = torch.full((len(corners),), 1 / len(corners), dtype=DOUBLE)
     weights = bilevel.solve_lower(problem, vector(0.0), start, tol=1e-8, max_steps=3000).y
     return float((corners.T @ weights - point).norm())
+
+
+@pytest.mark.parametrize(
+    "solver", [bilevel.DMLCBO(), bilevel.Approx(), bilevel.Implicit()], ids=lambda s: type(s).__name__
+)
+def test_a_vanishing_hypergradient_at_a_kink_is_not_believed(solver):
+    """y >= 0, f = |y - t|^2, g = |y - x|^2 at x = y = 0: h = 0, and F falls in every direction into the set."""
+    target, origin = vector(1.0, 0.5), vector(0.0, 0.0)
+    problem = bilevel.Problem(
+        lambda x, y: (y - target).square().sum(), lambda x, y: (y - x).square().sum(), sets.NonNegative()
+    )
+    solution = bilevel.minimize(problem, origin, origin, solver=solver, steps=20, evaluate_every=5, tol=1e-6)
+    assert solution.status is not bilevel.Status.STATIONARY
+    away = bilevel.minimize(problem, target, target, solver=solver, steps=20, evaluate_every=5, tol=1e-6)
+    assert away.status is bilevel.Status.STATIONARY
+
+
+def test_a_claim_needs_a_convex_lower_level():
+    """Here g has two minima in y: that of the run is a point where it stands, not a solution."""
+    problem = bilevel.Problem(
+        lambda x, y: (y - 0.5).square().sum() + x.square().sum(),
+        lambda x, y: (y.square() - 1).square().sum() + x.sum() * y.sum(),
+    )
+    solution = bilevel.minimize(problem, vector(0.1), vector(0.1))
+    assert solution.status is bilevel.Status.STALLED
+    assert "not convex" in solution.message or "local minimum" in solution.message

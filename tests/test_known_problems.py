@@ -70,7 +70,7 @@ def test_neumann_converges_at_the_predicted_rate(known):
     y = bilevel.solve_lower(known.problem, known.x0, tol=1e-13).y
 
     def error(terms):
-        method = bilevel.Neumann(terms=terms, eta=eta, truncation="full", smoothing=bilevel.Exact())
+        method = bilevel.Neumann(terms=terms, eta=eta, truncation="full", smoothing=bilevel.hypergradients.Exact())
         h = bilevel.hypergradient(known.problem, known.x0, y, method=method)
         return float((known.flat(h) - truth).norm())
 
@@ -83,7 +83,7 @@ def test_neumann_rate_is_sharp_for_a_multiple_of_the_identity():
     """With G = 2 I and eta = 0.25 every term halves: the error is exactly |A' H (y* - t)| / 2^Q."""
     known = next(known for known in KNOWN if known.name == "l1 ball")
     y = bilevel.solve_lower(known.problem, known.x0, tol=1e-13).y
-    method = bilevel.Neumann(terms=5, eta=0.25, truncation="full", smoothing=bilevel.Exact())
+    method = bilevel.Neumann(terms=5, eta=0.25, truncation="full", smoothing=bilevel.hypergradients.Exact())
     h = bilevel.hypergradient(known.problem, known.x0, y, method=method)
     implicit = known.gradient(known.x0) - 0.1 * (known.x0 - known.optimum)
     assert float((h - known.gradient(known.x0)).norm()) == pytest.approx(float(implicit.norm()) / 2**5, rel=1e-8)
@@ -101,7 +101,9 @@ def test_argmin_backward_is_the_hypergradient(known):
 @each
 def test_dmlcbo_untuned_reaches_the_minimum(known):
     """F(x) - F* <= 0.01 (F(x0) - F*) with default settings and 1,000 steps; F* = 0."""
-    solution = bilevel.minimize(known.problem, known.x0, known.y0, steps=1000, evaluate_every=500)
+    solution = bilevel.minimize(
+        known.problem, known.x0, known.y0, steps=1000, evaluate_every=500, solver=bilevel.DMLCBO()
+    )
     assert solution.status is bilevel.Status.STEPS
     start = float(bilevel.upper_value(known.problem, known.x0))
     assert start == pytest.approx(float(known.value(known.x0)), rel=1e-8)
@@ -115,7 +117,7 @@ def test_dmlcbo_forgets_a_bad_start_of_y(known):
     space = known.problem.y_space(known.problem.constraint)
     noise = space.random_like(known.y0, torch.Generator().manual_seed(0))
     y0 = known.problem.constraint.project(space.add(known.y0, noise, 10.0))
-    solution = bilevel.minimize(known.problem, known.x0, y0, steps=1500, evaluate_every=1500)
+    solution = bilevel.minimize(known.problem, known.x0, y0, steps=1500, evaluate_every=1500, solver=bilevel.DMLCBO())
     assert float(known.value(solution.x)) <= 0.01 * float(known.value(known.x0))
 
 
@@ -123,7 +125,9 @@ def test_dmlcbo_forgets_a_bad_start_of_y(known):
 @pytest.mark.parametrize("seed", range(1, 6))
 def test_dmlcbo_untuned_on_other_instances(seed):
     for known in known_problems(seed=seed):
-        solution = bilevel.minimize(known.problem, known.x0, known.y0, steps=3000, evaluate_every=1000)
+        solution = bilevel.minimize(
+            known.problem, known.x0, known.y0, steps=3000, evaluate_every=1000, solver=bilevel.DMLCBO()
+        )
         assert float(known.value(solution.x)) <= 0.01 * float(known.value(known.x0)), known.name
 
 
@@ -135,7 +139,7 @@ def test_published_preset(known):
     """
     solver = bilevel.DMLCBO.as_published(gamma=0.1, tau=0.1)
     separable = known.problem.constraint.separable
-    with nullcontext() if separable else pytest.warns(bilevel.AdaptivityWarning):
+    with nullcontext() if separable else pytest.warns(bilevel.errors.AdaptivityWarning):
         solution = bilevel.minimize(known.problem, known.x0, known.y0, solver=solver, steps=300)
     assert known.problem.constraint.contains(solution.y)
     if known.name != "half-space":

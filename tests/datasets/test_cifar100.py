@@ -7,9 +7,9 @@ import tarfile
 import numpy as np
 import pytest
 
+from bilevel._files import CorruptFileError
 from bilevel.datasets import cifar100, fc100_split
-from bilevel.errors import InvalidInput
-from bilevel.files import Damaged
+from bilevel.errors import InvalidInputError
 
 SUPERCLASS = np.random.default_rng(1).permutation(np.arange(100) % 20)
 EACH = {"train.bin": 2, "test.bin": 1}
@@ -83,7 +83,7 @@ def test_fc100_pools_the_images_and_parts_the_superclasses(folder):
         for fine, images in zip(classes[split], part.images, strict=True):
             expected = np.concatenate([data.X[data.y == fine], data.test_X[data.test_y == fine]])
             np.testing.assert_array_equal(images, expected)
-    with pytest.raises(InvalidInput, match="got 'val'"):
+    with pytest.raises(InvalidInputError, match="got 'val'"):
         fc100_split(data, "val")  # type: ignore[arg-type]
 
 
@@ -119,6 +119,6 @@ def with_byte(place, value):
 )  # fmt: skip
 def test_hostile_archives_are_named(folder, content, reason):
     (folder / "cifar-100" / "cifar-100-binary.tar.gz").write_bytes(content)
-    with pytest.raises(Damaged, match=rf"cifar-100-binary.tar.gz.*: the file .*({reason})"):
+    with pytest.raises(CorruptFileError, match=rf"cifar-100-binary.tar.gz.*: the file .*({reason})"):
         read(folder)
     assert [path.name for path in folder.rglob("*")] == ["cifar-100", "cifar-100-binary.tar.gz"]

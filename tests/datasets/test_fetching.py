@@ -12,10 +12,20 @@ import numpy as np
 import pytest
 
 from bilevel import cli
-from bilevel.datasets import CATALOGUE, DownloadFailed, Entry, RemoteFile, Rows, data_folder, fetch, load, verify
+from bilevel._files import CorruptFileError, MissingFileError
+from bilevel.datasets import (
+    CATALOGUE,
+    DownloadError,
+    Entry,
+    RemoteFile,
+    TrainTestRows,
+    data_folder,
+    fetch,
+    load,
+    verify,
+)
 from bilevel.datasets.contents import Files, require
-from bilevel.errors import InvalidInput
-from bilevel.files import Damaged, FileMissing
+from bilevel.errors import InvalidInputError
 
 CONTENT = {"a.bin": b"abcd", "b.bin": b"efgh"}
 
@@ -55,7 +65,7 @@ def read_tiny(root):
         contents.append(files.unpacked(path, limit=4))
         require(len(contents[-1]) == 4, path, "is cut off")
     a, b = (np.frombuffer(content, np.uint8) for content in contents)
-    return Rows("tiny", a, a, b, b, sha256=files.sha256)
+    return TrainTestRows("tiny", a, a, b, b, sha256=files.sha256)
 
 
 @pytest.fixture
@@ -88,7 +98,7 @@ def test_fetched_once_and_then_without_a_network(server, tiny, data):
 
 def test_other_bytes_are_thrown_away(server, tiny, data):
     (server[1] / "sub" / "b.bin").write_bytes(b"evil")
-    with pytest.raises(DownloadFailed, match=r"b.bin could not be downloaded(.|\n)*hash(.|\n)*http://home and put it"):
+    with pytest.raises(DownloadError, match=r"b.bin could not be downloaded(.|\n)*hash(.|\n)*http://home and put it"):
         fetch("tiny")
     assert [file.name for file in (data / "tiny").iterdir()] == ["a.bin"]
 
@@ -127,7 +137,7 @@ def test_a_mirror_helps(server, tiny, data, monkeypatch):
     monkeypatch.setitem(CATALOGUE, "tiny", replace(tiny, addresses=("http://127.0.0.1:1/", server[0])))
     fetch("tiny")
     monkeypatch.setitem(CATALOGUE, "tiny", replace(tiny, addresses=("http://127.0.0.1:1/", server[0] + "not/here/")))
-    with pytest.raises(DownloadFailed, match=r"127.0.0.1:1/a.bin: (.|\n)*not/here/a.bin: 404"):
+    with pytest.raises(DownloadError, match=r"127.0.0.1:1/a.bin: (.|\n)*not/here/a.bin: 404"):
         fetch("tiny", data / "elsewhere")
 
 
@@ -136,7 +146,7 @@ def test_an_error_without_words_is_told_by_its_name(tiny, data, monkeypatch):
         raise TimeoutError
 
     monkeypatch.setattr("pooch.retrieve", silent)
-    with pytest.raises(DownloadFailed, match=r"a.bin: TimeoutError\n"):
+    with pytest.raises(DownloadError, match=r"a.bin: TimeoutError\n"):
         fetch("tiny")
 
 
@@ -148,7 +158,7 @@ def test_files_of_the_user_stay(tiny, data):
     assert [check.official for check in verify("tiny")] == [False, True]
     assert verify("tiny")[0].sha256 == hashlib.sha256(b"mine").hexdigest()
     (data / "tiny" / "a.bin").write_bytes(b"min")
-    with pytest.raises(Damaged, match="a.bin: the file is cut off. Delete it"):
+    with pytest.raises(CorruptFileError, match="a.bin: the file is cut off. Delete it"):
         fetch("tiny")
     assert (data / "tiny" / "a.bin").read_bytes() == b"min"
 
@@ -162,7 +172,7 @@ def test_a_packed_official_file_is_official(tiny, data):
 
 def test_nothing_is_trusted_without_a_checksum(server, tiny, data, monkeypatch):
     monkeypatch.setitem(CATALOGUE, "tiny", replace(tiny, files=(RemoteFile("a.bin", None),)))
-    with pytest.raises(InvalidInput, match=r"no checksum of a.bin is known.*get it from http://home"):
+    with pytest.raises(InvalidInputError, match=r"no checksum of a.bin is known.*get it from http://home"):
         fetch("tiny")
     assert not (data / "tiny").exists()
 
@@ -183,9 +193,9 @@ def test_the_data_folder(monkeypatch, tmp_path):
     monkeypatch.setenv("BILEVEL_DATA", str(tmp_path))
     assert data_folder() == tmp_path
     assert data_folder("~/x") == Path.home() / "x"
-    with pytest.raises(InvalidInput, match="no data set 'mnst': choose one of mnist, "):
+    with pytest.raises(InvalidInputError, match="no data set 'mnst': choose one of mnist, "):
         load("mnst")
-    with pytest.raises(FileMissing, match="bilevel data fetch omniglot"):
+    with pytest.raises(MissingFileError, match="bilevel data fetch omniglot"):
         load("omniglot")
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bilevel._files import CorruptFileError, MissingFileError
 from bilevel.datasets import idx
-from bilevel.files import Damaged, FileMissing
 
 ROWS = {"train": 40, "t10k": 20}
 
@@ -61,7 +61,7 @@ def test_unpacked_files_are_used(folder, arrays):
 
 def test_a_missing_file_is_named_with_what_to_do(folder):
     (folder / "mnist" / "t10k-labels-idx1-ubyte.gz").unlink()
-    with pytest.raises(FileMissing, match="no mnist/t10k-labels-idx1-ubyte.gz .*`bilevel data fetch mnist`"):
+    with pytest.raises(MissingFileError, match="no mnist/t10k-labels-idx1-ubyte.gz .*`bilevel data fetch mnist`"):
         read(folder)
 
 
@@ -85,7 +85,7 @@ IMAGES = np.zeros((40, 28, 28))
 def test_wrong_files_are_named(folder, content, reason):
     file = folder / "mnist" / "train-images-idx3-ubyte.gz"
     file.write_bytes(content)
-    with pytest.raises(Damaged, match=rf"train-images-idx3-ubyte.gz: the file .*({reason}).*Delete it"):
+    with pytest.raises(CorruptFileError, match=rf"train-images-idx3-ubyte.gz: the file .*({reason}).*Delete it"):
         read(folder)
 
 
@@ -93,7 +93,7 @@ def test_labels_outside_their_range(folder):
     labels = np.arange(40) % 10
     labels[3] = 10
     (folder / "mnist" / "train-labels-idx1-ubyte.gz").write_bytes(gzip.compress(idx_bytes(labels)))
-    with pytest.raises(Damaged, match="labels 0 to 9"):
+    with pytest.raises(CorruptFileError, match="labels 0 to 9"):
         read(folder)
 
 
@@ -101,7 +101,7 @@ def test_a_huge_file_is_not_read(folder):
     file = folder / "mnist" / "train-images-idx3-ubyte.gz"
     with file.open("wb") as opened:
         opened.truncate(10**12)  # sparse: no room is needed
-    with pytest.raises(Damaged, match="has 1,000,000,000,000 bytes, more than"):
+    with pytest.raises(CorruptFileError, match="has 1,000,000,000,000 bytes, more than"):
         read(folder)
 
 
@@ -111,5 +111,5 @@ def test_a_file_without_end_is_not_read(folder):
     if not Path("/dev/zero").exists():
         pytest.skip("this system has no /dev/zero")
     file.symlink_to("/dev/zero")
-    with pytest.raises(Damaged, match="not a regular file"):
+    with pytest.raises(CorruptFileError, match="not a regular file"):
         read(folder)

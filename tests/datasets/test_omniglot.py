@@ -1,16 +1,20 @@
 """Omniglot: pictures become means over areas, whatever form the files have; hostile archives are refused."""
 
 import io
+import os
 import warnings
 import zipfile
 
 import numpy as np
 import pytest
 from PIL import Image
+from safetensors import safe_open
+from safetensors.torch import save_file
 
+from bilevel import _files as files
+from bilevel._files import CorruptFileError, MissingFileError
 from bilevel.datasets import ImageClasses, omniglot, omniglot_split
-from bilevel.errors import InvalidInput
-from bilevel.files import Damaged, FileMissing
+from bilevel.errors import InvalidInputError
 
 COUNTS = {"images_background": 3, "images_evaluation": 2}
 
@@ -96,6 +100,25 @@ def test_decoded_pictures_are_kept_and_never_for_other_files(folder):
     np.testing.assert_array_equal(changed.images[:3], before.images[:3])
 
 
+@pytest.mark.parametrize("by", ["mode", "owner"])
+def test_decoded_pictures_that_others_may_have_written_are_decoded_again(folder, by):
+    """A forged file has the right name and a checksum that fits: only who may write it tells."""
+    before = read(folder)
+    (kept,) = (folder / "omniglot").glob("decoded-*.safetensors")
+    assert kept.stat().st_mode & 0o777 == 0o600
+    with safe_open(kept, framework="pt") as file:
+        images, metadata = file.get_tensor("images"), file.metadata()
+    save_file({"images": 255 - images}, kept, metadata={**metadata, "sha256": "0" * 64})
+    files.sign(kept)
+    if by == "mode":
+        kept.chmod(0o666)
+    elif os.getuid() == 0:
+        os.chown(kept, 65534, 65534)
+    else:
+        pytest.skip("only root may give a file to somebody else")
+    np.testing.assert_array_equal(read(folder).images, before.images)
+
+
 def good(part="images_background"):
     return [(name, png(ink)) for name, ink in drawings(part, COUNTS[part])]
 
@@ -123,7 +146,7 @@ def test_hostile_archives_are_named(folder, members, reason, monkeypatch):
     monkeypatch.chdir(folder)
     file = folder / "omniglot" / "images_background.zip"
     write_zip(file, members)
-    with pytest.raises(Damaged, match=rf"images_background.zip.*: the file .*({reason})"):
+    with pytest.raises(CorruptFileError, match=rf"images_background.zip.*: the file .*({reason})"):
         read(folder)
     assert {path.name for path in folder.iterdir()} == {"omniglot"}
 
@@ -131,10 +154,10 @@ def test_hostile_archives_are_named(folder, members, reason, monkeypatch):
 def test_truncated_archive(folder):
     file = folder / "omniglot" / "images_background.zip"
     file.write_bytes(file.read_bytes()[:-1000])
-    with pytest.raises(Damaged, match="images_background.zip: the file cannot be unpacked"):
+    with pytest.raises(CorruptFileError, match="images_background.zip: the file cannot be unpacked"):
         read(folder)
     file.unlink()
-    with pytest.raises(FileMissing, match="also accepted: omniglot/images_background"):
+    with pytest.raises(MissingFileError, match="also accepted: omniglot/images_background"):
         read(folder)
 
 
@@ -166,9 +189,9 @@ def test_splits_are_disjoint_and_complete(all_characters):
 def test_splits_have_names(all_characters):
     split = omniglot_split(all_characters, "test")
     assert split.class_names == tuple(all_characters.class_names[i] for i in split.images.ravel())
-    with pytest.raises(InvalidInput, match="split must be one of train, .* got 'tests'"):
+    with pytest.raises(InvalidInputError, match="split must be one of train, .* got 'tests'"):
         omniglot_split(all_characters, "tests")  # type: ignore[arg-type]
-    with pytest.raises(InvalidInput, match="pass validation=100"):
+    with pytest.raises(InvalidInputError, match="pass validation=100"):
         omniglot_split(all_characters, "validation")
-    with pytest.raises(InvalidInput, match="got 1200"):
+    with pytest.raises(InvalidInputError, match="got 1200"):
         omniglot_split(all_characters, "train", validation=1200)

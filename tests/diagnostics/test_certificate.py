@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 import torch
 from scipy.optimize import minimize as scipy_minimize
+from tests.known_stationarity import COUPLED, KNOWN_STATIONARITY, coupled
 
 import bilevel
-from bilevel import Status, certificate, goldstein_measure, sets
-from bilevel.diagnostics.certificate import Ground
+from bilevel import Status, certificate, sets
+from bilevel.diagnostics import goldstein_measure
+from bilevel.diagnostics.certificate import BoundEvidence
 from bilevel.diagnostics.jacobian_hull import least_norm_weights
 from bilevel.testing.known_problems import known_problems
-from bilevel.testing.known_stationarity import COUPLED, KNOWN_STATIONARITY, coupled
 
 
 def vector(*entries):
@@ -46,7 +47,7 @@ def test_a_kink_in_one_of_twenty_dimensions_is_met():
     x[0] = 0.05
     found = certificate(problem, x, 0.1, samples=20)
     assert found.eps < 1e-7
-    assert found.ground is Ground.ALL_FACES
+    assert found.evidence is BoundEvidence.ALL_FACES
     far = certificate(problem, x, 0.04, samples=20)
     assert far.interval == (pytest.approx(1.0, rel=1e-5), pytest.approx(1.0))
 
@@ -60,7 +61,7 @@ def test_the_lower_end_is_zero_where_nothing_is_known_of_it():
             y0=torch.zeros(d).double(),
         )  # fmt: skip
         found = certificate(problem, a / 20, 0.2, samples=20)
-        assert found.ground is Ground.UPPER_BOUND
+        assert found.evidence is BoundEvidence.UPPER_BOUND
         assert found.interval[0] == 0.0
         assert "an upper bound only" in str(found)
 
@@ -187,10 +188,10 @@ def test_a_run_stops_on_its_certificate():
 
 
 def test_a_loaded_solution_asks_for_its_problem(tmp_path):
-    solution = bilevel.minimize(absolute_value(), vector(0.4), steps=1)
+    solution = bilevel.minimize(absolute_value(), vector(0.4), steps=1, solver=bilevel.DMLCBO())
     loaded = bilevel.Solution.load(solution.save(tmp_path / "run.safetensors"))
     for without in (loaded, pickle.loads(pickle.dumps(solution))):
-        with pytest.raises(bilevel.InvalidInput, match="pass certificate"):
+        with pytest.raises(bilevel.InvalidInputError, match="pass certificate"):
             without.certificate(delta=0.1)
     assert loaded.certificate(delta=1e-3, problem=absolute_value(), samples=20).eps == pytest.approx(1.0)
 
@@ -200,14 +201,14 @@ def test_a_loaded_solution_asks_for_its_problem(tmp_path):
     [
         ({"delta": 0.0}, "delta must be a positive number, got 0.0"),
         ({"delta": 0.1, "samples": 5}, "samples must be an integer of at least 20, got 5"),
-        ({"delta": 0.1, "eta": -1.0}, "eta must be a positive number or None for 1/L, got -1.0"),
+        ({"delta": 0.1, "eta": -1.0}, "eta must be a positive number, got -1.0; None takes 1/L"),
     ],
 )
 def test_bad_settings_are_refused(settings, message):
-    with pytest.raises(bilevel.InvalidInput, match=message):
+    with pytest.raises(bilevel.InvalidInputError, match=message):
         certificate(absolute_value(), vector(0.0), **settings)
 
 
 def test_delta_of_a_run_needs_tol():
-    with pytest.raises(bilevel.InvalidInput, match="delta=0.1 goes with tol"):
+    with pytest.raises(bilevel.InvalidInputError, match="delta=0.1 needs tol"):
         bilevel.minimize(absolute_value(), vector(0.4), steps=1, delta=0.1)

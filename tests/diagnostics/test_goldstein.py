@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import bilevel
-from bilevel import Cause, goldstein_measure, sets
+from bilevel import sets
+from bilevel.diagnostics import Cause, goldstein_measure
 
 
 def vector(*entries):
@@ -43,7 +44,7 @@ def logarithm(upper_constraint=None):
 
 
 def test_outside_of_its_domain_f_has_no_measure():
-    with pytest.raises(bilevel.NotFinite, match="not finite .* from x: take a smaller radius"):
+    with pytest.raises(bilevel.NonFiniteError, match="not finite .* from x: take a smaller radius"):
         goldstein_measure(logarithm(), vector(0.5), 2.0, samples=20)
     inside = goldstein_measure(logarithm(sets.Box(1e-3, 9.0)), vector(0.5), 0.45, samples=20)
     assert inside.value < 1e-6  # the minimum exp(-1) is within reach

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 import bilevel
-from bilevel import certificate, check_hypergradient, estimate_constants, goldstein_measure, sets
+from bilevel import certificate, check_hypergradient, sets
+from bilevel.diagnostics import estimate_constants, goldstein_measure
 from bilevel.spaces import Space
 
 

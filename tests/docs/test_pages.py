@@ -9,6 +9,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+from hatchling.builders.sdist import SdistBuilder
 
 from bilevel import cli
 
@@ -27,7 +28,7 @@ def shown_commands() -> list[tuple[str, str]]:
     """(page, command) for every line of a block that is a command, its comment and its output left out."""
     found = []
     for path in (*PAPERS, *PAGES):
-        text = path.read_text()
+        text = re.sub(r"\\\n\s*", "", path.read_text())
         fenced = re.findall(r"```(?:bash|console|sh)?\n(.*?)```", text, re.DOTALL)
         indented = re.findall(r"^    (\S.*)$", re.sub(r"```.*?```", "", text, flags=re.DOTALL), re.MULTILINE)
         for line in [*"\n".join(fenced).splitlines(), *indented]:
@@ -90,6 +91,18 @@ def test_links_to_files_lead_somewhere(path):
             assert (path.parent / target).exists(), target
         if target.startswith("auto_gallery/plot_"):
             assert (path.parent / target.replace("auto_gallery", "gallery").replace(".rst", ".py")).exists(), target
+
+
+def test_the_source_distribution_has_the_files_that_the_manual_is_built_from():
+    shipped = {Path(file.relative_path) for file in SdistBuilder(str(ROOT)).recurse_included_files()}
+    read = set(PAGES)
+    for page in PAGES:
+        text = page.read_text()
+        names = re.findall(r"\{(?:literal)?include\} (\S+)", text) + re.findall(r"\]\(([^)#\s:]+)\)", text)
+        read |= {(page.parent / name).resolve() for name in names if not name.startswith("auto_gallery/")}
+    assert sum("results" in path.parts for path in read) > 10
+    assert {path.relative_to(ROOT) for path in read if path.is_file()} <= shipped
+    assert {Path("Makefile"), Path("constraints.txt"), Path("docs/conf.py")} <= shipped
 
 
 @pytest.mark.parametrize("path", PAGES, ids=short)

@@ -1,16 +1,18 @@
 """`bilevel reproduce`, `bilevel status` and `bilevel results export` on a small table, in this process."""
 
-import json
 import re
+import shutil
+from pathlib import Path
 
 import pandas as pd
 import pytest
 
 from bilevel.cli import main
 from bilevel.experiments import command, pools
-from bilevel.experiments.lock import only_driver
 from bilevel.experiments.plan import RunSpec
 from bilevel.experiments.store import ResultsStore
+
+from .conftest import TINY
 
 PAGES = ("index.html", "table-2.html", "table-2.md")
 
@@ -25,11 +27,20 @@ def reproduce(table, data, tmp_path):
     return call
 
 
-def test_a_table_from_the_command_to_the_export(reproduce, tmp_path, capsys, monkeypatch):
-    assert reproduce() == 0
-    results = tmp_path / "results"
-    with ResultsStore(results) as store:
-        records = store.records()
+@pytest.fixture(scope="module")
+def finished(data, tmp_path_factory):
+    """The results of the whole table, for tests that only read them."""
+    folder = tmp_path_factory.mktemp("finished")
+    (folder / "tiny.toml").write_text(TINY)
+    options = ["--configuration", str(folder / "tiny.toml"), "--workers", "0", "--data", str(data)]
+    assert main(["reproduce", "table-2", *options, "--results", str(folder / "results")]) == 0
+    return folder / "results"
+
+
+def test_a_table_from_the_command_to_the_export(reproduce, finished, tmp_path, capsys, monkeypatch):
+    results = Path(shutil.copytree(finished, tmp_path / "results"))
+    store = ResultsStore(results)
+    records = store.records()
     assert [(r.method, r.role) for r in records].count(("dmlcbo", "grid")) == 2
     final = [r for r in records if r.role == "final"]
     assert sorted((r.method, r.seed) for r in final) == [(m, s) for m in ("approx", "dmlcbo") for s in (0, 1)]
@@ -57,9 +68,8 @@ def test_a_table_from_the_command_to_the_export(reproduce, tmp_path, capsys, mon
         assert set(frame["configuration.evaluate_every"]) == {10}
 
 
-def test_the_export_goes_by_the_name_of_its_file_and_names_mistakes(reproduce, tmp_path, capsys):
-    assert reproduce("--methods", "dmlcbo") == 0
-    where = ["results", "export", "--results", str(tmp_path / "results"), "--out", str(tmp_path / "runs.parquet")]
+def test_the_export_goes_by_the_name_of_its_file_and_names_mistakes(reproduce, finished, tmp_path, capsys):
+    where = ["results", "export", "--results", str(finished), "--out", str(tmp_path / "runs.parquet")]
     assert main(where) == 0
     assert (tmp_path / "runs.parquet").read_bytes()[:4] == b"PAR1"
     capsys.readouterr()
@@ -71,26 +81,10 @@ def test_the_export_goes_by_the_name_of_its_file_and_names_mistakes(reproduce, t
     assert "is a configuration of table-2, and the target is table-4" in capsys.readouterr().err
 
 
-def test_a_record_holds_the_configuration_that_its_identity_is_the_hash_of(reproduce, tmp_path, capsys, monkeypatch):
-    """Also one of a version that did not keep it: the sweep gives it back to the runs that it planned."""
-    results = tmp_path / "results"
-    assert reproduce("--methods", "dmlcbo") == 0
-    with ResultsStore(results) as store:
-        whole = store.records()
-        assert all(RunSpec(**record.configuration).identity == record.identity for record in whole)
-        store._rows.execute("ALTER TABLE runs DROP COLUMN configuration")  # as it was
-    for path in results.glob("runs/*/record.json"):
-        row = json.loads(path.read_text())
-        del row["configuration"]
-        path.write_text(json.dumps(row))
-    with ResultsStore(results, reading=True) as store:
-        assert [record.configuration for record in store.records()] == [{}] * 4
-    monkeypatch.setattr(pools, "run", None)  # nothing is made again
-    assert reproduce("--methods", "dmlcbo") == 0
-    for _ in ("rows", "folders"):
-        with ResultsStore(results, reading=True) as store:
-            assert store.records() == whole
-        (results / "results.sqlite").unlink(missing_ok=True)
+def test_a_record_holds_the_configuration_that_its_identity_is_the_hash_of(finished):
+    records = ResultsStore(finished, reading=True).records()
+    assert len(records) == 8
+    assert all(RunSpec(**record.configuration).identity == record.identity for record in records)
 
 
 def test_a_sweep_that_is_stopped_goes_on_and_says_how(reproduce, tmp_path, capsys, monkeypatch):
@@ -112,13 +106,13 @@ def test_a_sweep_that_is_stopped_goes_on_and_says_how(reproduce, tmp_path, capsy
     assert len(made) == len({specs[0].identity for specs in made}) == 8
 
 
-def test_a_second_driver_is_refused_and_status_is_not(reproduce, tmp_path, capsys):
-    assert reproduce("--methods", "dmlcbo", "--seeds", "1") == 0
-    with only_driver(tmp_path / "results"):
+def test_a_second_driver_is_refused_and_status_is_not(reproduce, finished, tmp_path, capsys):
+    shutil.copytree(finished, tmp_path / "results")
+    with ResultsStore(tmp_path / "results").only_driver():
         assert reproduce() == 2
         assert f"is at work in {tmp_path / 'results'}: wait for it" in capsys.readouterr().err
         assert main(["status", "--results", str(tmp_path / "results")]) == 0
-        assert "3 runs" in capsys.readouterr().out
+        assert "8 runs" in capsys.readouterr().out
 
 
 def test_a_quick_look_says_so(reproduce, tmp_path, capsys):
@@ -133,7 +127,7 @@ def test_a_quick_look_says_so(reproduce, tmp_path, capsys):
 
 def test_status_and_export_find_a_quick_look_that_is_all_there_is(table, data, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(command, "_report", lambda *_: None)
+    monkeypatch.setattr(command, "report_runs", lambda *_: None)
     options = ["--configuration", str(table), "--workers", "0", "--data", str(data), "--methods", "dmlcbo"]
     for more, folder, runs in ((["--quick"], "bilevel-results/quick", 1), ([], "bilevel-results", 4)):
         assert main(["reproduce", "table-2", *options, *more]) == 0
@@ -149,7 +143,7 @@ def test_the_report_says_how_it_was_made(reproduce, tmp_path, capsys):
     assert reproduce("--seeds", "1", "--budget", "50", "--methods", "approx") == 0
     shown = capsys.readouterr().out
     assert f"report: {tmp_path / 'results' / 'report' / 'index.html'}" in shown
-    assert re.search(r"madelon +approx +\d+\.\d+ +\d+\.\d+ +0\.\d+ +1  ", shown)  # one seed has no spread
+    assert re.search(r"Madelon +Approx +\S+ \+- \S+ +\d+\.\d+ +1 +0\.\d+ +\d+\.\d+ ", shown)  # one seed has no spread
     assert "--out runs.csv" in shown
     text = (tmp_path / "results" / "report" / "index.html").read_text()
     assert "final runs end after 20 iterations or 50 s of training, whichever comes first; 1 seed." in text

@@ -5,10 +5,9 @@ import re
 
 import pytest
 
-from bilevel.errors import InvalidInput
+from bilevel.errors import InvalidInputError, MissingFileError
 from bilevel.experiments.configuration import TABLES, load_configuration
-from bilevel.experiments.rehearsal import rehearse
-from bilevel.files import FileMissing
+from bilevel.experiments.methods import check_settings
 
 from .conftest import FEW_SHOT, TINY
 
@@ -16,7 +15,7 @@ from .conftest import FEW_SHOT, TINY
 def test_table_2_has_the_grids_and_limits_of_the_paper():
     table = load_configuration("table-2")
     pairs = {name: math.prod(map(len, method.grid.values())) for name, method in table.methods.items()}
-    assert pairs.pop("dmlcbo") == pairs.pop("dmlcbo-default") == 36
+    assert pairs.pop("dmlcbo") == pairs.pop("dmlcbo-linear-solve") == 36
     assert set(pairs.values()) == {49}
     assert (table.run.iterations, table.run.evaluate_every, table.run.seeds) == (10_000, 100, 10)
     assert table.grid.limit_seconds == 20
@@ -40,7 +39,7 @@ def test_ablations_vary_one_setting_of_dmlcbo_in_table_2(name, setting, values):
 
 def test_every_table_can_be_read_and_has_a_quick_look():
     for name in TABLES:
-        quick = load_configuration(name).quickly()
+        quick = load_configuration(name).quick_look()
         assert quick.run.limit_seconds <= 15
 
 
@@ -58,7 +57,7 @@ def test_every_table_can_be_read_and_has_a_quick_look():
 )
 def test_a_mistake_is_named(table, right, wrong, message):
     table.write_text(TINY.replace(right, wrong, 1))
-    with pytest.raises(InvalidInput, match=message):
+    with pytest.raises(InvalidInputError, match=message):
         load_configuration(table)
 
 
@@ -70,7 +69,10 @@ def test_a_mistake_is_named(table, right, wrong, message):
             "grid = { upper_step = [0.1], lower_step = [1.0] }",
             "dmlcbo has no setting 'lower_step'. .*Known: upper_step",
         ),
-        ("settings = { }", r"\[methods.dmlcbo\]: upper_step is missing: give it in settings or grid"),
+        (
+            "settings = { }",
+            r"\[methods.dmlcbo\]: .* cannot be used: upper_step is missing: give it in settings or grid",
+        ),
         ("grid = { upper_step = [-0.1] }", "got -0.1"),
         (
             "grid = { upper_step = ['fast'] }",
@@ -81,8 +83,8 @@ def test_a_mistake_is_named(table, right, wrong, message):
 def test_few_shot_methods_have_an_upper_step_and_nothing_else(table, part, message):
     head, _, _ = FEW_SHOT.partition("grid = ")
     table.write_text(head + part)
-    with pytest.raises(InvalidInput, match=message):
-        rehearse(load_configuration(table))
+    with pytest.raises(InvalidInputError, match=message):
+        check_settings(load_configuration(table))
 
 
 @pytest.mark.parametrize(
@@ -104,27 +106,27 @@ def test_few_shot_methods_have_an_upper_step_and_nothing_else(table, part, messa
 )
 def test_settings_that_a_method_does_not_take_are_named(table, right, wrong, message):
     table.write_text(TINY.replace(right, wrong, 1))
-    with pytest.raises(InvalidInput, match=re.escape(message)):
-        rehearse(load_configuration(table))
+    with pytest.raises(InvalidInputError, match=re.escape(message)):
+        check_settings(load_configuration(table))
 
 
 def test_all_tables_of_the_library_can_be_built():
     for name in TABLES:
-        rehearse(load_configuration(name))
+        check_settings(load_configuration(name))
 
 
 def test_unknown_names_are_answered_with_the_nearest(tiny, tmp_path):
-    with pytest.raises(InvalidInput, match=r"no dataset 'madelom' in this table. Did you mean 'madelon'\?"):
-        tiny.only(datasets=["madelom"])
-    with pytest.raises(InvalidInput, match=r"no method 'aprox' in this table. Did you mean 'approx'\?"):
-        tiny.only(methods=["aprox"])
-    with pytest.raises(FileMissing, match="there is no configuration"):
+    with pytest.raises(InvalidInputError, match=r"no dataset 'madelom' in this table. Did you mean 'madelon'\?"):
+        tiny.select(datasets=["madelom"])
+    with pytest.raises(InvalidInputError, match=r"no method 'aprox' in this table. Did you mean 'approx'\?"):
+        tiny.select(methods=["aprox"])
+    with pytest.raises(MissingFileError, match="there is no configuration"):
         load_configuration(tmp_path / "none.toml")
 
 
 def test_a_budget_limits_search_and_final_runs(tiny):
-    limited = tiny.limited(seeds=5, budget=7.0)
+    limited = tiny.limit(seeds=5, budget=7.0)
     assert (limited.run.seeds, limited.run.limit_seconds, limited.grid.limit_seconds) == (5, 7.0, 7.0)
-    assert limited.limited(budget=20.0).grid.limit_seconds == 7.0  # the search is not made longer
-    with pytest.raises(InvalidInput, match="limit_seconds = -1"):
-        tiny.limited(budget=-1.0)
+    assert limited.limit(budget=20.0).grid.limit_seconds == 7.0  # the search is not made longer
+    with pytest.raises(InvalidInputError, match="limit_seconds = -1"):
+        tiny.limit(budget=-1.0)

@@ -3,7 +3,7 @@
 import pandas as pd
 
 from bilevel.experiments.export import export
-from bilevel.experiments.record import RunRecord
+from bilevel.experiments.run_folder import RunRecord
 
 
 def test_settings_of_different_kinds_stand_in_one_column(tmp_path):

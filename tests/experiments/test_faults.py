@@ -3,7 +3,7 @@
 import os
 import platform
 import resource
-import sqlite3
+import shutil
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -12,12 +12,10 @@ import numpy as np
 import pytest
 
 from bilevel.cli import main
-from bilevel.errors import InvalidInput
+from bilevel.errors import InvalidInputError, WriteError
 from bilevel.experiments import command, pools
-from bilevel.experiments.record import RunRecord
-from bilevel.experiments.run import Outcome
+from bilevel.experiments.run_folder import Outcome, RunRecord
 from bilevel.experiments.store import ResultsStore
-from bilevel.files import NotWritten
 
 from .conftest import TINY
 
@@ -27,7 +25,7 @@ RUNS = 8
 @pytest.fixture(autouse=True)
 def no_report(monkeypatch):
     """Runs are what may be lost; the report is made of them again."""
-    monkeypatch.setattr(command, "_report", lambda *_: None)
+    monkeypatch.setattr(command, "report_runs", lambda *_: None)
 
 
 @pytest.fixture
@@ -73,30 +71,40 @@ def nothing_to_run(monkeypatch):
 
 
 def stored(tmp_path):
-    with ResultsStore(tmp_path / "results") as store:
-        return {record.identity: record for record in store.records()}
+    store = ResultsStore(tmp_path / "results")
+    return {record.identity: record for record in store.records()}
 
 
 def test_a_full_disk_in_the_middle_of_a_sweep(reproduce, tmp_path, monkeypatch):
     made, run = [], pools.run
-    monkeypatch.setattr(pools, "run", lambda specs, folder: made.append(specs) or run(specs, folder))
-    with files_up_to(60_000):  # enough for some runs; then the log of SQLite is too large
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def full_after_three(specs, folder):
+        made.append(specs)
+        if len(made) == 4:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limit[1]))
+        return run(specs, folder)
+
+    monkeypatch.setattr(pools, "run", full_after_three)
+    try:
         code, said = reproduce()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
     assert code == 2
     assert "cannot be written" in said
     assert "make room or choose another folder, then run the command again; what was stored is still there" in said
     kept = stored(tmp_path)
-    assert 0 < len(kept) < RUNS
+    assert len(kept) == 3
     assert reproduce()[0] == 0
     after = stored(tmp_path)
     assert len(after) == len({specs[0].identity for specs in made}) == RUNS
     assert {name: after[name] for name in kept} == kept
-    assert len(made) <= RUNS + 1  # at most the run that found no room was made again
+    assert len(made) == RUNS + 1  # only the run that found no room was made again
 
 
 def test_a_sweep_that_ended_by_an_error_is_not_called_running(reproduce, tmp_path, monkeypatch, capsys):
     def failing(specs, folder):
-        raise InvalidInput("no data here")
+        raise InvalidInputError("no data here")
 
     monkeypatch.setattr(pools, "run", failing)
     assert reproduce()[0] == 2
@@ -110,9 +118,9 @@ def test_a_sweep_that_was_killed_is_told_and_shared_work_counts_once(tmp_path, c
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     for pid, state in ((gone.pid, "was killed (the same command goes on)"), (os.getpid(), "running")):
-        with ResultsStore(tmp_path) as store:
-            store.add([Outcome(RunRecord(**about, **shared, identity=name, experiment=name)) for name in "ab"])
-            store.say(command="c", state="running", text="1 of 2", share=0.5, pid=pid, node=platform.node())
+        store = ResultsStore(tmp_path)
+        store.add([Outcome(RunRecord(**about, **shared, identity=name, experiment=name)) for name in "ab"])
+        store.set_status(command="c", state="running", text="1 of 2", share=0.5, pid=pid, node=platform.node())
         assert main(["status", "--results", str(tmp_path)]) == 0
         shown = capsys.readouterr().out
         assert f"    {state}, 1 of 2" in shown
@@ -132,15 +140,14 @@ def test_a_full_disk_while_a_run_is_stored(tmp_path, entries):
     """The curve, or the final state, does not fit: the run is not there at all, those before it are."""
     about = {"experiment": "t", "role": "final", "dataset": "d", "method": "m", "settings": {}, "seed": 0}
     runs = [RunRecord(**about, identity=f"{i:016x}", status="iterations", curve={"step": [0, 1]}) for i in range(2)]
-    with ResultsStore(tmp_path) as store:
-        store.add([Outcome(runs[0])])
-        with files_up_to(50_000 if entries > 10 else 20), pytest.raises(NotWritten, match=r"runs cannot be written \("):
-            store.add([Outcome(runs[1], {"x": np.zeros(entries)})])
-        assert [folder.name for folder in store.runs.iterdir()] == [runs[0].identity]
-        assert store.records() == runs[:1]
-        assert store.add([Outcome(runs[1], {"x": np.zeros(entries)})]) == 1
-    with ResultsStore(tmp_path) as store:
-        assert store.records() == runs
+    store = ResultsStore(tmp_path)
+    store.add([Outcome(runs[0])])
+    with files_up_to(50_000 if entries > 10 else 20), pytest.raises(WriteError, match=r"runs cannot be written \("):
+        store.add([Outcome(runs[1], {"x": np.zeros(entries)})])
+    assert [folder.name for folder in store.runs.iterdir()] == [runs[0].identity]
+    assert store.records() == runs[:1]
+    store.add([Outcome(runs[1], {"x": np.zeros(entries)})])
+    assert ResultsStore(tmp_path).records() == runs
 
 
 def test_memory_that_runs_out_costs_no_other_run_and_is_named(reproduce, tmp_path, monkeypatch):
@@ -162,39 +169,19 @@ def test_memory_that_runs_out_costs_no_other_run_and_is_named(reproduce, tmp_pat
     assert reproduce("--methods", "dmlcbo")[0] == 0
 
 
-def test_results_that_another_program_locks(reproduce, tmp_path, monkeypatch):
+@pytest.mark.parametrize("damage", [b"<html>", b"", b"{", b'{"identity": "0"}'])
+def test_a_damaged_run_is_named_and_made_again(reproduce, tmp_path, damage):
     assert reproduce("--methods", "dmlcbo")[0] == 0
-    kept = stored(tmp_path)
-    monkeypatch.setitem(ResultsStore.__init__.__kwdefaults__, "patience", 0.05)
-    other = sqlite3.connect(tmp_path / "results" / "results.sqlite", isolation_level=None)
-    other.execute("BEGIN IMMEDIATE")
-    code, said = reproduce()
-    other.execute("ROLLBACK")
-    other.close()
+    before = stored(tmp_path)
+    folder = min((tmp_path / "results" / "runs").iterdir())
+    (folder / "record.json").write_bytes(damage)
+    code, said = reproduce("--methods", "dmlcbo")
     assert code == 2
-    assert "results.sqlite is locked by another program: wait for it or end it, then run the command again" in said
-    assert stored(tmp_path) == kept
-    assert reproduce()[0] == 0
-    assert {name: stored(tmp_path)[name] for name in kept} == kept
-    assert len(stored(tmp_path)) == RUNS
-
-
-@pytest.mark.parametrize("damage", ["another file", "cut off", "empty"])
-def test_damaged_results_are_made_again_from_the_folders(reproduce, exported, tmp_path, monkeypatch, damage):
-    assert reproduce()[0] == 0
-    before, file = exported(), tmp_path / "results" / "results.sqlite"
-    content = {"another file": b"<html>" * 2000, "cut off": file.read_bytes()[:5000], "empty": b""}[damage]
-    file.write_bytes(content)
-    if damage != "empty":  # an empty file is a database without rows: they are made again at once
-        code, said = reproduce()
-        assert code == 2
-        assert "results.sqlite is damaged or not a file of results" in said
-        assert "move it aside together with its -wal and -shm files" in said
-        for left in file.parent.glob("results.sqlite*"):
-            left.rename(tmp_path / left.name)
-    with nothing_to_run(monkeypatch):
-        assert reproduce()[0] == 0
-    assert exported() == before
+    assert "record.json is damaged or missing" in said
+    assert f"delete the folder {folder}; the next `bilevel reproduce` makes that one run again" in said
+    shutil.rmtree(folder)
+    assert reproduce("--methods", "dmlcbo")[0] == 0
+    assert stored(tmp_path).keys() == before.keys()
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ import pytest
 
 from bilevel.cli import main
 from bilevel.experiments import command
-from bilevel.experiments import run as cleaning
-from bilevel.experiments.few_shot_run import Judge
+from bilevel.experiments.few_shot_run import FewShotCurve
+from bilevel.experiments.run import CleaningCurve
 from bilevel.experiments.store import ResultsStore
 
 from .conftest import FEW_SHOT, TINY
@@ -27,17 +27,19 @@ def pressed_once(patch, owner, name):
     patch.setattr(owner, name, call)
 
 
-@pytest.mark.parametrize(("text", "judge"), [(TINY, cleaning.Look), (FEW_SHOT, Judge)], ids=["cleaning", "few-shot"])
-def test_a_run_that_was_cut_short_is_no_result(data, table, tmp_path, monkeypatch, capsys, text, judge):
+@pytest.mark.parametrize(
+    ("text", "curve"), [(TINY, CleaningCurve), (FEW_SHOT, FewShotCurve)], ids=["cleaning", "few-shot"]
+)
+def test_a_run_that_was_cut_short_is_no_result(data, table, tmp_path, monkeypatch, capsys, text, curve):
     table.write_text(text)
-    monkeypatch.setattr(command, "_report", lambda *_: None)
+    monkeypatch.setattr(command, "report_runs", lambda *_: None)
     options = ["--configuration", str(table), "--data", str(data), "--results", str(tmp_path / "results")]
     with monkeypatch.context() as patch:
-        pressed_once(patch, judge, "__call__")
+        pressed_once(patch, curve, "__call__")
         assert main(["reproduce", "all", "--workers", "0", "--methods", "dmlcbo", *options]) == 130
     assert "0 runs are in" in capsys.readouterr().err
-    with ResultsStore(tmp_path / "results") as store:
-        assert store.records() == []
+    store = ResultsStore(tmp_path / "results")
+    assert store.records() == []
     assert main(["reproduce", "all", "--workers", "0", "--methods", "dmlcbo", *options]) == 0
-    with ResultsStore(tmp_path / "results") as store:
-        assert {record.status for record in store.records()} == {"iterations"}
+    store = ResultsStore(tmp_path / "results")
+    assert {record.status for record in store.records()} == {"iterations"}

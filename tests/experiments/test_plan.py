@@ -1,20 +1,22 @@
 """The plan: a run is known by all that its numbers depend on, and what comes next depends on validation alone."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+import bilevel
 from bilevel.experiments import code_version
 from bilevel.experiments.configuration import load_configuration
-from bilevel.experiments.plan import RunSpec, count, planned
-from bilevel.experiments.record import RunRecord
-from bilevel.experiments.run import about, copied
+from bilevel.experiments.plan import RunSpec, count_runs, planned_runs
+from bilevel.experiments.run import copy_record, describe
+from bilevel.experiments.run_folder import RunRecord
 
 HASHES = {"madelon": "0", "mnist": "1", "fashion-mnist": "2", "cod-rna": "3"}
 
 
 def record(spec, value, accuracy=0.5, status="iterations"):
-    return RunRecord(**about(spec), status=status, curve={"solved_upper_value": [value], "accuracy": [accuracy]})
+    return RunRecord(**describe(spec), status=status, curve={"solved_upper_value": [value], "accuracy": [accuracy]})
 
 
 def done(specs, values, **more):
@@ -22,7 +24,7 @@ def done(specs, values, **more):
 
 
 def test_the_identity_changes_with_everything_that_matters(tiny):
-    spec = next(planned(tiny, HASHES, {}))
+    spec = next(planned_runs(tiny, HASHES, {}))
     others = [
         replace(spec, seed=7), replace(spec, settings={**spec.settings, "upper_step": 0.2}),
         replace(spec, data_hash="x"),
@@ -35,24 +37,24 @@ def test_the_identity_changes_with_everything_that_matters(tiny):
 
 
 def test_the_pair_with_the_smallest_f_goes_on_and_not_the_most_accurate(tiny):
-    table = tiny.only(methods=["dmlcbo"])
-    search = list(planned(table, HASHES, {}))
+    table = tiny.select(methods=["dmlcbo"])
+    search = list(planned_runs(table, HASHES, {}))
     assert [(spec.role, spec.seed) for spec in search] == [("grid", 1000)] * 2
     half = done(search[:1], [0.6])
-    assert list(planned(table, HASHES, half)) == search
+    assert list(planned_runs(table, HASHES, half)) == search
     finished = {search[0].identity: record(search[0], 0.6, accuracy=0.99), **done(search[1:], [0.5], accuracy=0.1)}
-    final = list(planned(table, HASHES, finished))[2:]
+    final = list(planned_runs(table, HASHES, finished))[2:]
     assert [(spec.role, spec.seed, spec.settings) for spec in final] == [
         ("final", i, search[1].settings) for i in (0, 1)
     ]
 
 
 def test_diverged_runs_and_values_that_are_not_finite_are_not_chosen(tiny):
-    table = tiny.only(methods=["dmlcbo"])
-    search = list(planned(table, HASHES, {}))
+    table = tiny.select(methods=["dmlcbo"])
+    search = list(planned_runs(table, HASHES, {}))
     for bad in (record(search[0], 0.1, status="diverged"), record(search[0], float("nan"))):
         finished = {search[0].identity: bad, **done(search[1:], [0.9])}
-        assert list(planned(table, HASHES, finished))[2].settings == search[1].settings
+        assert list(planned_runs(table, HASHES, finished))[2].settings == search[1].settings
 
 
 def test_after_a_first_look_the_best_pair_of_each_upper_step_goes_on(tiny):
@@ -60,80 +62,94 @@ def test_after_a_first_look_the_best_pair_of_each_upper_step_goes_on(tiny):
     steps = {"upper_step": [1.0, 0.1], "lower_step": [3.0, 2.0]}
     method = tiny.methods["dmlcbo"].model_copy(update={"grid": steps})
     table = tiny.model_copy(update={"grid": grid, "methods": {"dmlcbo": method}})
-    looks = list(planned(table, HASHES, {}))
+    looks = list(planned_runs(table, HASHES, {}))
     assert [spec.limit_seconds for spec in looks] == [1.0] * 4
     finished = done(looks, [0.3, 0.1, 0.7, 0.9])
-    kept = list(planned(table, HASHES, finished))[4:]
+    kept = list(planned_runs(table, HASHES, finished))[4:]
     assert [spec.settings for spec in kept] == [
         {"upper_step": 1.0, "lower_step": 2.0},
         {"upper_step": 0.1, "lower_step": 3.0},
     ]
     assert {spec.limit_seconds for spec in kept} == {9.0}
     finished |= done(kept, [0.2, 0.1])
-    final = list(planned(table, HASHES, finished))[6:]
+    final = list(planned_runs(table, HASHES, finished))[6:]
     assert [spec.settings["upper_step"] for spec in final] == [0.1, 0.1]
-    assert count(table)[0] == 4 + 2 + 2
+    assert count_runs([table])[0] == 4 + 2 + 2
 
 
 def test_without_other_settings_there_is_nothing_to_look_at_first(tiny):
     grid = tiny.grid.model_copy(update={"first_look_seconds": 1.0, "best_of_each": "upper_step", "limit_seconds": 9.0})
-    table = tiny.only(methods=["dmlcbo"]).model_copy(update={"grid": grid})
-    assert [spec.limit_seconds for spec in planned(table, HASHES, {})] == [9.0, 9.0]
-    assert count(table)[0] == 2 + 2
+    table = tiny.select(methods=["dmlcbo"]).model_copy(update={"grid": grid})
+    assert [spec.limit_seconds for spec in planned_runs(table, HASHES, {})] == [9.0, 9.0]
+    assert count_runs([table])[0] == 2 + 2
 
 
 @pytest.mark.parametrize(("scores", "best"), [((0.5 - 4e-7, 0.5), 0.1), ((0.5 - 4e-6, 0.5), 1.0)])
 def test_of_equal_scores_the_smallest_upper_step_is_taken(tiny, scores, best):
     """Equal: to the accuracy of a solved lower level."""
-    table = tiny.only(methods=["dmlcbo"])
-    search = list(planned(table, HASHES, {}))
+    table = tiny.select(methods=["dmlcbo"])
+    search = list(planned_runs(table, HASHES, {}))
     assert [spec.settings["upper_step"] for spec in search] == [1.0, 0.1]
-    assert list(planned(table, HASHES, done(search, scores)))[2].settings["upper_step"] == best
+    assert list(planned_runs(table, HASHES, done(search, scores)))[2].settings["upper_step"] == best
 
 
 def test_an_ablation_takes_the_steps_of_its_table_and_shares_the_runs_they_have_in_common():
     base, table = (
-        load_configuration(name).only(datasets=["madelon"], methods=["dmlcbo"]) for name in ("table-2", "table-4")
+        load_configuration(name).select(datasets=["madelon"], methods=["dmlcbo"]) for name in ("table-2", "table-4")
     )
     plan, finished = [], {}
     for _ in range(3):  # looks, search, final
-        plan = list(planned(base, HASHES, finished))
+        plan = list(planned_runs(base, HASHES, finished))
         finished |= done(plan, [0.5 + 0.001 * i for i in range(len(plan))])
     final = [spec for spec in plan if spec.role == "final"]
-    varied = [spec for spec in planned(table, HASHES, finished) if spec.role == "final"]
+    varied = [spec for spec in planned_runs(table, HASHES, finished) if spec.role == "final"]
     assert {spec.settings["Q"] for spec in varied} == {1, 3, 5, 7}
-    assert all(spec.experiment == "table-2" for spec in planned(table, HASHES, finished) if spec.role == "grid")
+    assert all(spec.experiment == "table-2" for spec in planned_runs(table, HASHES, finished) if spec.role == "grid")
     same = [spec for spec in varied if spec.settings["Q"] == 3]
     assert [spec.work for spec in same] == [spec.work for spec in final]
-    twin = copied(record(final[0], 0.5), same[0])
+    twin = copy_record(record(final[0], 0.5), same[0])
     assert (twin.identity, RunSpec(**twin.configuration)) == (same[0].identity, same[0])
     assert {spec.work for spec in varied if spec.settings["Q"] != 3}.isdisjoint(spec.work for spec in final)
 
 
 @pytest.mark.parametrize("name", ["table-2", "table-3", "table-4"])
 def test_the_count_is_that_of_the_plan(name):
-    table, finished, plan = load_configuration(name).quickly(), {}, []
+    table, finished, plan = load_configuration(name).quick_look(), {}, []
     hashes = HASHES | {"omniglot": "4", "cifar-100": "5"}
     for _ in range(2):
-        plan = list(planned(table, hashes, finished))
+        plan = list(planned_runs(table, hashes, finished))
         finished |= {spec.identity: record(spec, 0.5) for spec in plan}
-    assert count(table)[0] == len(list(planned(table, hashes, finished)))
+    assert count_runs([table])[0] == len(list(planned_runs(table, hashes, finished)))
 
 
-def test_another_code_makes_other_runs(tiny, monkeypatch):
-    (one, *_) = planned(tiny, HASHES, {})
-    monkeypatch.setattr(code_version, "statements", lambda file: "something else" if file.name == "loop.py" else "")
-    code_version.code_version.cache_clear()
-    try:
-        (other, *_) = planned(tiny, HASHES, {})
-    finally:
-        code_version.code_version.cache_clear()
-    assert other.settings == one.settings
-    assert other.identity != one.identity
+def test_another_code_makes_other_runs(tiny):
+    (one, *_) = planned_runs(tiny, HASHES, {})
+    assert one.code == code_version.code_version()
+    assert replace(one, code="0.2.0/another").identity != one.identity
 
 
-def test_solvers_and_runs_are_part_of_the_code_version_and_reports_are_not():
-    files = code_version._files()
-    assert {"solvers/dmlcbo.py", "experiments/run.py", "sets/simplex.py", "loop.py"} <= set(files)
-    assert set(code_version.OF_RUNS) <= set(files)
+def test_comments_and_docstrings_are_no_code_and_statements_are():
+    one = code_version.statements('def f(x):\n    """Twice."""\n    return 2 * x')
+    assert code_version.statements("def f(x):\n    # doubled\n    return (2 * x)") == one
+    assert code_version.statements("def f(x):\n    return 3 * x") != one
+
+
+COUNTED = {"cleaning", "few_shot", "newton", "hypergradients", "run", "sets", "solvers"}
+"""Packages that runs execute: a change in them makes other runs."""
+
+
+def test_every_package_is_counted_or_excluded():
+    """A new package must be put into one of the two lists: does it change the numbers of a run?"""
+    root = Path(bilevel.__file__).parent
+    packages = {path.parent.name for path in root.glob("*/__init__.py")}
+    assert packages - set(code_version.EXCLUDED) == COUNTED
+    files = set(code_version.covered_files())
+    assert {name.partition("/")[0] for name in files if "/" in name} == COUNTED | {"experiments"}
+    modules = {path.name for path in root.glob("*.py")} - set(code_version.EXCLUDED)
+    assert {"problem.py", "lower.py"} <= modules <= files
+
+
+def test_what_makes_a_run_is_counted_and_reports_are_not():
+    files = code_version.covered_files()
+    assert {"solvers/dmlcbo.py", "sets/simplex.py", "run/minimize.py", *code_version.INCLUDED} <= set(files)
     assert not [name for name in files if name.startswith(("cli/", "experiments/report/"))]

@@ -2,8 +2,6 @@
 
 import shutil
 from dataclasses import replace
-from importlib.metadata import version
-from importlib.util import find_spec
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,14 +9,13 @@ import pytest
 import torch
 
 import bilevel
-from bilevel.errors import InvalidInput
+from bilevel.errors import InvalidInputError
 from bilevel.experiments import load_configuration
 from bilevel.experiments import run as cleaning
-from bilevel.experiments.cleaning_data import cleaning_problem, cleaning_task, data_hash, files_of
-from bilevel.experiments.plan import planned
-from bilevel.experiments.run import _ended, run
-from bilevel.experiments.solved_level import SolvedLevel
-from bilevel.solution import Status
+from bilevel.experiments.data import cleaning_problem, cleaning_task, data_hash
+from bilevel.experiments.plan import planned_runs
+from bilevel.experiments.run import SolvedLevel, final_status, run
+from bilevel.run.solution import Status
 
 from .conftest import FEW_SHOT
 
@@ -27,11 +24,11 @@ HASHES: dict[str, str] = {}
 
 @pytest.fixture(autouse=True)
 def hashes(data):
-    HASHES["madelon"] = data_hash(files_of("madelon", data))
+    HASHES["madelon"] = data_hash("madelon", data)
 
 
 def specs(tiny, method, **changes):
-    found = [spec for spec in planned(tiny, HASHES, {}) if spec.method == method]
+    found = [spec for spec in planned_runs(tiny, HASHES, {}) if spec.method == method]
     return [replace(found[0], role="final", **changes)]
 
 
@@ -82,8 +79,6 @@ def test_the_last_row_is_what_the_final_state_gives(tiny, data, method):
     assert record.curve["accuracy"][0] == 0.5  # y = 0: every score is zero, and zero counts half
     assert record.curve["own_zero_share"][0] == 1.0
     assert record.counts["steps"] == 20
-    assert record.environment["fused"] is (method == "dmlcbo")
-    assert record.environment["numba"] == (version("numba") if find_spec("numba") else "")
 
 
 def test_a_run_has_the_same_bits_again_and_an_evaluation_changes_none(tiny, data):
@@ -109,7 +104,9 @@ def test_time_limit_divergence_and_settings_that_do_not_fit_are_recorded(tiny, d
 
 def test_a_worker_with_other_code_or_other_data_refuses(tiny, data, tmp_path):
     (spec,) = specs(tiny, "dmlcbo")
-    with pytest.raises(InvalidInput, match="has version .*/[0-9a-f]{12} of the code, .* planned by 9.9/9: install"):
+    with pytest.raises(
+        InvalidInputError, match="has version .*/[0-9a-f]{12} of the code, .* planned by 9.9/9: install"
+    ):
         run([replace(spec, code="9.9/9")], data)
     other = tmp_path / "other"
     shutil.copytree(data, other)
@@ -117,21 +114,21 @@ def test_a_worker_with_other_code_or_other_data_refuses(tiny, data, tmp_path):
     labels = other / "madelon" / "madelon_valid.labels"
     lines = labels.read_text().splitlines()
     labels.write_text("\n".join([str(-int(lines[0])), *lines[1:], ""]))
-    with pytest.raises(InvalidInput, match=f"has other files of madelon in {other} .*: copy them there"):
+    with pytest.raises(InvalidInputError, match=f"has other files of madelon in {other} .*: copy them there"):
         run([spec], other)
     shutil.copy2(data / "madelon" / labels.name, labels)
     run([replace(spec, iterations=1)], other)
 
 
 def test_memory_that_runs_out_is_not_a_result(tiny, data, monkeypatch):
-    monkeypatch.setattr(cleaning.Look, "at_end", lambda *_: torch.empty(1 << 50))
+    monkeypatch.setattr(cleaning.CleaningCurve, "add_end", lambda *_: torch.empty(1 << 50))
     with pytest.raises(MemoryError, match="allocate memory"):
         run(specs(tiny, "dmlcbo"), data)
 
 
 def test_more_rows_than_there_are_is_an_error(tiny, data):
     (spec,) = specs(tiny, "dmlcbo")
-    with pytest.raises(InvalidInput, match="madelon has 2000 rows .* fewer than rows .* trusted = 1990 . 50"):
+    with pytest.raises(InvalidInputError, match="madelon has 2000 rows .* fewer than rows .* trusted = 1990 . 50"):
         run([replace(spec, data={**spec.data, "rows": 1990})], data)
 
 
@@ -145,13 +142,13 @@ def test_a_series_that_diverges_is_the_reason_of_a_run_that_came_to_its_end(tiny
     assert "eta is at or beyond 2/L" in outcome.record.reason
     for steps, status in ((20, "iterations"), (19, "time limit")):
         solution = SimpleNamespace(status=Status.SERIES_DIVERGES, stats={"steps": steps}, message="")
-        assert _ended(solution, 20) == (status, str(Status.SERIES_DIVERGES))  # type: ignore[arg-type]
+        assert final_status(solution, 20) == (status, str(Status.SERIES_DIVERGES))  # type: ignore[arg-type]
 
 
 def test_a_few_shot_run_counts_its_steps_and_what_they_asked_for(tmp_path):
     path = tmp_path / "few-shot.toml"
     path.write_text(FEW_SHOT)
-    (spec,) = planned(load_configuration(path), {"generated": ""}, {})
+    (spec,) = planned_runs(load_configuration(path), {"generated": ""}, {})
     (outcome,) = run([spec], tmp_path)
     counts = outcome.record.counts
     assert counts["steps"] == 4

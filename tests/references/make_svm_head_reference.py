@@ -1,4 +1,4 @@
-"""Reference derivatives of the SVM head by qpth and cvxpylayers, in float64 (tests/applications/few_shot/test_head.py).
+"""Reference derivatives of the SVM head by qpth and cvxpylayers, in float64 (tests/few_shot/test_head.py).
 
     python -m venv peers
     peers/bin/pip install torch "cvxpy>=1.9" clarabel cvxpylayers==1.2.0 diffcp==1.1.9

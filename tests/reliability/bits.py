@@ -49,8 +49,8 @@ def digest(solution: bilevel.Solution) -> str:
 
 def solvers() -> dict[str, Any]:
     """Every solver, and the random estimators of the first."""
-    noisy = bilevel.Neumann(terms=4, truncation="random", smoothing=bilevel.Perturbed(radius=0.05))
-    two_point = bilevel.Neumann(terms=3, eta=0.3, smoothing=bilevel.TwoPoint(radius=1e-3))
+    noisy = bilevel.Neumann(terms=4, truncation="random", smoothing=bilevel.hypergradients.Perturbed(radius=0.05))
+    two_point = bilevel.Neumann(terms=3, eta=0.3, smoothing=bilevel.hypergradients.TwoPoint(radius=1e-3))
     drawn = {"random truncation": noisy, "two points": two_point, "unrolled": bilevel.Unrolled(steps=3)}
     made = {name: bilevel.DMLCBO(hypergradient=estimator) for name, estimator in drawn.items()}
     return {**made, **{cls.__name__: cls() for cls in solver_classes()}}
@@ -83,7 +83,7 @@ def digests(
             if names is None or name in names:
                 try:
                     yield f"{name} / {known.name}", digest(run(known, solver, steps, stop))
-                except bilevel.Incompatible:
+                except bilevel.IncompatibleError:
                     continue
 
 

@@ -346,11 +346,11 @@ def checkpoint(path: Any = "run.safetensors", every: Any = None, about: Any = ()
 
 
 def classes_with_settings() -> list[Any]:
+    from bilevel.hypergradients import LinearSolve, Neumann, Perturbed, TwoPoint, Unrolled
     from bilevel.solvers.base import solver_classes
 
-    extra = [bilevel.LinearSolve, bilevel.Neumann, bilevel.Unrolled, bilevel.Perturbed, bilevel.TwoPoint, bilevel.Seeds,
-             bilevel.Budget, checkpoint, published, bilevel.DMLCBO]  # fmt: skip
-    return [*solver_classes(), *extra]
+    methods = [LinearSolve, Neumann, Unrolled, Perturbed, TwoPoint]
+    return [*solver_classes(), *methods, bilevel.Seeds, bilevel.run.Budget, checkpoint, published, bilevel.DMLCBO]
 
 
 @st.composite
@@ -391,7 +391,7 @@ def diagnostic_calls(draw: Any) -> Call:
     options = {**kept, **{key: draw(st.sampled_from(more[key])) for key in chosen}}
 
     def run() -> None:
-        check(x, y, getattr(bilevel, name)(made(), x, y=y, **options), options)
+        check(x, y, getattr(bilevel.diagnostics, name)(made(), x, y=y, **options), options)
 
     return Call(f"{name}({made()}, {shown(x)}, y={shown(y)}, {options})", run)
 
@@ -487,10 +487,10 @@ def theory_calls(draw: Any) -> Call:
     asked = {"gap": 1.0, **odd}
 
     def run() -> None:
-        theory = bilevel.Theory(**{"constants": bilevel.Constants(**constants), **settings})
+        theory = bilevel.diagnostics.Theory(**{"constants": bilevel.diagnostics.Constants(**constants), **settings})
         assert str(theory)
         if name == "from_theory":
-            solver, steps = bilevel.DMLCBO.from_theory(theory, eps=first, **asked)
+            solver, steps = bilevel.diagnostics.dmlcbo_from_theory(theory, eps=first, **asked)
             assert solver.upper_step > 0
             assert theory.bound(steps, **asked) <= first
         elif name == "steps_for":
@@ -530,7 +530,7 @@ def observer_calls(draw: Any) -> Call:
             (Path(folder) / "folder").mkdir()
             path = f"{folder}/{place}" if isinstance(place, str) and place else place
             try:
-                log = getattr(bilevel, name)(path)
+                log = getattr(bilevel.run, name)(path)
                 log.begin(records[:1])
                 for record in records[1:]:
                     log(record, None)

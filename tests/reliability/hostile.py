@@ -52,7 +52,7 @@ def make_all(folder: Path) -> list[Path]:
     """The files; ours, well made, are among them under the names solution and cleaner."""
     folder.mkdir(exist_ok=True)
     fixtures = Path(__file__).parents[1] / "fixtures"
-    solution = (fixtures / "solution-v2.safetensors").read_bytes()
+    solution = (fixtures / "run-v1.safetensors").read_bytes()
     contents = {
         "pickle": pickle.dumps(Exploding()),
         "zip": _zip(),
@@ -137,21 +137,31 @@ def _tables(folder: Path) -> list[Path]:
     return paths
 
 
+def _run(document: dict[str, Any]) -> dict[str, Any]:
+    return document["value"]["content"]
+
+
 def _signed(folder: Path, fixtures: Path) -> list[Path]:
     """Our own files with a changed document and a checksum that fits: what a hostile writer could make."""
     from safetensors import safe_open
 
-    from bilevel import files
+    from bilevel import _files as files
 
     changes = {
-        "solution": {
-            "state-class": lambda document: document["state"].update({"class": "subprocess.Popen"}),
-            "solver": lambda document: document.update(solver="__import__('os').mkdir('exploded')"),
-            "command": lambda document: document["plan"]["dict"].append(
-                ["about", {"dict": [["command", "os:system"], ["problem", "\x1b[2J"]]}]
+        "run": {
+            "state-class": lambda document: _run(document)["state"].update({"object": "subprocess.Popen"}),
+            "solver": lambda document: _run(document)["plan"]["content"].update(
+                solver="__import__('os').mkdir('exploded')"
             ),
-            "steps": lambda document: document["plan"].update(dict=[["steps", -1]]),
-            "order": lambda document: document["x"].update(order=[10**9]),
+            "solver-class": lambda document: _run(document)["plan"]["content"]["solver"].update(object="os.system"),
+            "command": lambda document: _run(document).update(
+                about={"dict": [["command", "os:system"], ["problem", "\x1b[2J"]]}
+            ),
+            "command-line": lambda document: _run(document).update(
+                kind="HyperCleaner.fit", about={"dict": [["command_line", "rm -r ~"]]}
+            ),
+            "steps": lambda document: _run(document)["plan"]["content"].update(steps=-1),
+            "order": lambda document: _run(document)["result"]["dict"][0][1].update(order=[10**9]),
         },
         "cleaner": {
             "long-labels": lambda document: document["classes"].update(dtype="<U500000000"),
@@ -180,15 +190,15 @@ def _signed(folder: Path, fixtures: Path) -> list[Path]:
 
 def readers() -> dict[str, Any]:
     """Every function of the package that opens a file of others."""
-    from bilevel import Solution, resuming
-    from bilevel.applications.hyper_cleaning import load_cleaner
-    from bilevel.applications.hyper_cleaning.tables import read_table
-    from bilevel.checkpoints import load_checkpoint
+    from bilevel import Checkpoint, Solution
+    from bilevel.cleaning import load_cleaner
+    from bilevel.cleaning.table_files import read_table
+    from bilevel.run import resume
 
     return {
         "Solution.load": Solution.load,
-        "load_checkpoint": load_checkpoint,
-        "bilevel resume": lambda path: resuming.resume(path),
+        "Checkpoint.load": lambda path: Checkpoint(path).load(),
+        "bilevel resume": lambda path: resume.resume(path),
         "load_cleaner": load_cleaner,
         "read_table": read_table,
     }
@@ -213,7 +223,7 @@ def main(folder: Path) -> None:
     import resource
 
     from bilevel import BilevelError
-    from bilevel.applications.hyper_cleaning import tables
+    from bilevel.cleaning import tables
 
     tables.LARGEST_TABLE = 100_000_000
     opened = readers()

@@ -13,7 +13,7 @@ import pytest
 
 import bilevel
 from bilevel import cli
-from bilevel.errors import shown
+from bilevel.errors import escape_control_chars
 
 sys.path.insert(0, str(Path(__file__).parent))
 import hostile
@@ -21,16 +21,18 @@ import hostile
 sys.path.pop(0)
 
 WELL_MADE = {
-    ("signed-solution-solver.safetensors", "Solution.load"),
-    ("signed-solution-solver.safetensors", "load_checkpoint"),
-    ("signed-solution-solver.safetensors", "bilevel resume"),  # "this run has ended": nothing in it is needed
-    ("signed-solution-command.safetensors", "bilevel resume"),
-    ("signed-solution-command.safetensors", "Solution.load"),
-    ("signed-solution-command.safetensors", "load_checkpoint"),
+    ("signed-run-solver.safetensors", "Solution.load"),
+    ("signed-run-solver.safetensors", "Checkpoint.load"),
+    ("signed-run-solver.safetensors", "bilevel resume"),  # "this run has ended": nothing in it is needed
+    ("signed-run-command.safetensors", "bilevel resume"),
+    ("signed-run-command.safetensors", "Solution.load"),
+    ("signed-run-command.safetensors", "Checkpoint.load"),
+    ("signed-run-command-line.safetensors", "Checkpoint.load"),
     ("signed-cleaner-settings.safetensors", "load_cleaner"),
     ("signed-cleaner-loss.safetensors", "load_cleaner"),
     ("text.csv", "read_table"),
     ("escapes.csv", "read_table"),
+    ("categories.parquet", "read_table"),  # its 5,000 rows share one long text in memory too
 }
 """What may be read: a text in a field that nobody runs, and tables."""
 
@@ -92,7 +94,7 @@ def test_the_command_line_shows_no_control_characters(folder, file, capsys, monk
 
 
 def test_hostile_names_in_a_message_are_shown_and_not_obeyed():
-    assert shown("\x1b[2J\x07\u202eabc\n") == "\\x1b[2J\\x07\\u202eabc\n"
+    assert escape_control_chars("\x1b[2J\x07\u202eabc\n") == "\\x1b[2J\\x07\\u202eabc\n"
 
 
 FORBIDDEN = {"pickle", "marshal", "shelve", "zipfile", "tarfile", "gzip", "bz2", "lzma", "tomllib", "yaml", "dill",
@@ -104,10 +106,7 @@ UNPACKED_IN_MEMORY = {"contents.py", "omniglot.py", "cifar100.py"}
 
 
 def test_the_package_has_no_reader_of_formats_that_run_or_unpack():
-    """No pickle, TOML for the user's own configurations and archives for data sets alone.
-
-    (ast.literal_eval reads a solver's text.)
-    """
+    """No pickle, TOML for the user's own configurations and archives for data sets alone."""
     package = Path(bilevel.__file__).parent
     for path in package.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -122,8 +121,10 @@ def test_the_package_has_no_reader_of_formats_that_run_or_unpack():
             else:
                 continue
             found = {name.split(".")[0] for name in names} & FORBIDDEN
+            if path.name == "packed_models.py":  # what skops compresses; it builds objects of listed types alone
+                found -= {"zipfile"}
             if path.parent.name == "datasets" and path.name in UNPACKED_IN_MEMORY:
                 found -= {"zipfile", "tarfile", "gzip", "bz2"}
-            if "experiments" in path.parts:
+            if {"experiments", "datasets", "cli"} & set(path.parts):
                 found -= {"tomllib"}  # data alone; a user's is checked by models that refuse what they do not know
             assert not found, path

@@ -10,16 +10,23 @@ import warnings
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
 
 import bilevel
-from bilevel import files, storage
-from bilevel.checkpoints import CheckpointFiles, load_checkpoint, previous_of
+from bilevel import _files as files
+from bilevel.run import checkpoint
+from bilevel.run.checkpoint import CheckpointFiles, previous_of
 
 sys.path.insert(0, str(Path(__file__).parent))
 import worker
 
 sys.path.pop(0)
+
+
+def load_checkpoint(path: Path) -> bilevel.Solution:
+    """The newest state that is intact."""
+    return bilevel.Solution.from_document(bilevel.Checkpoint(path).load())
 
 
 def assert_same_end(resumed: bilevel.Solution, whole: bilevel.Solution) -> None:
@@ -83,12 +90,20 @@ def test_kill_at_a_few_moments(server, whole, tmp_path):
 
 
 @pytest.mark.reliability
-def test_kill_at_50_random_moments(server, whole, tmp_path):
+def test_kill_at_50_random_moments(server, whole, tmp_path, record_property):
     steps = killed_at_random_moments(server, tmp_path, whole, 50)
+    record_property("figure", f"minimize killed 50 times, after {len(set(steps))} different steps: the same bits")
     assert len(set(steps)) >= 8  # the moments were spread over the run
 
 
-PLACES = [(os, "fsync"), (os, "link"), (os, "replace"), (files, "save_file"), (files, "sign"), (files, "_flush_folder")]
+PLACES = [
+    (os, "fsync"),
+    (os, "link"),
+    (os, "replace"),
+    (safetensors.torch, "save_file"),
+    (files, "sign"),
+    (files, "flush_folder"),
+]
 
 
 @pytest.mark.parametrize("call", [1, 2])
@@ -107,16 +122,16 @@ def test_killed_at_each_act_of_writing(home, name, call, whole, tmp_path, monkey
             raise Killed  # as the end of the process does, it leaves everything as it is: see unlink below
         return original(*arguments, **options)
 
-    def third_is_watched(self, solution):
-        if solution.state.step < 3 * worker.EVERY:
-            return write(self, solution)
+    def third_is_watched(self, document):
+        if document.state.step < 3 * worker.EVERY:
+            return write(self, document)
         monkeypatch.setattr(home, name, counted)
         monkeypatch.setattr(Path, "unlink", lambda *_, **__: None)
-        write(self, solution)
+        write(self, document)
         raise Killed
 
     monkeypatch.setattr(CheckpointFiles, "write", third_is_watched)
-    monkeypatch.setattr("bilevel.loop._Run._rescue", lambda *_: None)
+    monkeypatch.setattr("bilevel.run.engine.Run._rescue", lambda *_: None)
     with pytest.raises(Killed):
         worker.run(str(path))
     monkeypatch.undo()
@@ -164,9 +179,11 @@ def damages(content: bytes, truncations: int, flips: int) -> list[bytes]:
 def check_damage(path: Path, damaged: list[bytes]) -> None:
     for content in damaged:
         path.write_bytes(content)
-        with pytest.warns(bilevel.CheckpointWarning, match=r"run.safetensors: .*run.previous.safetensors, step 20"):
+        with pytest.warns(
+            bilevel.errors.CheckpointWarning, match=r"run.safetensors: .*run.previous.safetensors, step 20"
+        ):
             assert load_checkpoint(path).stats["steps"] == 20
-        with pytest.raises(bilevel.InvalidInput, match="run.safetensors"):
+        with pytest.raises(bilevel.InvalidInputError, match="run.safetensors"):
             bilevel.Solution.load(path)
 
 
@@ -175,7 +192,8 @@ def test_some_damage_is_detected_and_the_previous_checkpoint_used(stopped):
 
 
 @pytest.mark.reliability
-def test_50_truncations_and_200_flipped_bytes_are_detected(stopped):
+def test_50_truncations_and_200_flipped_bytes_are_detected(stopped, record_property):
+    record_property("figure", "50 truncations and 200 flipped bytes of a checkpoint: all detected")
     check_damage(stopped, damages(stopped.read_bytes(), 50, 200))
 
 
@@ -192,7 +210,7 @@ def test_a_damaged_checkpoint_costs_steps_but_no_bits(stopped, damage, whole):
         if state.step <= 30:
             seen.append(previous_of(stopped).read_bytes() == good)
 
-    with pytest.warns(bilevel.CheckpointWarning):
+    with pytest.warns(bilevel.errors.CheckpointWarning):
         resumed = bilevel.minimize(
             worker.problem(), resume=stopped, checkpoint=bilevel.Checkpoint(stopped, every=10), callbacks=[watch],
             **worker.settings() | {"evaluate_every": 10},
@@ -205,12 +223,14 @@ def test_a_damaged_checkpoint_costs_steps_but_no_bits(stopped, damage, whole):
 def test_both_checkpoints_damaged(stopped):
     for path in (stopped, previous_of(stopped)):
         path.write_bytes(path.read_bytes()[:-3])
-    with pytest.raises(bilevel.InvalidInput, match=r"run.safetensors: .*damaged.*run.previous.safetensors: .*damaged"):
+    with pytest.raises(
+        bilevel.InvalidInputError, match=r"run.safetensors: .*damaged.*run.previous.safetensors: .*damaged"
+    ):
         load_checkpoint(stopped)
 
 
 def test_a_newer_format_is_no_damage(stopped, monkeypatch):
     """A file of a newer bilevel is not passed over for an older one."""
-    monkeypatch.setattr(storage, "VERSION", 1)
-    with pytest.raises(bilevel.InvalidInput, match="format version 2 .* upgrade bilevel"):
+    monkeypatch.setattr(checkpoint, "VERSION", 0)
+    with pytest.raises(bilevel.InvalidInputError, match="format version 1 .* upgrade bilevel"):
         load_checkpoint(stopped)

@@ -96,8 +96,9 @@ def stored(folder: Path, results: str) -> int:
     return sum(1 for _ in (folder / results / "runs").glob("[0-9a-f]*")) if (folder / results / "runs").exists() else 0
 
 
-def test_killed_workers_and_drivers_change_nothing(folder):
+def test_killed_workers_and_drivers_change_nothing(folder, record_property):
     """100 runs, 3 workers; 10 workers and 2 drivers are killed at random moments."""
+    record_property("figure", f"a sweep with {WORKER_KILLS} workers and {DRIVER_KILLS} drivers killed: the same bits")
     (folder / "table.toml").write_text(TABLE.format(iterations=60, seeds=40))
     finish(reproduce(folder, "whole", "--workers", "3"))
     moments = random.Random(0)
@@ -124,8 +125,8 @@ def test_killed_workers_and_drivers_change_nothing(folder):
     finish(driver)
     finish(reproduce(folder, "disturbed", "--workers", "3"))
     assert killed == {"worker": WORKER_KILLS, "driver": DRIVER_KILLS}
-    with ResultsStore(folder / "disturbed") as store:
-        records = store.records()
+    store = ResultsStore(folder / "disturbed")
+    records = store.records()
     assert len(records) == len({record.identity for record in records}) == RUNS == stored(folder, "disturbed")
     assert all(record.status == "iterations" for record in records)
     assert exported(folder, "disturbed") == exported(folder, "whole")
@@ -183,6 +184,9 @@ def test_ctrl_c_ends_in_order_and_the_same_command_goes_on(folder):
         assert driver.poll() is None, driver.communicate()[1].decode()
         time.sleep(0.05)
     workers = workers_of(driver)
+    assert len(workers) == 2
+    for process in (psutil.Process(driver.pid), *workers):  # nothing listens to a network
+        assert process.net_connections(kind="inet") == []
     os.killpg(driver.pid, signal.SIGINT)  # as a terminal does: every process of the group
     _, errors = driver.communicate(timeout=60)
     assert driver.returncode == 130, errors.decode()

@@ -47,7 +47,9 @@ def problem() -> bilevel.Problem:
 
 def settings() -> dict[str, Any]:
     """What the undisturbed run, the killed one and the resumed one share."""
-    estimator = bilevel.Neumann(terms=4, eta=0.2, truncation="random", smoothing=bilevel.Perturbed(radius=0.1))
+    estimator = bilevel.Neumann(
+        terms=4, eta=0.2, truncation="random", smoothing=bilevel.hypergradients.Perturbed(radius=0.1)
+    )
     return {"solver": bilevel.DMLCBO(hypergradient=estimator), "output": "sampled", "evaluate_every": 10}
 
 

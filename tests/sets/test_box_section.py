@@ -8,7 +8,7 @@ import cvxpy
 import pytest
 import torch
 
-from bilevel.errors import EmptySet, InvalidInput
+from bilevel.errors import EmptySetError, InvalidInputError
 from bilevel.sets import BoxSection, CappedSimplex, Simplex
 from bilevel.testing import SetTestCase
 
@@ -67,12 +67,12 @@ def test_a_total_at_its_limit_leaves_one_vertex():
     ],
 )
 def test_empty_sections_are_refused(make, message):
-    with pytest.raises(EmptySet, match=message):
+    with pytest.raises(EmptySetError, match=message):
         make()
 
 
 def test_sizes_must_fit():
-    with pytest.raises(InvalidInput, match=r"weight of shape \(3,\) does not fit points of shape \(1,\)"):
+    with pytest.raises(InvalidInputError, match=r"weight of shape \(3,\) does not fit points of shape \(1,\)"):
         BoxSection(0.0, math.inf, torch.ones(3)).project(torch.ones(1))
 
 
@@ -81,3 +81,18 @@ def test_large_offset_along_the_weight_changes_nothing():
     z = 1e6 + noise
     Y = CappedSimplex(0.3, 1.0)
     assert (Y.project(z).double() - Y.project(z.double())).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("size", [1, 2, 20, 500])
+def test_one_vector_of_a_capped_simplex_is_a_batch_of_one(size, dtype):
+    """Short vectors have a search of their own: the same nearest point, near and far, with ties and at corners."""
+    generator = torch.Generator().manual_seed(size)
+    for share in (1e-9, 0.01, 0.3, 0.5, 0.999, 1.0):
+        for scale in (1e-3, 0.5, 1.0, 30.0, 1e5):
+            Y = CappedSimplex(0.5, share * 0.5 * size)
+            normal = torch.randn(size, generator=generator, dtype=torch.float64) * scale
+            for z in (normal, (4 * normal).round() / 4, torch.full_like(normal, scale)):
+                one, batch = Y.project(z.to(dtype)), Y.project(z.to(dtype).double()[None])[0]
+                assert Y.contains(one)
+                torch.testing.assert_close(one.double(), batch, rtol=0, atol=1e-13 + torch.finfo(dtype).eps)

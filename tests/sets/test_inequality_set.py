@@ -144,21 +144,21 @@ def test_products_with_derivatives_are_counted():
 )
 def test_an_empty_set_is_recognised(function, within):
     where = "y in its set" if within else "y has"
-    with pytest.raises(errors.EmptySet, match=f"no point {where}.*h cannot be brought below about"):
+    with pytest.raises(errors.EmptySetError, match=f"no point {where}.*h cannot be brought below about"):
         InequalitySet(function, within).project(torch.tensor([2.0, 1.0]).double())
 
 
 def test_a_set_without_interior_is_a_question_back():
     """|y|^2 <= 0: no multiplier exists."""
-    with pytest.raises(errors.NotConverged, match=r"is h convex.*is there a point with h\(y\) < 0"):
+    with pytest.raises(errors.NotConvergedError, match=r"is h convex.*is there a point with h\(y\) < 0"):
         InequalitySet(lambda y: y.square().sum().reshape(1)).project(torch.tensor([2.0, 1.0]).double())
 
 
 def test_values_that_are_not_finite_are_reported():
-    with pytest.raises(errors.NotFinite, match=r"1 of 1 entries of h\(y\) are NaN"):
+    with pytest.raises(errors.NonFiniteError, match=r"1 of 1 entries of h\(y\) are NaN"):
         InequalitySet(lambda y: (y - 3.0).sqrt().sum().reshape(1)).project(torch.zeros(2).double())
 
 
 def test_there_is_no_jacobian():
-    with pytest.raises(errors.Incompatible, match="BiCGAFFA, LVHBA"):
+    with pytest.raises(errors.IncompatibleError, match="BiCGAFFA, LVHBA"):
         InequalitySet(ball_and_half_space).jacobian(torch.zeros(2))

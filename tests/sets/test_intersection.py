@@ -6,7 +6,7 @@ import cvxpy
 import pytest
 import torch
 
-from bilevel.errors import EmptySet, Incompatible, InvalidInput, InvalidType, NotConverged
+from bilevel.errors import EmptySetError, IncompatibleError, InvalidInputError, InvalidTypeError, NotConvergedError
 from bilevel.sets import (
     Box,
     HalfSpace,
@@ -29,6 +29,8 @@ F64 = {"dtype": torch.float64}
 class TestIntersection(SetTestCase):
     """A ball, a box and a half-space around a common point."""
 
+    oracle_cases = 20  # 2,000 among the slow tests
+    parameter_cases = 2
     accuracy = 1e-10
     half = traceable = False
     small_dimensions = (1, 2)
@@ -56,6 +58,8 @@ class TestIntersection(SetTestCase):
 
 
 class TestFromProjection(SetTestCase):
+    oracle_cases = 60  # 2,000 among the slow tests
+
     def make_set(self, generator, dimension, scale):
         ball = L1Ball((torch.rand((), generator=generator, **F64) + 0.2) * scale)
         return from_projection(ball.project)
@@ -108,11 +112,11 @@ def test_matrices_with_a_second_derivative():
 
 
 def test_an_empty_intersection_is_noticed():
-    with pytest.raises(EmptySet, match=r"no common point .* every point is at least 0\.707 away from one of them"):
+    with pytest.raises(EmptySetError, match=r"no common point .* every point is at least 0\.707 away from one of them"):
         Intersection(Box(0.0, 1.0), Box(2.0, 3.0)).project(torch.zeros(2))
-    with pytest.raises(Incompatible, match="points of the same kind"):
+    with pytest.raises(IncompatibleError, match="points of the same kind"):
         Intersection(PSDCone(), L2Ball())
-    with pytest.raises(InvalidInput, match="max_rounds must be at least 1, got 0"):
+    with pytest.raises(InvalidInputError, match="max_rounds must be at least 1, got 0"):
         Intersection(L2Ball(), max_rounds=0)
 
 
@@ -123,7 +127,7 @@ def test_emptiness_is_judged_by_the_sets_and_not_by_the_point(distance, gap):
     boxes = Box(0.0, 1.0), Box(1.0 + gap, 3.0)
     z = torch.tensor([1.0, 1.0], **F64) * distance
     for sets, away in ((balls, gap / 2), (boxes, gap / 2**0.5)):
-        with pytest.raises(EmptySet, match="every point is at least") as found:
+        with pytest.raises(EmptySetError, match="every point is at least") as found:
             Intersection(*sets).project(z)
         assert 0.8 * away <= float(str(found.value).split("at least ")[1].split()[0]) <= 1.01 * away
 
@@ -142,7 +146,7 @@ def test_sets_that_touch_in_one_point(name):
     Y = Intersection(*TOUCHING[name])
     for z in torch.tensor([[1.0, 1.0], [5.0, 0.0], [3.0, -1.0], [0.5, 1e-3], [300.0, 1000.0], [-2.0, 1.0]], **F64):
         assert float((Y.project(z) - TIP).norm()) <= 1e-7 * max(1.0, float(z.norm()))
-    with pytest.raises(NotConverged, match="hardly touch: enlarge one of them, or raise tol"):
+    with pytest.raises(NotConvergedError, match="hardly touch: enlarge one of them, or raise tol"):
         Intersection(*TOUCHING[name], tol=1e-10).project(torch.tensor([1.0, 1.0], **F64))
 
 
@@ -175,9 +179,9 @@ def test_thin_boxes_and_far_points():
 
 
 def test_a_projection_must_be_a_function_of_points():
-    with pytest.raises(InvalidType, match="takes a function"):
+    with pytest.raises(InvalidTypeError, match="takes a function"):
         from_projection(1.0)  # type: ignore[arg-type]
-    with pytest.raises(InvalidType, match="must give as many"):
+    with pytest.raises(InvalidTypeError, match="must give as many"):
         from_projection(lambda z: z[..., :1]).project(torch.zeros(3))
 
 

@@ -8,7 +8,7 @@ import cvxpy
 import pytest
 import torch
 
-from bilevel.errors import InvalidInput
+from bilevel.errors import InvalidInputError
 from bilevel.sets import Permutahedron
 from bilevel.testing import SetTestCase
 
@@ -39,7 +39,7 @@ def test_a_large_common_offset_is_harmless():
 
 
 def test_errors_carry_the_numbers():
-    with pytest.raises(InvalidInput, match="points have 2 entries, the vertex has 3"):
+    with pytest.raises(InvalidInputError, match="points have 2 entries, the vertex has 3"):
         Permutahedron(torch.zeros(3)).project(torch.zeros(2))
-    with pytest.raises(InvalidInput, match="vertex must be a tensor"):
+    with pytest.raises(InvalidInputError, match="vertex must be a tensor"):
         Permutahedron(1.0)  # type: ignore[arg-type]

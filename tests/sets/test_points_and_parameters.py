@@ -11,7 +11,7 @@ import torch
 from hypothesis import strategies as st
 
 from bilevel import sets
-from bilevel.errors import EmptySet, InvalidInput, InvalidType, NotFinite
+from bilevel.errors import EmptySetError, InvalidInputError, InvalidTypeError, NonFiniteError
 from bilevel.sets import (
     AffineSet,
     BirkhoffPolytope,
@@ -83,7 +83,9 @@ def test_parameters_of_another_shape_are_refused(make, ask):
     Y, z = make(PAIR), torch.zeros(3, 3, dtype=torch.float64)
     if ask == "margin" and Y.margin(z[0]) is None:
         return
-    with pytest.raises(InvalidInput, match=r"of shape \(2,.*does not fit points of shape \(3, \d\): give one number"):
+    with pytest.raises(
+        InvalidInputError, match=r"of shape \(2,.*does not fit points of shape \(3, \d\): give one number"
+    ):
         getattr(Y, ask)(z)
 
 
@@ -110,12 +112,12 @@ def test_points_of_another_length_are_refused(Y):
         if ask == "margin" and isinstance(Y, Intersection):
             continue
         for z in (torch.ones(3), torch.ones(1), torch.ones(4, 3)):
-            with pytest.raises(InvalidInput, match="2"):
+            with pytest.raises(InvalidInputError, match="2"):
                 getattr(Y, ask)(z)
 
 
 def test_bounds_that_do_not_fit_each_other():
-    with pytest.raises(InvalidInput, match=r"lower of shape \(2,\) and upper of shape \(3,\)"):
+    with pytest.raises(InvalidInputError, match=r"lower of shape \(2,\) and upper of shape \(3,\)"):
         Box(torch.zeros(2), torch.ones(3))
 
 
@@ -124,28 +126,28 @@ def test_dictionaries_name_the_bad_entry(ask):
     Y = ProductSet({"w": L1Ball(), "b": FreeSpace()})
     good = {"w": torch.ones(3), "b": torch.ones(1)}
     for bad, error, message in (
-        ([0.0], InvalidType, "ProductSet, entry 'w': L1Ball takes a tensor, got list: use torch.as_tensor"),
-        (torch.ones(3).numpy(), InvalidType, "entry 'w': L1Ball takes a tensor, got ndarray"),
-        (torch.ones(3, dtype=torch.int64), InvalidType, "entry 'w': .*int64"),
-        (torch.ones(()), InvalidInput, r"entry 'w': L1Ball takes points of 1 dimension\(s\), got shape \(\)"),
-        (torch.ones(2, 0), InvalidInput, r"entry 'w': .*\(2, 0\) has no entries"),
+        ([0.0], InvalidTypeError, "ProductSet, entry 'w': L1Ball takes a tensor, got list: use torch.as_tensor"),
+        (torch.ones(3).numpy(), InvalidTypeError, "entry 'w': L1Ball takes a tensor, got ndarray"),
+        (torch.ones(3, dtype=torch.int64), InvalidTypeError, "entry 'w': .*int64"),
+        (torch.ones(()), InvalidInputError, r"entry 'w': L1Ball takes points of 1 dimension\(s\), got shape \(\)"),
+        (torch.ones(2, 0), InvalidInputError, r"entry 'w': .*\(2, 0\) has no entries"),
     ):
         with pytest.raises(error, match=message):
             getattr(Y, ask)({**good, "w": bad})
     for whole in (torch.ones(4), [torch.ones(3), torch.ones(1)]):
-        with pytest.raises(InvalidType, match=r"takes a dictionary with entries \['b', 'w'\]"):
+        with pytest.raises(InvalidTypeError, match=r"takes a dictionary with entries \['b', 'w'\]"):
             getattr(Y, ask)(whole)
     nan = {**good, "w": torch.tensor([torch.nan, 1.0])}
     if ask == "contains":
         assert Y.contains(nan).reason == "the point has 1 NaN or infinite entries"
     else:
-        with pytest.raises(NotFinite, match="entry 'w': L1Ball: 1 of 2 entries"):
+        with pytest.raises(NonFiniteError, match="entry 'w': L1Ball: 1 of 2 entries"):
             getattr(Y, ask)(nan)
 
 
 def test_function_constraints_check_their_points():
     Y = InequalitySet(lambda y: (y.square().sum() - 1).reshape(1), Box(0.0, 1e-6))
-    with pytest.raises(InvalidType, match="Box takes floating-point tensors, got torch.int64"):
+    with pytest.raises(InvalidTypeError, match="Box takes floating-point tensors, got torch.int64"):
         Y.contains(torch.zeros(3, dtype=torch.int64))
     assert not Y.contains(torch.tensor([torch.nan]))
     # Outside by a thousandth of the box, which is little beside the 1 of h.
@@ -302,7 +304,9 @@ def _is_smooth(Y, z, size):
 def test_parameters_beyond_the_dtype_are_refused(make):
     for value in (1e39, torch.tensor(1e39, dtype=torch.float64)):
         for ask in ("project", "jacobian", "margin", "contains"):
-            with pytest.raises(InvalidInput, match=r"1e\+39 is too large for points in torch.float32: use z.double"):
+            with pytest.raises(
+                InvalidInputError, match=r"1e\+39 is too large for points in torch.float32: use z.double"
+            ):
                 getattr(make(value), ask)(torch.ones(3))
     assert make(1e39).project(torch.ones(3).double()).isfinite().all()
 
@@ -311,18 +315,20 @@ def test_points_beyond_the_dtype_are_refused():
     z = torch.tensor([3e38, -3e38])
     assert NonNegative().project(z)[0] == z[0]  # entries that are not added up may be as large as the dtype allows
     for Y in (L1Ball(), L2Ball(), Simplex(), SecondOrderCone()):
-        with pytest.raises(InvalidInput, match=r"entries up to 3e\+38 cannot be added up in torch.float32: use z.dou"):
+        with pytest.raises(
+            InvalidInputError, match=r"entries up to 3e\+38 cannot be added up in torch.float32: use z.dou"
+        ):
             Y.project(z)
         assert Y.project(z.double()).isfinite().all()
-    with pytest.raises(InvalidInput, match="divided by the factor 1e-300 overflows torch.float64"):
+    with pytest.raises(InvalidInputError, match="divided by the factor 1e-300 overflows torch.float64"):
         Scaled(L2Ball(), 1e-300).project(torch.tensor([1e20]).double())
     assert Scaled(L2Ball(), 1e-30).project(torch.tensor([1e20])) == torch.tensor([1e-30])
-    with pytest.raises(InvalidInput, match=r"gamma = 1e\+200 is too large for a point or a radius of size 1"):
+    with pytest.raises(InvalidInputError, match=r"gamma = 1e\+200 is too large for a point or a radius of size 1"):
         ElasticNetBall(1e200).project(torch.ones(2))
 
 
 def test_answers_beyond_float16_are_refused():
-    with pytest.raises(InvalidInput, match=r"Simplex: .* up to 1e\+05, too large for torch.float16: use z.float"):
+    with pytest.raises(InvalidInputError, match=r"Simplex: .* up to 1e\+05, too large for torch.float16: use z.float"):
         Simplex(1e5).project(torch.ones(1, dtype=torch.float16))
     assert L1Ball(1e5).project(torch.ones(1, dtype=torch.float16)) == 1
     assert Box(0.0, 3e4).project(torch.tensor([6e4], dtype=torch.float16)) == 3e4
@@ -392,7 +398,7 @@ def test_a_function_that_is_no_projection_is_found_out():
     halves = from_projection(lambda z: z / 2, name="halve")
     assert halves.contains(torch.zeros(2))
     with pytest.raises(
-        InvalidInput, match="halve is no projection: applied to its own answer it moves the point by 0.5"
+        InvalidInputError, match="halve is no projection: applied to its own answer it moves the point by 0.5"
     ):
         halves.project(torch.tensor([2.0, 0.0]))
     calls = []
@@ -480,18 +486,20 @@ def test_a_function_without_a_graph_is_refused():
     z = torch.tensor([-1.0, 2.0])
     assert Y.project(z).tolist() == [0.0, 2.0]
     for ask in (Y.jacobian, lambda z: Y.project(z.requires_grad_())):
-        with pytest.raises(InvalidInput, match="clip returns a tensor without a graph"):
+        with pytest.raises(InvalidInputError, match="clip returns a tensor without a graph"):
             ask(z.clone())
 
 
 def test_random_points_say_what_they_take():
     generator, both = torch.Generator().manual_seed(0), ProductSet({"a": L1Ball(), "b": Simplex()})
-    with pytest.raises(InvalidType, match=r"L1Ball.random_point takes a torch.Generator, got 0: use torch.Generator"):
+    with pytest.raises(
+        InvalidTypeError, match=r"L1Ball.random_point takes a torch.Generator, got 0: use torch.Generator"
+    ):
         L1Ball().random_point(0, 3)
-    with pytest.raises(InvalidType, match=r"random_point takes sizes, as in .*, got \(\(3,\),\)"):
+    with pytest.raises(InvalidTypeError, match=r"random_point takes sizes, as in .*, got \(\(3,\),\)"):
         L1Ball().random_point(generator, (3,))
     for shape in ((3,), (3, 4), ({"a": (3,)},)):
-        with pytest.raises(InvalidType, match=r"a dictionary of shapes like {'a': \(3,\), 'b': \(3,\)}, got"):
+        with pytest.raises(InvalidTypeError, match=r"a dictionary of shapes like {'a': \(3,\), 'b': \(3,\)}, got"):
             both.random_point(generator, *shape)
     point = both.random_point(generator, {"a": 3, "b": (4, 2)})
     assert point["a"].shape == (3,)
@@ -499,23 +507,27 @@ def test_random_points_say_what_they_take():
 
 
 def test_text_arrays_and_fractions_are_refused():
-    with pytest.raises(InvalidType, match="radius must be a number or a tensor, got '1'"):
+    with pytest.raises(InvalidTypeError, match="radius must be a number or a tensor, got '1'"):
         L1Ball("1")
     for radius in ([1.0], np.ones(1)):
-        with pytest.raises(InvalidType, match=r"radius must be a number or a tensor, got .*: use torch.as_tensor\("):
+        with pytest.raises(
+            InvalidTypeError, match=r"radius must be a number or a tensor, got .*: use torch.as_tensor\("
+        ):
             L1Ball(radius)
-        with pytest.raises(InvalidType, match=r"upper must be a number or a tensor, got .*: use torch.as_tensor\("):
+        with pytest.raises(
+            InvalidTypeError, match=r"upper must be a number or a tensor, got .*: use torch.as_tensor\("
+        ):
             Box(0.0, radius)
     for G, h in ((np.ones((1, 2)), torch.ones(1)), (torch.ones(1, 2), [1.0])):
-        with pytest.raises(InvalidInput, match=r"use torch.as_tensor\("):
+        with pytest.raises(InvalidInputError, match=r"use torch.as_tensor\("):
             Polyhedron(G, h)
-    with pytest.raises(InvalidType, match="size must be an integer, got 2.5"):
+    with pytest.raises(InvalidTypeError, match="size must be an integer, got 2.5"):
         BirkhoffPolytope(2.5)
-    with pytest.raises(InvalidInput, match="tol must be at least 0, got -1"):
+    with pytest.raises(InvalidInputError, match="tol must be at least 0, got -1"):
         L1Ball().contains(torch.zeros(2), tol=-1)
     changed = L1Ball()
     changed.radius = -1.0
-    with pytest.raises(EmptySet, match="radius must be at least 0, got -1"):
+    with pytest.raises(EmptySetError, match="radius must be at least 0, got -1"):
         changed.project(torch.ones(3))
 
 
@@ -525,7 +537,7 @@ def test_reasons_name_the_point_and_the_sum():
     assert "at point (1, 0) of the batch" in L1Ball().contains(y[:, None]).reason
     assert L1Ball().contains(y[1]).reason == "the l1 norm exceeds the radius 1 (by 2)"
     assert "the sum is not the total 1" in CappedSimplex().contains(y[0]).reason
-    with pytest.raises(EmptySet, match="the sum lies between 0 and 0.2"):
+    with pytest.raises(EmptySetError, match="the sum lies between 0 and 0.2"):
         CappedSimplex(0.1).project(y[0])
 
 
@@ -533,20 +545,20 @@ def test_batches_and_sizes_that_do_not_fit_are_refused():
     z, pair, rows = torch.zeros(3, 2), torch.ones(2, 2), torch.eye(2)
     for Y in (Permutahedron(pair), AffineSet(rows, pair), Polyhedron(rows, pair)):
         for ask in (Y.project, Y.jacobian, Y.contains):
-            with pytest.raises(InvalidInput, match=r"of shape \(2, 2\) does not fit points of shape \(3, 2\)"):
+            with pytest.raises(InvalidInputError, match=r"of shape \(2, 2\) does not fit points of shape \(3, 2\)"):
                 ask(z)
-            with pytest.raises(InvalidInput, match=r"5 entries"):
+            with pytest.raises(InvalidInputError, match=r"5 entries"):
                 ask(torch.zeros(5))
     plans = sets.TransportPolytope(pair, pair)
-    with pytest.raises(InvalidInput, match=r"row_sums of shape \(2, 2\) does not fit points of shape \(3, 2, 2\)"):
+    with pytest.raises(InvalidInputError, match=r"row_sums of shape \(2, 2\) does not fit points of shape \(3, 2, 2\)"):
         plans.contains(torch.zeros(3, 2, 2))
-    with pytest.raises(InvalidInput, match="takes 2 x 2 matrices"):
+    with pytest.raises(InvalidInputError, match="takes 2 x 2 matrices"):
         plans.contains(z)
-    with pytest.raises(InvalidInput, match=r"h of shape \(3, 2\) does not fit"):
+    with pytest.raises(InvalidInputError, match=r"h of shape \(3, 2\) does not fit"):
         Polyhedron(rows, torch.ones(3, 2), rows, pair)
-    with pytest.raises(InvalidInput, match=r"row_sums of shape \(3, 2\) does not fit"):
+    with pytest.raises(InvalidInputError, match=r"row_sums of shape \(3, 2\) does not fit"):
         sets.TransportPolytope(torch.ones(3, 2), pair)
-    with pytest.raises(InvalidInput, match="sizes must be 1 positive integers"):
+    with pytest.raises(InvalidInputError, match="sizes must be 1 positive integers"):
         ProductSet([L1Ball()], sizes=[2.5])
 
 
@@ -558,6 +570,6 @@ def test_only_a_set_without_a_point_is_called_empty():
         lambda: sets.L1Penalty(-1.0),
         lambda: sets.L1Penalty().prox(torch.ones(2), -1.0),
     ):
-        with pytest.raises(InvalidInput, match="must be") as found:
+        with pytest.raises(InvalidInputError, match="must be") as found:
             make()
-        assert found.type is InvalidInput
+        assert found.type is InvalidInputError

@@ -6,7 +6,7 @@ import cvxpy
 import pytest
 import torch
 
-from bilevel.errors import InvalidInput, InvalidType
+from bilevel.errors import InvalidInputError, InvalidTypeError
 from bilevel.sets import ElasticNetPenalty, GroupL1Penalty, Indicator, L1Ball, L1Penalty
 
 F64 = {"dtype": torch.float64}
@@ -89,15 +89,12 @@ def test_derivatives_three_ways(name):
 @pytest.mark.parametrize("name", [name for name in CASES if name != "indicator"])
 def test_parameter_derivatives(name):
     penalty, z = CASES[name][0], points(12, seed=3)
-    u = torch.randn(z.shape, generator=torch.Generator().manual_seed(4), **F64)
     values = {name: getattr(penalty, name) for name in penalty.parameters}
-    products = penalty.jacobian(z, 0.3).parameter_vjp(u)
     for key, value in values.items():
         if not value.is_floating_point():
             continue
         leaf = value.clone().requires_grad_()
         project = lambda w, key=key: type(penalty)(**{**values, key: w}).prox(z, 0.3)  # noqa: E731
-        torch.testing.assert_close(products[key], torch.autograd.grad(project(leaf), leaf, u)[0])
         assert torch.autograd.gradcheck(project, (leaf,))
 
 
@@ -109,15 +106,15 @@ def test_one_step_per_point_and_zero():
 
 
 def test_errors_carry_the_numbers():
-    with pytest.raises(InvalidInput, match="l1 must be at least 0, got -1"):
+    with pytest.raises(InvalidInputError, match="l1 must be at least 0, got -1"):
         L1Penalty(-1.0)
-    with pytest.raises(InvalidInput, match="step must be at least 0, got -2"):
+    with pytest.raises(InvalidInputError, match="step must be at least 0, got -2"):
         L1Penalty().prox(torch.zeros(2), -2.0)
-    with pytest.raises(InvalidInput, match="one value per group, 2, got"):
+    with pytest.raises(InvalidInputError, match="one value per group, 2, got"):
         GroupL1Penalty(torch.tensor([0, 1]), torch.ones(3))
-    with pytest.raises(InvalidInput, match="points have 3 entries, groups has 2"):
+    with pytest.raises(InvalidInputError, match="points have 3 entries, groups has 2"):
         GroupL1Penalty(torch.tensor([0, 1])).prox(torch.zeros(3))
-    with pytest.raises(InvalidType, match="Indicator takes a convex set"):
+    with pytest.raises(InvalidTypeError, match="Indicator takes a convex set"):
         Indicator(1.0)  # type: ignore[arg-type]
 
 
@@ -139,25 +136,23 @@ def test_the_dtype_is_that_of_the_point(name, dtype):
     for mine, exact in answers:
         assert mine.dtype == dtype
         torch.testing.assert_close(mine.double(), exact, rtol=2 * eps, atol=2 * eps)
-    products = penalty.jacobian(z, 0.3).parameter_vjp(v)
-    assert all(product.dtype == dtype for product in products.values())
 
 
 @pytest.mark.parametrize("penalty", PLAIN, ids=repr)
 def test_bad_points_are_refused(penalty):
     for ask in (penalty.prox, penalty.jacobian, penalty.value):
         for bad in ([1.0] * 6, torch.ones(6).numpy(), torch.ones(6, dtype=torch.int64)):
-            with pytest.raises(InvalidType, match="takes"):
+            with pytest.raises(InvalidTypeError, match="takes"):
                 ask(bad)
         for bad in (torch.ones(()), torch.ones(2, 0), torch.full((6,), torch.nan), torch.full((6,), torch.inf)):
-            with pytest.raises(InvalidInput):
+            with pytest.raises(InvalidInputError):
                 ask(bad)
 
 
 def test_weights_and_steps_of_another_shape_are_refused():
-    with pytest.raises(InvalidInput, match=r"l1 of shape \(3,\) does not fit points of shape \(2,\)"):
+    with pytest.raises(InvalidInputError, match=r"l1 of shape \(3,\) does not fit points of shape \(2,\)"):
         L1Penalty(torch.ones(3)).prox(torch.ones(2))
-    with pytest.raises(InvalidInput, match=r"step of shape \(3,\) does not fit points of shape \(2, 6\)"):
+    with pytest.raises(InvalidInputError, match=r"step of shape \(3,\) does not fit points of shape \(2, 6\)"):
         GroupL1Penalty(GROUPS).prox(torch.ones(2, 6), torch.ones(3))
 
 
@@ -183,11 +178,10 @@ def test_without_a_threshold_there_is_no_kink_at_zero():
         leaf = z.clone().requires_grad_()
         torch.testing.assert_close(penalty.prox(z, step), gain * z)
         (by_autograd,) = torch.autograd.grad(penalty.prox(leaf, step), leaf, v)
-        face = penalty.jacobian(z, step)
+        jacobian = penalty.jacobian(z, step)
         torch.testing.assert_close(by_autograd, gain * v)
-        torch.testing.assert_close(face.apply(v), gain * v)
-        assert face.dimension == 3
-        assert all(torch.isfinite(product).all() for product in face.parameter_vjp(v).values())
+        torch.testing.assert_close(jacobian.apply(v), gain * v)
+        assert jacobian.dimension == 3
 
 
 def test_a_threshold_of_zero_for_one_group_only():

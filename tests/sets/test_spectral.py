@@ -6,7 +6,7 @@ import cvxpy
 import pytest
 import torch
 
-from bilevel.errors import EmptySet, InvalidInput
+from bilevel.errors import EmptySetError, InvalidInputError
 from bilevel.sets import NuclearNormBall, PSDCone, SpectralNormBall
 from bilevel.sets.spectral import divided_differences
 from bilevel.testing import SetTestCase
@@ -17,6 +17,7 @@ def positive(generator):
 
 
 class TestPSDCone(SetTestCase):
+    oracle_cases = 50  # 2,000 among the slow tests
     dimensions = (1, 2, 3, 5, 8, 12)
     margin_exact = False  # it is, but random directions in nine dimensions miss the nearest kink
 
@@ -31,6 +32,7 @@ class TestPSDCone(SetTestCase):
 
 
 class SingularValueCase(SetTestCase):
+    oracle_cases = 50  # 2,000 among the slow tests
     dimensions = (1, 2, 3, 5, 8, 12)
 
     def shape(self, dimension):
@@ -82,10 +84,8 @@ def test_half_precision_is_that_of_float32_rounded_once(dtype):
     z, v = torch.randn(2, 3, 4, 4, generator=torch.Generator().manual_seed(0)).to(dtype)
     for Y in (PSDCone(), NuclearNormBall(torch.tensor(1.0)), SpectralNormBall(torch.tensor(1.0))):
         torch.testing.assert_close(Y.project(z), Y.project(z.float()).to(dtype), rtol=0, atol=0)
-        face, wide = Y.jacobian(z), Y.jacobian(z.float())
-        torch.testing.assert_close(face.apply(v), wide.apply(v.float()).to(dtype), rtol=0, atol=0)
-        for name, product in face.parameter_vjp(v).items():
-            torch.testing.assert_close(product, wide.parameter_vjp(v.float())[name].to(product))
+        half, wide = Y.jacobian(z), Y.jacobian(z.float())
+        torch.testing.assert_close(half.apply(v), wide.apply(v.float()).to(dtype), rtol=0, atol=0)
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
@@ -110,6 +110,12 @@ def test_divided_differences_have_no_0_over_0():
     assert gain[0].tolist() == [1.0, 1.0, 1.0, 1.0, 0.5]
 
 
+def slopes(kind, radius, z, u, h=1e-6):
+    """(dP/dradius)' u for each matrix, by central differences."""
+    ends = [kind(radius.detach() + step).project(z) for step in (h, -h)]
+    return ((ends[0] - ends[1]) * u).sum((-2, -1)) / (2 * h)
+
+
 def test_one_radius_per_matrix():
     z = torch.randn(3, 4, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     radius = torch.tensor([0.5, 1.0, 50.0], dtype=torch.float64, requires_grad=True)
@@ -119,16 +125,16 @@ def test_one_radius_per_matrix():
         assert Y.contains(Y.project(z))
         torch.testing.assert_close(Y.project(z)[0], kind(0.5).project(z[0]))
         (by_autograd,) = torch.autograd.grad(Y.project(z), radius, u)
-        torch.testing.assert_close(Y.jacobian(z).parameter_vjp(u)["radius"], by_autograd)
+        torch.testing.assert_close(by_autograd, slopes(kind, radius, z, u), rtol=1e-6, atol=1e-6)
     assert torch.equal(NuclearNormBall(0.0).project(z), torch.zeros_like(z))
 
 
 def test_errors_carry_the_numbers():
-    with pytest.raises(EmptySet, match="radius must be at least 0, got -1"):
+    with pytest.raises(EmptySetError, match="radius must be at least 0, got -1"):
         NuclearNormBall(-1.0)
-    with pytest.raises(InvalidInput, match=r"square matrices, got shape \(2, 3\)"):
+    with pytest.raises(InvalidInputError, match=r"square matrices, got shape \(2, 3\)"):
         PSDCone().project(torch.zeros(2, 3))
-    with pytest.raises(InvalidInput, match=r"2 dimension\(s\), got shape \(3,\)"):
+    with pytest.raises(InvalidInputError, match=r"2 dimension\(s\), got shape \(3,\)"):
         SpectralNormBall().project(torch.zeros(3))
     reason = SpectralNormBall(1.0).contains(torch.eye(2) * 3).reason
     assert reason == "the spectral norm exceeds the radius 1 (by 2)"
@@ -143,7 +149,7 @@ def test_several_radii_for_one_matrix(kind):
     torch.testing.assert_close(kind(radius).project(z.clone().requires_grad_()), looped)
     u = torch.randn(3, 4, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     (by_autograd,) = torch.autograd.grad(kind(radius).project(z), radius, u)
-    torch.testing.assert_close(kind(radius).jacobian(z).parameter_vjp(u)["radius"], by_autograd)
+    torch.testing.assert_close(by_autograd, slopes(kind, radius, z, u), rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", [NuclearNormBall, SpectralNormBall])

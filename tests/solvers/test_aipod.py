@@ -2,15 +2,15 @@
 
 import pytest
 import torch
+from tests.solver_contract import assert_feasible_path, assert_reproducible, run_known
 
 import bilevel
 from bilevel import sets
-from bilevel.randomness import Seeds
+from bilevel.random import Seeds
 from bilevel.testing.known_problems import known_problems
-from bilevel.testing.solvers import assert_feasible_path, assert_reproducible, run_known
 
 BY_NAME = {known.name: known for known in known_problems()}
-SOLVERS = [bilevel.AiPOD(upper_step=0.3), bilevel.EAiPOD(upper_step=0.3)]
+SOLVERS = [bilevel.solvers.AiPOD(upper_step=0.3), bilevel.solvers.EAiPOD(upper_step=0.3)]
 both = pytest.mark.parametrize("solver", SOLVERS, ids=["AiPOD", "EAiPOD"])
 affine = pytest.mark.parametrize("name", ["free space", "affine set"])
 
@@ -67,9 +67,9 @@ def test_coupled_constraints_reach_the_closed_form_minimum(solver):
 
 def test_the_coupled_hypergradient_is_the_papers_formula():
     """h = f_x - G_xy w - H' A^+' (f_y - G w), w = V (V' G V)^-1 V' f_y with V a basis of the null space of A."""
-    state = bilevel.AiPOD(lower_steps=200, hypergradient=bilevel.LinearSolve()).init(coupled(), X0, Y0, Seeds())
+    state = bilevel.solvers.AiPOD(lower_steps=200, hypergradient=bilevel.LinearSolve()).init(coupled(), X0, Y0, Seeds())
     lin = coupled().linearize(X0, Y0)
-    sample = bilevel.LinearSolve().estimate(lin, state.noise())
+    sample = bilevel.LinearSolve().estimate(lin, state.streams())
     V = torch.linalg.svd(A).Vh[2:].T
     f_y = Y0 - t
     w = V @ torch.linalg.solve(V.T @ G @ V, V.T @ f_y)
@@ -91,8 +91,8 @@ def test_lazy_projections_are_fewer_and_lead_to_the_same_lower_solution():
     known = BY_NAME["affine set"]
     counts = {}
     for solver in (
-        bilevel.AiPOD(lower_steps=20, upper_step=1e-12),
-        bilevel.EAiPOD(lower_steps=20, upper_step=1e-12, probability=0.1),
+        bilevel.solvers.AiPOD(lower_steps=20, upper_step=1e-12),
+        bilevel.solvers.EAiPOD(lower_steps=20, upper_step=1e-12, probability=0.1),
     ):
         start = known.problem.constraint.project(known.y0 + 1.0)
         solution = bilevel.minimize(known.problem, known.x0, start, solver=solver, steps=40, evaluate_every=40)
@@ -105,7 +105,7 @@ def test_lazy_projections_are_fewer_and_lead_to_the_same_lower_solution():
 def test_upper_projections_every_few_steps():
     """x may leave X in between, and lies in it after every T-th step."""
     problem = coupled(sets.L2Ball(0.1))
-    solver = bilevel.EAiPOD(upper_step=0.1, upper_interval=4)
+    solver = bilevel.solvers.EAiPOD(upper_step=0.1, upper_interval=4)
     x0 = torch.zeros(3).double()
     state = solver.init(problem, x0, closed_form(x0)[0], Seeds())
     inside = []
@@ -133,7 +133,7 @@ def test_skipped_upper_projections_lead_to_the_same_answer(interval):
     )
     tangent = torch.tensor([1.0, -1.0]).double()
     best = (b @ tangent) / (tangent @ Q @ tangent) * tangent
-    solver = bilevel.EAiPOD(
+    solver = bilevel.solvers.EAiPOD(
         upper_step=0.2, upper_interval=interval, lower_steps=1, hypergradient=bilevel.LinearSolve(tol=1e-8)
     )
     end = bilevel.minimize(problem, solver=solver, steps=200, evaluate_every=200)
@@ -142,9 +142,11 @@ def test_skipped_upper_projections_lead_to_the_same_answer(interval):
 
 def test_other_sets_are_refused_and_settings_checked():
     known = BY_NAME["half-space"]
-    with pytest.raises(bilevel.Incompatible, match="AiPOD cannot use set HalfSpace.*it needs an affine set.*DMLCBO"):
-        bilevel.minimize(known.problem, known.x0, known.y0, solver=bilevel.AiPOD(), steps=1)
-    with pytest.raises(bilevel.InvalidInput, match=r"probability \(p\) must lie in \(0, 1\], got 0"):
-        bilevel.EAiPOD(probability=0)
-    with pytest.raises(bilevel.InvalidInput, match="lower_steps must be an integer of at least 1, got 0"):
-        bilevel.AiPOD(lower_steps=0)
+    with pytest.raises(
+        bilevel.IncompatibleError, match="AiPOD cannot use set HalfSpace.*it needs an affine set.*DMLCBO"
+    ):
+        bilevel.minimize(known.problem, known.x0, known.y0, solver=bilevel.solvers.AiPOD(), steps=1)
+    with pytest.raises(bilevel.InvalidInputError, match=r"probability must lie in \(0, 1\], got 0"):
+        bilevel.solvers.EAiPOD(probability=0)
+    with pytest.raises(bilevel.InvalidInputError, match="lower_steps must be an integer of at least 1, got 0"):
+        bilevel.solvers.AiPOD(lower_steps=0)

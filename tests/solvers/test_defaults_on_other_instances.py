@@ -1,28 +1,29 @@
 """Every solver on other draws of the known problems in its class, with its default settings where they suffice."""
 
 import pytest
+from tests.solver_contract import run_known
 
 import bilevel
 from bilevel.solvers.base import solver_classes, unmet
 from bilevel.testing.known_problems import known_problems
-from bilevel.testing.solvers import run_known
 
 RUNS = [
-    (bilevel.ProjectedSOBA(), 300),
-    (bilevel.PenaltyMomentum(), 300),
-    (bilevel.MEHA(), 300),
-    (bilevel.BiCGAFFA(), 300),
-    (bilevel.LVHBA(), 300),
-    (bilevel.SIGD(), 300),
-    (bilevel.DSBLO(), 300),
-    (bilevel.VPBGD(), 300),
+    (bilevel.solvers.ProjectedSOBA(), 300),
+    (bilevel.solvers.PenaltyMomentum(), 300),
+    (bilevel.solvers.MEHA(), 300),
+    (bilevel.solvers.BiCGAFFA(), 300),
+    (bilevel.solvers.LVHBA(), 300),
+    (bilevel.solvers.SIGD(), 300),
+    (bilevel.solvers.DSBLO(), 300),
+    (bilevel.solvers.VPBGD(), 300),
+    (bilevel.solvers.SmoothedBFGS(), 100),
     (bilevel.Approx(), 60),
     (bilevel.Implicit(), 60),
-    (bilevel.RMDPCD(steps=6), 100),
-    (bilevel.RMDPCD(steps=6, mode="implicit-forward"), 100),
-    (bilevel.AiPOD(), 300),
-    (bilevel.EAiPOD(), 300),
-    (bilevel.IGAL(), 60),
+    (bilevel.solvers.RMDPCD(steps=6), 100),
+    (bilevel.solvers.RMDPCD(steps=6, mode="implicit-forward"), 100),
+    (bilevel.solvers.AiPOD(), 300),
+    (bilevel.solvers.EAiPOD(), 300),
+    (bilevel.solvers.IGAL(), 60),
 ]
 """Solvers and how many steps they take."""
 

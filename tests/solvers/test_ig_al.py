@@ -2,13 +2,13 @@
 
 import pytest
 import torch
+from tests.solver_contract import assert_feasible_path, assert_reproducible, run_known
 
 import bilevel
 from bilevel import sets
-from bilevel.randomness import Seeds
+from bilevel.random import Seeds
 from bilevel.solvers.ig_al import active_rows
 from bilevel.testing.known_problems import known_problems
-from bilevel.testing.solvers import assert_feasible_path, assert_reproducible, run_known
 
 BY_NAME = {known.name: known for known in known_problems()}
 LINEAR = ["free space", "box", "non-negative", "simplex", "half-space", "affine set"]
@@ -18,13 +18,13 @@ each = pytest.mark.parametrize("name", LINEAR)
 @each
 def test_reaches_the_minimum_untuned(name):
     """The known problems in its class, default settings, 18 steps."""
-    assert run_known(BY_NAME[name], bilevel.IGAL(), steps=18).gap <= 0.01
+    assert run_known(BY_NAME[name], bilevel.solvers.IGAL(), steps=18).gap <= 0.01
 
 
 @each
 def test_the_hypergradient_is_the_closed_form(name):
     known = BY_NAME[name]
-    state = bilevel.IGAL(tol=1e-10).init(known.problem, known.x0, known.y0, Seeds())
+    state = bilevel.solvers.IGAL(tol=1e-10).init(known.problem, known.x0, known.y0, Seeds())
     truth = known.gradient(known.x0)
     assert float((state.gradient - truth).norm() / truth.norm()) < 1e-8
 
@@ -43,7 +43,7 @@ def test_a_polyhedron_by_the_kkt_system():
         y0=torch.full((4,), 0.05).double(),
     )
     x = 2 * torch.randn(4, generator=generator).double()
-    state = bilevel.IGAL(tol=1e-10).init(problem, x, polyhedron.project(problem.y0), Seeds())
+    state = bilevel.solvers.IGAL(tol=1e-10).init(problem, x, polyhedron.project(problem.y0), Seeds())
     active = (B @ state.y - 0.5).abs() < 1e-6
     assert int(active.sum()) >= 1
     rows = torch.cat([E, B[active]])
@@ -69,14 +69,14 @@ def test_active_rows_of_each_set():
 @pytest.mark.parametrize("name", ["box", "half-space"])
 def test_feasible_and_reproducible(name):
     known = BY_NAME[name]
-    assert_feasible_path(known.problem, known.x0, known.y0, bilevel.IGAL(), steps=10)
-    assert_reproducible(known.problem, known.x0, known.y0, bilevel.IGAL(refresh=5))
+    assert_feasible_path(known.problem, known.x0, known.y0, bilevel.solvers.IGAL(), steps=10)
+    assert_reproducible(known.problem, known.x0, known.y0, bilevel.solvers.IGAL(refresh=5))
 
 
 def test_costs_are_counted_once():
     """One cross product and one gradient of f per accepted step; the lower gradients are those of the inner loop."""
     known = BY_NAME["simplex"]
-    solver = bilevel.IGAL(step_rule="fixed", upper_step=0.1)
+    solver = bilevel.solvers.IGAL(step_rule="fixed", upper_step=0.1)
     solution = bilevel.minimize(known.problem, known.x0, known.y0, solver=solver, steps=10)
     assert solution.stats["cross_products"] == solution.stats["upper_gradients"] == 11
     assert solution.stats["lower_gradients"] == solution.stats["projections"]
@@ -85,5 +85,5 @@ def test_costs_are_counted_once():
 def test_other_sets_are_refused():
     for name, need in {"l1 ball": "linear inequalities", "batch of simplices": "one vector y"}.items():
         known = BY_NAME[name]
-        with pytest.raises(bilevel.Incompatible, match=f"IGAL cannot use set .*it needs .*{need}"):
-            bilevel.minimize(known.problem, known.x0, known.y0, solver=bilevel.IGAL(), steps=1)
+        with pytest.raises(bilevel.IncompatibleError, match=f"IGAL cannot use set .*it needs .*{need}"):
+            bilevel.minimize(known.problem, known.x0, known.y0, solver=bilevel.solvers.IGAL(), steps=1)

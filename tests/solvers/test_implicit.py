@@ -1,11 +1,11 @@
 """Implicit (JaxOpt's way); its hypergradient is compared with jaxopt's in test_jaxopt_reference.py."""
 
 import pytest
+from tests.solver_contract import assert_feasible_path, assert_reproducible, run_known
 
 import bilevel
-from bilevel.randomness import Seeds
+from bilevel.random import Seeds
 from bilevel.testing.known_problems import known_problems
-from bilevel.testing.solvers import assert_feasible_path, assert_reproducible, run_known
 
 KNOWN = known_problems()
 each = pytest.mark.parametrize("known", KNOWN, ids=lambda known: known.name.replace(" ", "-"))
@@ -34,7 +34,7 @@ def test_feasible_and_reproducible(index):
 
 
 def test_bad_settings_are_named():
-    with pytest.raises(bilevel.InvalidInput, match="tol must be a positive number, got 0"):
+    with pytest.raises(bilevel.InvalidInputError, match="tol must be a positive number, got 0"):
         bilevel.Implicit(tol=0)
-    with pytest.raises(bilevel.InvalidInput, match="linear_steps must be an integer of at least 1, got 0"):
+    with pytest.raises(bilevel.InvalidInputError, match="linear_steps must be an integer of at least 1, got 0"):
         bilevel.Implicit(linear_steps=0)

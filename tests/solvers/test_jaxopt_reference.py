@@ -8,7 +8,7 @@ import torch
 
 import bilevel
 from bilevel import sets
-from bilevel.randomness import Seeds
+from bilevel.random import Seeds
 
 FILE = Path(__file__).parent.parent / "references" / "jaxopt_hyper_cleaning.json"
 DATA = json.loads(FILE.read_text())
@@ -61,9 +61,9 @@ def test_the_reference_agrees_with_central_differences(name):
 SOLVERS = {
     "Implicit": bilevel.Implicit(tol=1e-10),
     "Approx": bilevel.Approx(tolerance=1e-10),
-    "RMDPCD": bilevel.RMDPCD(steps=100),
-    "RMDPCD full steps": bilevel.RMDPCD(steps=100, inner="full"),
-    "RMDPCD implicit-forward": bilevel.RMDPCD(steps=100, mode="implicit-forward"),
+    "RMDPCD": bilevel.solvers.RMDPCD(steps=100),
+    "RMDPCD full steps": bilevel.solvers.RMDPCD(steps=100, inner="full"),
+    "RMDPCD implicit-forward": bilevel.solvers.RMDPCD(steps=100, mode="implicit-forward"),
 }
 
 
@@ -76,6 +76,6 @@ def test_hypergradient(name, solver):
     assert error(state.y, tensor(part["y"])) < 1e-7
     assert error(state.gradient, tensor(part["hypergradient"])) < 1e-6
     assert error(state.gradient, tensor(part["central_differences"])) < 1e-6
-    if isinstance(SOLVERS[solver], bilevel.RMDPCD):
+    if isinstance(SOLVERS[solver], bilevel.solvers.RMDPCD):
         coordinates = name == "box" and "full" not in solver
         assert state.ran == ("proximal coordinate descent" if coordinates else "projected gradient")

@@ -5,8 +5,8 @@ import torch
 
 import bilevel
 from bilevel import sets
-from bilevel.randomness import Seeds
-from bilevel.solvers.inner import projected_steps
+from bilevel.lower import solve_from
+from bilevel.random import Seeds
 
 METRIC = torch.tensor([1.0, 2.0, 4.0]).double()
 X, Y = torch.tensor([0.5, -0.3, 0.2]).double(), torch.tensor([0.1, 0.1, 0.1]).double()
@@ -14,8 +14,8 @@ X, Y = torch.tensor([0.5, -0.3, 0.2]).double(), torch.tensor([0.1, 0.1, 0.1]).do
 SOLVERS = {
     "approx": lambda step: bilevel.Approx(inner="plain", inner_steps=1, step_rule="fixed", lower_step=step),
     "implicit": lambda step: bilevel.Implicit(inner="plain", inner_steps=1, step_rule="fixed", lower_step=step),
-    "rmd-pcd": lambda step: bilevel.RMDPCD(steps=1, inner="full", step_rule="fixed", lower_step=step),
-    "vpbgd": lambda step: bilevel.VPBGD(lower_steps=1, lower_step=step),
+    "rmd-pcd": lambda step: bilevel.solvers.RMDPCD(steps=1, inner="full", step_rule="fixed", lower_step=step),
+    "vpbgd": lambda step: bilevel.solvers.VPBGD(lower_steps=1, lower_step=step),
 }
 
 
@@ -59,4 +59,6 @@ def test_a_solved_lower_level_has_no_new_curvature():
         )
         largest = float(torch.linalg.eigvalsh(matrix)[-1])
         x, y = torch.zeros(30, dtype=torch.float64), torch.linalg.solve(matrix, b)
-        assert projected_steps(problem, x, y, count=5, curvature=largest)[1] == largest
+        solved = solve_from(problem, x, y, curvature=largest, tol=None, max_steps=5, accelerated=False)
+        assert solved.steps == 5
+        assert solved.curvature == largest

@@ -1,15 +1,15 @@
 """MEHA: the ten known problems, and the bias of its penalty in closed form."""
 
 import pytest
+from tests.biased_problem import BiasedProblem
+from tests.solver_contract import assert_feasible_path, assert_reproducible, run_known
 
 import bilevel
-from bilevel.testing.biased_problem import BiasedProblem
 from bilevel.testing.known_problems import known_problems
-from bilevel.testing.solvers import assert_feasible_path, assert_reproducible, run_known
 
 KNOWN = known_problems()
 each = pytest.mark.parametrize("known", KNOWN, ids=lambda known: known.name.replace(" ", "-"))
-SOLVER = bilevel.MEHA(penalty=1.0, growth=0.0, upper_step=0.5)
+SOLVER = bilevel.solvers.MEHA(penalty=1.0, growth=0.0, upper_step=0.5)
 
 
 @each
@@ -23,7 +23,7 @@ def test_ends_at_the_minimiser_of_the_penalty_and_the_bias_shrinks():
     biased, gamma, gaps = BiasedProblem(), 4.0, []
     best = bilevel.upper_value(biased.problem, biased.answer(0.0))
     for penalty in (2.0, 8.0):
-        solver = bilevel.MEHA(penalty=penalty, growth=0.0, gamma=gamma, upper_step=0.8)
+        solver = bilevel.solvers.MEHA(penalty=penalty, growth=0.0, gamma=gamma, upper_step=0.8)
         solution = bilevel.minimize(biased.problem, solver=solver, steps=200, evaluate_every=200)
         sigma = (1 + gamma) / (gamma * penalty)
         assert float((solution.x - biased.answer(sigma)).norm()) < 1e-4
@@ -43,7 +43,7 @@ def test_same_bits_and_resume():
 
 def test_costs_per_step():
     """First order: two gradients of f (y moves after x), four of g, two projections."""
-    solver = bilevel.MEHA(lower_step=0.2, envelope_step=0.2)
+    solver = bilevel.solvers.MEHA(lower_step=0.2, envelope_step=0.2)
     stats = bilevel.minimize(KNOWN[3].problem, KNOWN[3].x0, solver=solver, steps=20).stats
     assert (stats["upper_gradients"], stats["lower_gradients"], stats["projections"]) == (40, 80, 40)
     assert stats["hessian_products"] == stats["cross_products"] == 0
@@ -57,5 +57,5 @@ def test_costs_per_step():
     ],
 )
 def test_settings_are_checked(settings, message):
-    with pytest.raises(bilevel.InvalidInput, match=message):
-        bilevel.MEHA(**settings)
+    with pytest.raises(bilevel.InvalidInputError, match=message):
+        bilevel.solvers.MEHA(**settings)

@@ -2,15 +2,15 @@
 
 import pytest
 import torch
+from tests.biased_problem import BiasedProblem
+from tests.solver_contract import assert_feasible_path, assert_reproducible, run_known
 
 import bilevel
-from bilevel.testing.biased_problem import BiasedProblem
 from bilevel.testing.known_problems import known_problems
-from bilevel.testing.solvers import assert_feasible_path, assert_reproducible, run_known
 
 KNOWN = known_problems()
 each = pytest.mark.parametrize("known", KNOWN, ids=lambda known: known.name.replace(" ", "-"))
-SOLVER = bilevel.PenaltyMomentum(penalty=5.0, upper_step=0.2)
+SOLVER = bilevel.solvers.PenaltyMomentum(penalty=5.0, upper_step=0.2)
 
 
 @each
@@ -23,7 +23,7 @@ def test_ends_at_the_minimiser_of_the_penalty_and_the_bias_shrinks():
     biased = BiasedProblem()
     gaps = []
     for penalty in (4.0, 16.0):
-        solver = bilevel.PenaltyMomentum(penalty=penalty, upper_step=0.2)
+        solver = bilevel.solvers.PenaltyMomentum(penalty=penalty, upper_step=0.2)
         solution = bilevel.minimize(biased.problem, solver=solver, steps=200, evaluate_every=200)
         assert float((solution.x - biased.answer(1 / penalty)).norm()) < 1e-6
         best = bilevel.upper_value(biased.problem, biased.answer(0.0))
@@ -56,7 +56,7 @@ def test_recursive_momentum_reduces_the_noise():
     """Steps with momentum 0.1 wander less around the answer than plain stochastic gradients."""
 
     def spread(momentum):
-        solver = bilevel.PenaltyMomentum(penalty=2.0, upper_step=0.02, lower_step=0.05, momentum=momentum)
+        solver = bilevel.solvers.PenaltyMomentum(penalty=2.0, upper_step=0.02, lower_step=0.05, momentum=momentum)
         xs = []
         for state in bilevel.iterate(batched(), torch.full((3,), 1 / 3).double(), solver=solver):
             xs.append(state.x)
@@ -70,7 +70,7 @@ def test_recursive_momentum_reduces_the_noise():
 def test_costs_per_step():
     """First order: with a given lower_step not one Hessian product; two projections and five gradients per step."""
     known = KNOWN[3]
-    solver = bilevel.PenaltyMomentum(lower_step=0.2)
+    solver = bilevel.solvers.PenaltyMomentum(lower_step=0.2)
     stats = bilevel.minimize(known.problem, known.x0, solver=solver, steps=20).stats
     assert (stats["upper_gradients"], stats["lower_gradients"], stats["projections"]) == (20, 80, 40)
     assert stats["hessian_products"] == stats["cross_products"] == 0
@@ -83,17 +83,17 @@ def test_a_moving_set_is_refused_by_name():
         lambda x: bilevel.sets.L2Ball(1.0 + x.square().sum()),
         y0=torch.zeros(2).double(),
     )
-    with pytest.raises(bilevel.Incompatible, match="PenaltyMomentum cannot .* needs a set that does not move"):
-        bilevel.minimize(problem, torch.zeros(2).double(), solver=bilevel.PenaltyMomentum(), steps=1)
+    with pytest.raises(bilevel.IncompatibleError, match="PenaltyMomentum cannot .* needs a set that does not move"):
+        bilevel.minimize(problem, torch.zeros(2).double(), solver=bilevel.solvers.PenaltyMomentum(), steps=1)
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"penalty": -1.0}, "penalty must be a positive number, got -1.0"),
-        ({"momentum": 1.5}, r"momentum must lie in \[0, 1\], got 1.5"),
+        ({"momentum": 1.5}, r"momentum must lie in \(0, 1\], got 1.5"),
     ],
 )
 def test_settings_are_checked(settings, message):
-    with pytest.raises(bilevel.InvalidInput, match=message):
-        bilevel.PenaltyMomentum(**settings)
+    with pytest.raises(bilevel.InvalidInputError, match=message):
+        bilevel.solvers.PenaltyMomentum(**settings)

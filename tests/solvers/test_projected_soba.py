@@ -2,11 +2,11 @@
 
 import pytest
 import torch
+from tests.solver_contract import assert_feasible_path, assert_reproducible, run_known
 
 import bilevel
 from bilevel import sets
 from bilevel.testing.known_problems import known_problems
-from bilevel.testing.solvers import assert_feasible_path, assert_reproducible, run_known
 
 KNOWN = known_problems()
 each = pytest.mark.parametrize("known", KNOWN, ids=lambda known: known.name.replace(" ", "-"))
@@ -15,13 +15,15 @@ each = pytest.mark.parametrize("known", KNOWN, ids=lambda known: known.name.repl
 @each
 def test_reaches_the_minimum(known):
     """upper_step 0.4, eta = 1/L, 80 steps."""
-    assert run_known(known, bilevel.ProjectedSOBA(upper_step=0.4), 80).gap <= 0.01
+    assert run_known(known, bilevel.solvers.ProjectedSOBA(upper_step=0.4), 80).gap <= 0.01
 
 
 @each
 def test_with_x_at_rest_the_adjoint_is_that_of_the_hypergradient(known):
     """w -> eta H [I - (I - eta G) H]^{-1} f_y, on curved sets too: no truncation bias."""
-    for state in bilevel.iterate(known.problem, known.x0, known.y0, solver=bilevel.ProjectedSOBA(upper_step=1e-300)):
+    for state in bilevel.iterate(
+        known.problem, known.x0, known.y0, solver=bilevel.solvers.ProjectedSOBA(upper_step=1e-300)
+    ):
         if state.step == 150:
             break
     space = known.problem.y_space(known.problem.constraint)
@@ -33,18 +35,20 @@ def test_with_x_at_rest_the_adjoint_is_that_of_the_hypergradient(known):
 
 @each
 def test_every_iterate_is_feasible(known):
-    assert_feasible_path(known.problem, known.x0, known.y0, bilevel.ProjectedSOBA(upper_step=0.4), 30)
+    assert_feasible_path(known.problem, known.x0, known.y0, bilevel.solvers.ProjectedSOBA(upper_step=0.4), 30)
 
 
 def test_same_bits_and_resume():
     known = KNOWN[3]
-    solver = bilevel.ProjectedSOBA(refresh=7)
+    solver = bilevel.solvers.ProjectedSOBA(refresh=7)
     assert_reproducible(known.problem, known.x0, known.y0, solver)
 
 
 def test_costs_per_step():
     known = KNOWN[3]
-    stats = bilevel.minimize(known.problem, known.x0, solver=bilevel.ProjectedSOBA(lower_step=0.5), steps=30).stats
+    stats = bilevel.minimize(
+        known.problem, known.x0, solver=bilevel.solvers.ProjectedSOBA(lower_step=0.5), steps=30
+    ).stats
     names = ("upper_gradients", "lower_gradients", "hessian_products", "cross_products", "projections")
     assert [stats[name] for name in names] == [30] * 5
 
@@ -62,7 +66,7 @@ def moving_problem():
 
 @pytest.mark.parametrize(
     "solver",
-    [bilevel.ProjectedSOBA(upper_step=0.5), bilevel.SIGD(upper_step=0.5, perturbation=1e-4)],
+    [bilevel.solvers.ProjectedSOBA(upper_step=0.5), bilevel.solvers.SIGD(upper_step=0.5, perturbation=1e-4)],
     ids=["soba", "sigd"],
 )
 def test_a_set_that_moves_with_x(solver):
@@ -93,8 +97,8 @@ def least_squares_problem():
 @pytest.mark.parametrize(
     ("solver", "steps"),
     [
-        (bilevel.ProjectedSOBA(upper_step=0.05, lower_step=0.1), 250),
-        (bilevel.PenaltyMomentum(upper_step=0.1, penalty=5.0, lower_step=0.2, momentum=0.3), 150),
+        (bilevel.solvers.ProjectedSOBA(upper_step=0.05, lower_step=0.1), 250),
+        (bilevel.solvers.PenaltyMomentum(upper_step=0.1, penalty=5.0, lower_step=0.2, momentum=0.3), 150),
     ],
     ids=["soba", "penalty-momentum"],
 )
@@ -117,5 +121,5 @@ def test_batches_of_16_of_200_rows(solver, steps):
     ],
 )
 def test_settings_are_checked(settings, message):
-    with pytest.raises(bilevel.InvalidInput, match=message):
-        bilevel.ProjectedSOBA(**settings)
+    with pytest.raises(bilevel.InvalidInputError, match=message):
+        bilevel.solvers.ProjectedSOBA(**settings)

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
+from tests.solver_contract import assert_feasible_path, assert_reproducible, run_known
 
 import bilevel
 from bilevel import sets
-from bilevel.randomness import Seeds
+from bilevel.random import Seeds
 from bilevel.testing.known_problems import known_problems
-from bilevel.testing.solvers import assert_feasible_path, assert_reproducible, run_known
 
 KNOWN = known_problems()
 BY_NAME = {known.name: known for known in KNOWN}
@@ -20,7 +20,7 @@ modes = pytest.mark.parametrize("mode", ["reverse", "implicit-forward"])
 def test_reaches_the_minimum(known, mode):
     """All ten problems: 6 rounds or full steps per upper step, 20 upper steps (50 for three simplices)."""
     steps = 50 if known.name == "batch of simplices" else 20
-    run = run_known(known, bilevel.RMDPCD(steps=6, mode=mode), steps=steps)
+    run = run_known(known, bilevel.solvers.RMDPCD(steps=6, mode=mode), steps=steps)
     assert run.gap <= 0.01
     separable = known.problem.constraint.separable
     assert run.solution.state.ran == ("proximal coordinate descent" if separable else "projected gradient")
@@ -30,7 +30,7 @@ def test_reaches_the_minimum(known, mode):
 @each
 @modes
 def test_the_hypergradient_is_the_closed_form(known, mode):
-    state = bilevel.RMDPCD(steps=60, mode=mode).init(known.problem, known.x0, known.y0, Seeds())
+    state = bilevel.solvers.RMDPCD(steps=60, mode=mode).init(known.problem, known.x0, known.y0, Seeds())
     truth = known.gradient(known.x0)
     assert float((known.flat(state.gradient) - truth).norm() / truth.norm()) < 1e-6
 
@@ -39,7 +39,7 @@ def test_the_hypergradient_is_the_closed_form(known, mode):
 def test_reverse_mode_is_the_derivative_of_what_was_run(mode):
     """After 2 rounds from a fixed y0, y_K(x) is far from y*(x): reverse mode still differentiates y_K itself."""
     known = BY_NAME["free space"]
-    solver = bilevel.RMDPCD(steps=2, mode=mode)
+    solver = bilevel.solvers.RMDPCD(steps=2, mode=mode)
 
     def value(x):
         return solver.init(known.problem, x, known.y0, Seeds()).value
@@ -63,11 +63,15 @@ def test_coordinate_steps_would_stall_on_a_ball():
         y[j] = float(target[j].clamp(-room, room))
     assert y.tolist() == [0.0, 1.0]
     problem = bilevel.Problem(lambda x, y: y.sum() + x, lambda x, y: (y - target).square().sum() + 0 * x, ball, y0=y)
-    state = bilevel.RMDPCD(steps=30).init(problem, torch.tensor(0.0).double(), y, Seeds())
+    state = bilevel.solvers.RMDPCD(steps=30).init(problem, torch.tensor(0.0).double(), y, Seeds())
     assert state.y.tolist() == pytest.approx([0.55, 0.45])
     assert state.ran == "projected gradient"
-    with pytest.raises(bilevel.Incompatible, match=r"RMDPCD cannot use set L1Ball.*separable.*inner='full' takes all"):
-        bilevel.minimize(problem, torch.tensor(0.0).double(), y, solver=bilevel.RMDPCD(inner="coordinate"), steps=1)
+    with pytest.raises(
+        bilevel.IncompatibleError, match=r"RMDPCD cannot use set L1Ball.*separable.*inner='full' takes all"
+    ):
+        bilevel.minimize(
+            problem, torch.tensor(0.0).double(), y, solver=bilevel.solvers.RMDPCD(inner="coordinate"), steps=1
+        )
 
 
 @modes
@@ -87,7 +91,7 @@ def test_the_lasso_by_its_positive_and_negative_parts(mode):
         y0=torch.zeros(10).double(),
     )
     x = torch.tensor(1.0).double()
-    state = bilevel.RMDPCD(steps=60, mode=mode).init(problem, x, problem.y0, Seeds())
+    state = bilevel.solvers.RMDPCD(steps=60, mode=mode).init(problem, x, problem.y0, Seeds())
     y = signed(state.y)
     support = y != 0
     assert 0 < int(support.sum()) < 5
@@ -108,7 +112,7 @@ def test_a_start_that_flatters_is_looked_at_again():
     )
     x0 = torch.ones(4).double()
     solution = bilevel.minimize(
-        problem, x0, torch.zeros(4).double(), solver=bilevel.RMDPCD(steps=5), steps=80, evaluate_every=80
+        problem, x0, torch.zeros(4).double(), solver=bilevel.solvers.RMDPCD(steps=5), steps=80, evaluate_every=80
     )
     assert float(solution.x.norm()) < 0.5 * float(x0.norm())
 
@@ -120,9 +124,9 @@ def test_curvature_that_grows_on_the_way_is_noticed():
         sets.Box(-10.0, 10.0), y0=torch.zeros(2).double(),
     )  # fmt: skip
     x = torch.tensor([3.0, -3.0]).double()
-    state = bilevel.RMDPCD(steps=100).init(problem, torch.zeros(2).double(), problem.y0, Seeds())
+    state = bilevel.solvers.RMDPCD(steps=100).init(problem, torch.zeros(2).double(), problem.y0, Seeds())
     state.gradient, state.upper_step = -x, 1.0  # the next trial is x
-    new = bilevel.RMDPCD(steps=100, step_rule="fixed").step(problem, state)
+    new = bilevel.solvers.RMDPCD(steps=100, step_rule="fixed").step(problem, state)
     assert float((new.y - x).abs().max()) < 0.5
     assert float(new.curvatures.min()) > 50
 
@@ -130,10 +134,14 @@ def test_curvature_that_grows_on_the_way_is_noticed():
 @pytest.mark.parametrize("name", ["box", "l1 ball"])
 def test_feasible_reproducible_and_counted(name):
     known = BY_NAME[name]
-    assert_feasible_path(known.problem, known.x0, known.y0, bilevel.RMDPCD(steps=3))
-    assert_reproducible(known.problem, known.x0, known.y0, bilevel.RMDPCD(steps=3, refresh=5))
+    assert_feasible_path(known.problem, known.x0, known.y0, bilevel.solvers.RMDPCD(steps=3))
+    assert_reproducible(known.problem, known.x0, known.y0, bilevel.solvers.RMDPCD(steps=3, refresh=5))
     solution = bilevel.minimize(
-        known.problem, known.x0, known.y0, solver=bilevel.RMDPCD(steps=3, step_rule="fixed", upper_step=0.1), steps=4
+        known.problem,
+        known.x0,
+        known.y0,
+        solver=bilevel.solvers.RMDPCD(steps=3, step_rule="fixed", upper_step=0.1),
+        steps=4,
     )
     rounds = 5 * 3  # init and four steps
     if name == "box":  # at most one gradient per coordinate step: a coordinate held at its bound costs none
@@ -144,71 +152,25 @@ def test_feasible_reproducible_and_counted(name):
         assert 5 <= solution.stats["lower_gradients"] <= 2 * 5
 
 
-class LeastSquares(bilevel.Problem):
-    """g = |A y - b(x)|^2/2 with b(x) = b + x; offers its coordinates, with the residual kept up to date."""
-
-    def __init__(self, n, rows=60):
-        generator = torch.Generator().manual_seed(0)
-        self.matrix = torch.randn(rows, n, generator=generator).double() / rows**0.5
-        self.asked = []
-        b = self.matrix @ torch.randn(n, generator=generator).double()
-        super().__init__(
-            upper=lambda x, y: (y - 0.3).square().sum() / 2,
-            lower=lambda x, y: (self.matrix @ y - b - x).square().sum() / 2,
-            constraint=sets.Box(-0.5, 0.5),
-            y0=torch.zeros(n).double(),
-        )
-        self.x0, self.b = torch.zeros(rows).double(), b
-
-    def coordinates(self, x, y, batch=None):
-        return Residual(self, x, y)
-
-
-class Residual:
-    def __init__(self, owner, x, y):
-        self.owner, self.matrix, self.y = owner, owner.matrix, y.clone()
-        self.residual = self.matrix @ y - owner.b - x
-
-    def gradient(self, j):
-        self.owner.asked.append(j)
-        return float(self.matrix[:, j] @ self.residual)
-
-    def move(self, j, value):
-        self.residual = self.residual + (value - self.y[j]) * self.matrix[:, j]
-        self.y[j] = value
-
-    def column(self, j):
-        return self.matrix.T @ self.matrix[:, j]
-
-    def cross(self, j):
-        return -self.matrix[:, j]
-
-
-def test_coordinates_of_the_problem_itself_give_the_same_and_are_counted():
-    """Coordinate gradients by a residual kept up to date: the steps of autograd, n of them at the price of one."""
-    problem, solver = LeastSquares(8), bilevel.RMDPCD(steps=5, inner="coordinate")
-    plain = bilevel.Problem(problem.upper, problem.lower, problem.constraint, y0=problem.y0)
-    own, by_autograd = (bilevel.minimize(p, problem.x0, solver=solver, steps=3) for p in (problem, plain))
-    assert torch.allclose(own.x, by_autograd.x, atol=1e-10)
-    assert torch.allclose(own.state.gradient, by_autograd.state.gradient, atol=1e-10)
-    asked = len(problem.asked) / 8
-    assert asked <= own.stats["lower_gradients"] <= asked + 4  # each of the four lower levels is rounded up
-    assert own.stats["lower_gradients"] < by_autograd.stats["lower_gradients"] / 2
-
-
-@pytest.mark.parametrize(("n", "own", "coordinate"), [(8, False, 1), (40, False, 0), (40, True, 1)])
-def test_auto_takes_coordinate_steps_where_they_are_cheap(n, own, coordinate):
-    """Small, or with coordinates of its own; a whole gradient per coordinate of a larger y would not be."""
-    problem = LeastSquares(n)
-    if not own:
-        problem = bilevel.Problem(problem.upper, problem.lower, problem.constraint, y0=problem.y0)
-    state = bilevel.RMDPCD(steps=2).init(problem, torch.zeros(60).double(), problem.y0, Seeds())
+@pytest.mark.parametrize(("n", "coordinate"), [(8, 1), (40, 0)])
+def test_auto_takes_coordinate_steps_where_they_are_cheap(n, coordinate):
+    """A whole gradient per coordinate of a larger y would not be."""
+    matrix = torch.randn(60, n, generator=torch.Generator().manual_seed(0)).double() / 60**0.5
+    problem = bilevel.Problem(
+        upper=lambda x, y: (y - 0.3).square().sum() / 2,
+        lower=lambda x, y: (matrix @ y - x).square().sum() / 2,
+        constraint=sets.Box(-0.5, 0.5),
+        y0=torch.zeros(n).double(),
+    )
+    state = bilevel.solvers.RMDPCD(steps=2).init(problem, torch.zeros(60).double(), problem.y0, Seeds())
     assert state.coordinate == coordinate
     assert state.ran == ("proximal coordinate descent" if coordinate else "projected gradient")
 
 
 def test_bad_settings_are_named():
-    with pytest.raises(bilevel.InvalidInput, match="mode must be one of 'reverse', 'implicit-forward', got 'forward'"):
-        bilevel.RMDPCD(mode="forward")
-    with pytest.raises(bilevel.InvalidInput, match="steps must be an integer of at least 1, got 0"):
-        bilevel.RMDPCD(steps=0)
+    with pytest.raises(
+        bilevel.InvalidInputError, match="mode must be one of 'reverse', 'implicit-forward', got 'forward'"
+    ):
+        bilevel.solvers.RMDPCD(mode="forward")
+    with pytest.raises(bilevel.InvalidInputError, match="steps must be an integer of at least 1, got 0"):
+        bilevel.solvers.RMDPCD(steps=0)

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
+from tests.biased_problem import BiasedProblem
+from tests.solver_contract import assert_feasible_path, assert_reproducible, run_known
 
 import bilevel
 from bilevel import sets
-from bilevel.testing.biased_problem import BiasedProblem
 from bilevel.testing.known_problems import known_problems
-from bilevel.testing.solvers import assert_feasible_path, assert_reproducible, run_known
 
 KNOWN = known_problems()
 BY_NAME = {known.name: known for known in KNOWN}
@@ -17,7 +17,7 @@ each = pytest.mark.parametrize("known", KNOWN, ids=lambda known: known.name.repl
 @each
 def test_reaches_the_minimum(known):
     """All ten problems, gamma = 10 after 20 steps, 45 steps of 0.5; where F* = 0 the penalty has no bias."""
-    run = run_known(known, bilevel.VPBGD(gamma=10.0, ramp=20, upper_step=0.5), steps=45)
+    run = run_known(known, bilevel.solvers.VPBGD(gamma=10.0, ramp=20, upper_step=0.5), steps=45)
     assert run.gap <= 0.01
     # The curvature, at most one product per dimension; nothing else is of second order.
     assert 1 <= run.solution.stats["hessian_products"] <= min(20, known.target.numel())
@@ -28,7 +28,7 @@ def test_ends_at_the_minimiser_of_the_penalty_and_the_bias_shrinks():
     biased, gaps = BiasedProblem(), []
     best = bilevel.upper_value(biased.problem, biased.answer(0.0))
     for gamma in (4.0, 16.0):
-        solver = bilevel.VPBGD(gamma=gamma, first_gamma=gamma, ramp=0, upper_step=0.5)
+        solver = bilevel.solvers.VPBGD(gamma=gamma, first_gamma=gamma, ramp=0, upper_step=0.5)
         solution = bilevel.minimize(biased.problem, solver=solver, steps=60, evaluate_every=60)
         assert float((solution.x - biased.answer(1 / gamma)).norm()) < 1e-5
         gaps.append(float(bilevel.upper_value(biased.problem, solution.x) - best))
@@ -52,7 +52,9 @@ def test_the_bias_where_the_answer_is_a_kink():
     truth = torch.tensor([0.5 / (1 + rho), bound]).double()
     biases = []
     for gamma in (1.0, 5.0, 25.0):
-        solver = bilevel.VPBGD(gamma=gamma, ramp=0, upper_step=min(0.5, 1 / gamma), lower_steps=1, penalty_steps=1)
+        solver = bilevel.solvers.VPBGD(
+            gamma=gamma, ramp=0, upper_step=min(0.5, 1 / gamma), lower_steps=1, penalty_steps=1
+        )
         steps = int(40 + 10 * gamma)
         solution = bilevel.minimize(problem, torch.zeros(2).double(), solver=solver, steps=steps, evaluate_every=steps)
         c = gamma / (1 + gamma)
@@ -65,24 +67,24 @@ def test_the_bias_where_the_answer_is_a_kink():
 
 @pytest.mark.parametrize("name", ["simplex", "l2 ball", "dictionary"])
 def test_feasible_and_reproducible(name):
-    known, solver = BY_NAME[name], bilevel.VPBGD(refresh=5)
+    known, solver = BY_NAME[name], bilevel.solvers.VPBGD(refresh=5)
     assert_feasible_path(known.problem, known.x0, known.y0, solver)
     assert_reproducible(known.problem, known.x0, known.y0, solver)
 
 
 def test_the_auxiliary_variable_is_feasible_too():
     known = BY_NAME["l1 ball"]
-    solution = bilevel.minimize(known.problem, known.x0, known.y0, solver=bilevel.VPBGD(), steps=5)
+    solution = bilevel.minimize(known.problem, known.x0, known.y0, solver=bilevel.solvers.VPBGD(), steps=5)
     assert known.problem.constraint.contains(solution.state.auxiliary)
 
 
 def test_costs_are_counted():
     """Per step: T gradients for w, one per step of y, one in x at y and at w; f once per point."""
     known = BY_NAME["box"]
-    solver = bilevel.VPBGD(lower_steps=4, penalty_steps=3)
+    solver = bilevel.solvers.VPBGD(lower_steps=4, penalty_steps=3)
     first = bilevel.minimize(known.problem, known.x0, known.y0, solver=solver, steps=1)
     more = bilevel.minimize(known.problem, resume=first, solver=solver, steps=1)
-    spent = {name: more.stats[name] - first.stats[name] for name in bilevel.Costs().as_dict()}
+    spent = {name: more.stats[name] - first.stats[name] for name in bilevel.linearization.Costs().as_dict()}
     assert spent["lower_gradients"] == 4 + 3 + 2
     assert spent["upper_gradients"] == 4
     assert spent["projections"] == 4 + 3
@@ -90,9 +92,9 @@ def test_costs_are_counted():
 
 
 def test_the_penalty_ramps():
-    solver = bilevel.VPBGD(gamma=10.0, first_gamma=1.0, ramp=9)
+    solver = bilevel.solvers.VPBGD(gamma=10.0, first_gamma=1.0, ramp=9)
     assert [solver.penalty(k) for k in (0, 3, 9, 50)] == [1.0, 4.0, 10.0, 10.0]
-    with pytest.raises(bilevel.InvalidInput, match="first_gamma is 20, above gamma 10"):
-        bilevel.VPBGD(first_gamma=20.0)
-    with pytest.raises(bilevel.InvalidInput, match="ramp must be an integer of at least 0, got -1"):
-        bilevel.VPBGD(ramp=-1)
+    with pytest.raises(bilevel.InvalidInputError, match="first_gamma is 20, above gamma 10"):
+        bilevel.solvers.VPBGD(first_gamma=20.0)
+    with pytest.raises(bilevel.InvalidInputError, match="ramp must be an integer of at least 0, got -1"):
+        bilevel.solvers.VPBGD(ramp=-1)

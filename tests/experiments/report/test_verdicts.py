@@ -5,16 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from bilevel.experiments.printed import TABLES, Printed
-from bilevel.experiments.report.verdicts import (
-    Spread,
-    Verdict,
-    _explanations,
-    explanation,
-    explanations,
-    spread,
-    verdict,
-)
+from bilevel.experiments.printed import Printed
+from bilevel.experiments.report.tables import Spread, Verdict, spread, verdict
 
 # s^2 = 0.4^2 / 4 + 0.3^2 / 10 = 0.04 + 0.009 = 0.049, 2 s = 0.442719
 PRINTED = Printed(94.0, 0.3)
@@ -49,18 +41,3 @@ def test_spread_is_that_of_numpy():
     values = np.random.default_rng(0).normal(size=7)
     assert spread(list(values)) == pytest.approx((values.mean(), values.std(ddof=1), 7), rel=1e-12)
     assert math.isnan(spread([1.0]).std)
-
-
-def test_a_verdict_has_its_own_explanation():
-    assert "Erratum 10" in explanation("table-3", "fc100-5way", Verdict.BELOW)
-    assert explanation("table-3", "fc100-5way", Verdict.ABOVE) == ""
-    assert explanations("table-5", "mnist") == explanations("table-2", "mnist") != {}
-
-
-def test_explanations_are_of_rows_and_verdicts_that_exist():
-    for experiment, known in _explanations().items():
-        assert known.get("like", "table-2") in TABLES
-        for dataset, texts in known.items():
-            if dataset not in ("like", "remarks", "clock"):
-                assert dataset in TABLES[experiment].cells
-                assert set(texts) <= {"any", "above", "within", "below"}

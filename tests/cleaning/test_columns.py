@@ -1,0 +1,126 @@
+"""What is made of the columns of a table, and rows with gaps, new categories and other surprises."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from bilevel.cleaning.columns import ColumnEncoder, decide_columns, kinds_of_options
+
+N = 300
+RNG = np.random.default_rng(0)
+WORDS = ["red", "green", "blue", "small", "large", "old", "new", "fast", "slow", "round"]
+
+
+def prose(count: int = N) -> list[str]:
+    return [" ".join(RNG.choice(WORDS, 8)) + f" {i}" for i in range(count)]
+
+
+def kind_of(name: str, values, labels=None, **others) -> tuple[str, str]:
+    table = pd.DataFrame({**others, name: values})
+    decision = decide_columns(table, labels)[-1]
+    return decision.kind, decision.reason
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "kind"),
+    [
+        ("height", RNG.normal(size=N), "number"),
+        ("age", RNG.integers(0, 90, N), "number"),
+        ("price", [f"{value:.2f}".replace(".", ",") for value in RNG.random(N)], "number"),
+        ("mostly numbers", ["n/a" if i % 10 == 0 else str(i % 7) for i in range(N)], "number"),
+        ("flag", RNG.random(N) < 0.5, "number"),
+        ("colour", RNG.choice(WORDS, N), "category"),
+        ("town", [f"town {i % 60}" for i in range(N)], "text"),
+        ("report", prose(), "text"),
+        ("day", pd.date_range("2020-01-01", periods=N).strftime("%d.%m.%Y"), "date"),
+        ("when", pd.date_range("2020-01-01", periods=N, tz="UTC"), "date"),
+        ("a", RNG.permutation(4 * N)[:N], "ignore"),  # numbers the rows
+        ("income", RNG.permutation(10**9 // 2 + np.arange(N) * 1_000_003), "number"),  # all different, but far apart
+        ("PassengerId", [f"P {i}" for i in range(N)], "ignore"),
+        ("Sample Number", np.arange(N) % 200, "ignore"),
+        ("code", [f"X{i:05d}" for i in range(N)], "ignore"),
+        ("full name", [f"Jane {i} Doe Esq." for i in range(N)], "ignore"),
+        ("year", [2013] * N, "ignore"),
+        ("nothing", [None] * N, "ignore"),
+    ],
+)
+def test_kinds(name, values, kind):
+    assert kind_of(name, values)[0] == kind
+
+
+def test_a_column_that_repeats_another_or_the_label_is_left_out():
+    labels = RNG.choice(["yes", "no"], N)
+    assert kind_of("copy", labels, other=labels) == ("ignore", "repeats the column 'other'")
+    kind, reason = kind_of("code", np.where(labels == "yes", 7, 3), labels)
+    assert kind == "ignore"
+    assert "label" in reason
+    nearly = np.where(np.arange(N) == 5, 7, np.where(labels == "yes", 7, 3))
+    nearly[6], nearly[7] = 10 - nearly[6], 10 - nearly[7]
+    assert kind_of("code", nearly, labels)[0] == "number"
+
+
+@pytest.fixture
+def table() -> pd.DataFrame:
+    return pd.DataFrame(
+        {
+            "id": np.arange(N),
+            "size": np.where(np.arange(N) % 9 == 0, np.nan, RNG.normal(size=N)),
+            "colour": RNG.choice(WORDS[:3], N),
+            "day": pd.date_range("2020-01-01", periods=N).strftime("%Y-%m-%d"),
+            "town": [f"town {i % 60}" for i in range(N)],
+        }
+    )
+
+
+def test_rows_with_gaps_new_values_and_texts_for_numbers(table):
+    encoder = ColumnEncoder().fit(table)
+    strange = pd.DataFrame(
+        {"size": ["much", 1.5, None], "colour": ["pink", None, "red"], "day": ["?", None, "2021-05-05"],
+         "town": [None, "elsewhere", "town 1"]}
+    )  # fmt: skip
+    X = encoder.transform(strange)
+    assert X.shape == (3, encoder.transform(table).shape[1])
+    assert np.isnan(X[[0, 2], 0]).all()
+    assert X[1, 0] == 1.5
+    assert encoder.unseen(strange) == {"colour": 1}
+
+
+def test_same_numbers_whatever_the_other_rows_are(table):
+    encoder = ColumnEncoder().fit(table)
+    np.testing.assert_array_equal(encoder.transform(table)[:5], encoder.transform(table[:5]))
+    shuffled = table[["town", "day", "colour", "size", "id"]]
+    np.testing.assert_array_equal(encoder.transform(table), encoder.transform(shuffled))
+
+
+@pytest.mark.parametrize("form", ["%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%Y-%m-%dT%H:%M:%SZ"])
+def test_dates_mean_the_same_in_any_form(form):
+    days = pd.date_range("2020-01-01", periods=N)
+    expected = ColumnEncoder().fit(pd.DataFrame({"when": days})).transform(pd.DataFrame({"when": days[40:43]}))
+    encoder = ColumnEncoder().fit(pd.DataFrame({"when": days.strftime(form)}))
+    np.testing.assert_array_equal(encoder.transform(pd.DataFrame({"when": days.strftime(form)[40:43]})), expected)
+
+
+def test_a_table_of_prose_keeps_its_words():
+    table = pd.DataFrame({"headline": prose()})
+    X = ColumnEncoder().fit(table).transform(table)
+    assert X.format == "csr"
+    assert X.shape[0] == N
+
+
+def test_the_user_decides(table):
+    encoder = ColumnEncoder({"id": "number", "colour": "ignore"}).fit(table)
+    assert encoder.columns_ == ["id", "size", "day", "town"]
+    assert encoder.decisions_[0].reason == "as you said"
+
+
+def test_messages(table):
+    with pytest.raises(ValueError, match="no column 'Colour'"):
+        ColumnEncoder({"Colour": "ignore"}).fit(table)
+    with pytest.raises(ValueError, match="no column is left.*id: "):
+        ColumnEncoder().fit(table[["id"]])
+    with pytest.raises(ValueError, match="lacks columns.*'size'"):
+        ColumnEncoder().fit(table).transform(table.drop(columns="size"))
+    with pytest.raises(ValueError, match="cannot be both"):
+        kinds_of_options({"ignore": ["a"], "text": ["a"]})

@@ -1,0 +1,159 @@
+"""HyperCleaner(noise="correction"): scikit-learn's contract, tables as they are, verified labels, what to check."""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.linear_model import LogisticRegression
+from sklearn.utils.estimator_checks import check_estimator
+
+from bilevel import HyperCleaner
+from bilevel.cleaning.corrected_fit import wrong_among_suspected
+from bilevel.errors import LabelWarning
+
+LINEAR = LogisticRegression(C=0.1)
+
+
+def cleaner(**settings) -> HyperCleaner:
+    return HyperCleaner(**{"noise": "correction", "estimator": LINEAR, "random_state": 0, **settings})
+
+
+@pytest.fixture(scope="module")
+def data():
+    rng = np.random.default_rng(0)
+    right = rng.choice(["low", "mid", "top"], 500, p=[0.45, 0.45, 0.1])
+    centre = {"low": -2.0, "mid": 0.0, "top": 2.0}
+    X = rng.normal(size=(500, 4)) + np.array([centre[label] for label in right])[:, None] * [1, 0.5, 0, 0]
+    given = np.where(rng.random(500) < 0.3, rng.permutation(right), right)
+    return X, given, right
+
+
+def test_scikit_learn_contract():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", LabelWarning)
+        results = check_estimator(cleaner(), on_fail=None, on_skip=None)
+    failed = [result for result in results if result["status"] == "failed"]
+    assert not failed, [(result["check_name"], result["exception"]) for result in failed]
+
+
+def test_trusted_rows_find_wrong_labels_and_predict(data):
+    X, given, right = data
+    trusted = np.arange(500) < 100
+    model = cleaner().fit(X, np.where(trusted, right, given), trusted=trusted)
+    issues = model.label_issues()
+    rest = ~trusted
+    assert not issues["is_label_issue"][trusted].any()
+    assert (issues["is_label_issue"] == (given != right))[rest].mean() > 0.8
+    assert (model.predict(X) == right).mean() > 0.75
+    assert set(model.selection_) == {"correction", "filter", "all labels", "checked only"}
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(model)).predict_proba(X), model.predict_proba(X))
+    assert (model.refit(LINEAR).predict(X) == right).mean() > 0.7
+
+
+def test_rows_beside_are_the_same_as_rows_marked(data):
+    X, given, right = data
+    beside = cleaner().fit(X[100:], given[100:], X_trusted=X[:100], y_trusted=right[:100])
+    assert beside.separate_trusted_
+    assert len(beside.label_issues()) == 400
+    assert (beside.predict(X) == right).mean() > 0.7
+
+
+def test_verified_labels_suggest_the_right_ones(data):
+    X, given, right = data
+    verified = np.where(np.arange(500) < 150, right, None)
+    model = cleaner().fit(X, given, verified=verified)
+    issues = model.label_issues()
+    np.testing.assert_array_equal(issues["suggested_label"][:150], right[:150])
+    np.testing.assert_array_equal(issues["given_label"], given)
+    assert (issues["label_quality"][:150].round() == (given == right)[:150]).all()
+    assert abs(issues["label_quality"][150:].mean() - (given == right)[150:].mean()) < 0.06
+
+
+def test_the_interval_of_wrong_labels_holds_in_most_draws(data):
+    """Rows drawn at random to be verified: 95 % intervals, of which at least 16 of 20 must hold."""
+    X, given, right = data
+    held = 0
+    for seed in range(20):
+        looked = np.isin(np.arange(500), np.random.default_rng(seed).permutation(500)[:120])
+        model = cleaner().fit(X, given, verified=np.where(looked, right, None))
+        low, high, total = wrong_among_suspected(model.correction_)
+        issues = model.label_issues()["is_label_issue"].to_numpy() & ~looked
+        assert total == issues.sum()
+        held += low <= (issues & (given != right)).sum() <= high
+    assert held >= 16
+
+
+def test_no_interval_without_given_labels_of_checked_rows(data):
+    X, given, right = data
+    model = cleaner().fit(X[100:], given[100:], X_trusted=X[:100], y_trusted=right[:100])
+    assert wrong_among_suspected(model.correction_) is None
+
+
+def test_no_checked_rows_at_all_and_what_to_check_next(data):
+    X, given, _ = data
+    model = cleaner().fit(X, given)
+    assert model.selection_ == {}
+    rows = model.next_to_check(30)
+    assert len(rows) == rows["row"].nunique() == 30
+    assert rows["drawn_at_random"].sum() == 10
+
+
+def test_a_table_as_it_is(data):
+    X, given, right = data
+    table = pd.DataFrame({
+        "id": np.arange(500), "a": np.where(np.arange(500) % 7 == 0, np.nan, X[:, 0]),
+        "b": np.where(X[:, 1] > 0, "yes", "no"), "day": pd.date_range("2020-01-01", periods=500).astype(str),
+    })  # fmt: skip
+    model = cleaner(estimator=None).fit(table, given, verified=np.where(np.arange(500) < 100, right, None))
+    assert [(each.column, each.kind) for each in model.columns_] == [
+        ("id", "ignore"), ("a", "number"), ("b", "category"), ("day", "date")
+    ]  # fmt: skip
+    strange = table[:3].assign(b=["never seen", None, "yes"], a=None)
+    assert model.predict_proba(strange).shape == (3, 3)
+    assert (model.predict(table) == right).mean() > 0.6
+
+
+def test_probabilities_of_the_user(data):
+    X, given, right = data
+    order = np.array(["low", "mid", "top"])
+    P = 0.1 + 0.7 * (order[None] == right[:, None])
+    model = cleaner().fit(None, given, verified=np.where(np.arange(500) < 80, right, None), pred_probs=P)
+    assert (model.label_issues()["is_label_issue"] == (given != right))[80:].mean() > 0.9
+    with pytest.raises(ValueError, match="predicts no new rows"):
+        model.predict(X)
+    with pytest.raises(ValueError, match="sums to 1"):
+        cleaner().fit(X, given, pred_probs=2 * P)
+
+
+def test_a_balanced_decision_predicts_rare_classes_more_often(data):
+    X, given, right = data
+    trusted = np.arange(500) < 100
+    given = np.where(trusted, right, given)
+    plain, balanced = (cleaner(decision=way).fit(X, given, trusted=trusted) for way in ("argmax", "balanced"))
+    np.testing.assert_array_equal(plain.predict_proba(X), balanced.predict_proba(X))
+    assert (balanced.predict(X) == "top").sum() > (plain.predict(X) == "top").sum()
+
+
+def test_a_class_that_is_never_predicted_is_a_warning():
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(300, 3)), np.where(np.arange(300) < 4, "rare", "usual")
+    with pytest.warns(LabelWarning, match="rare"):
+        cleaner().fit(X, y)
+
+
+def test_refusals(data):
+    X, given, right = data
+    with pytest.raises(ValueError, match="takes no ranks"):
+        cleaner().fit(X, given, checkpoint="file.safetensors")
+    with pytest.raises(ValueError, match='only noise="correction"'):
+        HyperCleaner(noise="rows").fit(X, given, groups=np.arange(500))
+    with pytest.raises(ValueError, match="decision"):
+        cleaner(decision="fair").fit(X, given)
+    with pytest.raises(ValueError, match="spelled alike"):
+        cleaner().fit(X, given, verified=np.where(np.arange(500) < 9, "Low", None))
+    with pytest.raises(ValueError, match="one label per row"):
+        cleaner().fit(X, given, verified=right[:5])

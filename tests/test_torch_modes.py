@@ -1,0 +1,104 @@
+"""Modes of torch around a call: the answer is the same, or the mode is refused by its name."""
+
+import contextlib
+
+import pytest
+import torch
+
+import bilevel
+
+
+def problem(dtype=torch.float64):
+    generator = torch.Generator().manual_seed(0)
+    A = torch.randn(40, 6, dtype=dtype, generator=generator)
+    b = torch.randn(40, dtype=dtype, generator=generator)
+    return bilevel.Problem(
+        lambda x, y: (A[:10] @ y - b[:10]).square().mean(),
+        lambda x, y: (x.sigmoid() * (A[10:] @ y - b[10:]).square()).mean() + 1e-3 * y @ y,
+        bilevel.sets.L1Ball(1.0),
+        x0=torch.zeros(30, dtype=dtype),
+        y0=torch.zeros(6, dtype=dtype),
+    )
+
+
+CALLS = {
+    "solve_lower": lambda p: bilevel.solve_lower(p, p.x0).y,
+    "upper_value": lambda p: bilevel.upper_value(p, p.x0),
+    "lower_residual": lambda p: torch.as_tensor(bilevel.lower_residual(p, p.x0, p.y0), dtype=p.y0.dtype),
+    "hypergradient": lambda p: bilevel.hypergradient(p, p.x0, p.y0),
+    "argmin": lambda p: bilevel.argmin(p, p.x0),
+    "minimize": lambda p: bilevel.minimize(p, steps=5, solver=bilevel.DMLCBO()).x,
+    "iterate": lambda p: next(iter(bilevel.iterate(p, p.x0, p.y0))).x,
+    "compare": lambda p: bilevel.compare(p, [bilevel.DMLCBO()], bilevel.run.Budget(cost=30)).solutions["DMLCBO"].x,
+}
+
+
+@contextlib.contextmanager
+def default_dtype(dtype):
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@contextlib.contextmanager
+def deterministic():
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+SAME = {
+    "no_grad": torch.no_grad,
+    "enable_grad": torch.enable_grad,
+    "deterministic": deterministic,
+    "anomaly": lambda: torch.autograd.set_detect_anomaly(True),
+    "float16": lambda: default_dtype(torch.float16),
+    "bfloat16": lambda: default_dtype(torch.bfloat16),
+    "float32": lambda: default_dtype(torch.float32),
+    "float64": lambda: default_dtype(torch.float64),
+}
+REFUSED = {
+    "inference_mode": torch.inference_mode,
+    "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("mode", SAME)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.filterwarnings("ignore:Anomaly Detection")
+def test_the_answer_is_that_without_the_mode(call, mode, dtype):
+    expected = CALLS[call](problem(dtype)).detach()
+    with SAME[mode]():
+        found = CALLS[call](problem(dtype)).detach()
+    assert found.dtype == expected.dtype
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("mode", REFUSED)
+def test_a_mode_without_derivatives_or_precision_is_refused(call, mode):
+    given = problem(torch.float32)
+    with REFUSED[mode](), pytest.raises(bilevel.IncompatibleError, match=f"torch.{mode}"):
+        CALLS[call](given)
+
+
+@pytest.mark.parametrize("level", ["upper", "lower"])
+@pytest.mark.parametrize("name", ["x", "y"])
+def test_functions_that_change_their_arguments_are_refused(level, name):
+    def changing(x, y):
+        with torch.no_grad():
+            {"x": x, "y": y}[name].mul_(0.5)
+        return (y - x).square().sum()
+
+    functions = {"upper": lambda x, y: y.square().sum(), "lower": lambda x, y: (y - x).square().sum()} | {
+        level: changing
+    }
+    given = bilevel.Problem(**functions, x0=torch.ones(3), y0=torch.ones(3))
+    with pytest.raises(bilevel.InvalidInputError, match=rf"{level} changes {name} in place"):
+        bilevel.minimize(given, steps=3, solver=bilevel.DMLCBO())
