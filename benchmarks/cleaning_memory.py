@@ -32,7 +32,7 @@ BARE = "import json, torch; print(json.dumps({'peak': peak()}))"
 RUN = f"""
 import json, sys, time
 import numpy as np, torch, bilevel
-from bilevel.applications.hyper_cleaning import CleaningProblem
+from bilevel.cleaning import CleaningProblem
 torch.set_num_threads(1)
 folder, count, steps = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 rows = np.memmap(folder + "/rows.dat", dtype=np.float32, mode="r").reshape(-1, {COLUMNS})
@@ -54,13 +54,13 @@ print(json.dumps({{"peak": peak(), "seconds": min(times), "products": products}}
 CLEAN = f"""
 import json, sys, time
 import numpy as np, torch, bilevel
-from bilevel.progress import TimeLeft
+from bilevel.run.progress import TimeLeft
 torch.set_num_threads(1)
 folder, count = sys.argv[1], int(sys.argv[2])
 rows = np.memmap(folder + "/rows.dat", dtype=np.float32, mode="r").reshape(-1, {COLUMNS})[-count - {TRUSTED}:]
 labels = np.load(folder + "/labels.npy")[-count - {TRUSTED}:]
 trusted = np.arange(len(rows)) >= count
-clock, told, began = TimeLeft(1.0), [], time.monotonic()
+clock, told, began = TimeLeft(), [], time.monotonic()
 clock.update(0.0)
 def note(moment):
     clock.update(moment.share)

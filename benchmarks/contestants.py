@@ -9,7 +9,6 @@ from __future__ import annotations
 import subprocess
 import tempfile
 import time
-import types
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,8 +17,7 @@ from typing import Any
 import numpy as np
 
 import bilevel
-from bilevel import loop
-from bilevel.applications.hyper_cleaning import CleaningProblem
+from bilevel.cleaning import CleaningProblem
 
 from .environments import JAXOPT, peer_python
 from .paper_data import Task
@@ -67,7 +65,7 @@ def cleaning(task: Task, columns: Any = slice(None)) -> CleaningProblem:
 
 def contestants(task: Task) -> dict[str, dict[str, Run]]:
     """By name, and by the way it runs; the first is ours."""
-    found = {name: {} for name in ("DMLCBO", "DMLCBO, defaults", "Approx", "RMDPCD", "VPBGD", *PEERS)}
+    found = {name: {} for name in ("DMLCBO", "DMLCBO(upper_step)", "Approx", "RMDPCD", "VPBGD", *PEERS)}
     n = len(task.given)
 
     def ours(name: str, way: str, solver: Callable[[float], Any], every: int = 1, steps: int = 1000) -> None:
@@ -76,15 +74,15 @@ def contestants(task: Task) -> dict[str, dict[str, Run]]:
     for eta in (0.3, 1.0, 3.0):  # it has a part in which face is looked at, and none in the solution there
         few = {"lower_step": 1.0, "hypergradient": bilevel.LinearSolve(tol=0.1, max_iterations=2, eta=eta)}
         ours("DMLCBO", f"eta {eta:g}", lambda s, f=few: bilevel.DMLCBO(upper_step=s, **f), 2, 200)
-    ours("DMLCBO, defaults", "", lambda s: bilevel.DMLCBO(upper_step=s), 40, 2000)
+    ours("DMLCBO(upper_step)", "", lambda s: bilevel.DMLCBO(upper_step=s), 40, 2000)
     # f and g are means over rows, and these methods do not scale their hypergradients: their steps are in units of n.
     for rule in ("adaptive", "fixed"):
         both: dict[str, Any] = {"step_rule": rule}
         ours("Approx", rule, lambda s, b=both: bilevel.Approx(upper_step=s * n, inner="plain", inner_steps=100, **b))
-        ours("RMDPCD", rule, lambda s, b=both: bilevel.RMDPCD(upper_step=s * n, steps=100, **b))
+        ours("RMDPCD", rule, lambda s, b=both: bilevel.solvers.RMDPCD(upper_step=s * n, steps=100, **b))
     for ramp in (0, 100):
         more = {"lower_steps": 100, "penalty_steps": 100, "ramp": ramp}
-        ours("VPBGD", f"ramp {ramp}", lambda s, m=more: bilevel.VPBGD(upper_step=s * n, **m))
+        ours("VPBGD", f"ramp {ramp}", lambda s, m=more: bilevel.solvers.VPBGD(upper_step=s * n, **m))
     for name, (library, ways) in PEERS.items():
         for inner, mover in ways:
             found[name][f"{inner} steps, {mover}" if inner else mover] = peer(library, task, mover, inner)
@@ -105,12 +103,10 @@ def through_minimize(task: Task, solver: Callable[[float], Any], every: int, mos
                 path.xs.append(state.x.clone())
             return record.seconds > seconds
 
-        loop.time = types.SimpleNamespace(perf_counter=time.process_time)  # type: ignore[assignment]
-        try:
-            bilevel.minimize(problem, problem.start(), solver=solver(step), steps=last, evaluate_every=every,
-                             callbacks=[keep])  # fmt: skip
-        finally:
-            loop.time = time
+        bilevel.minimize(
+            problem, problem.start(), solver=solver(step), steps=last, evaluate_every=every, callbacks=[keep],
+            clock=time.process_time,
+        )  # fmt: skip
         return path
 
     return run

@@ -2,10 +2,9 @@
 
 MNIST 6 vs 9 from the folder in the variable BILEVEL_DATA (without it: random rows of the same kind), 30 % of the labels
 flipped, 2,000 trusted rows, |y|_1 <= 1; more noisy rows than there are images are drawn with replacement. A step is one
-of 100 in a block after the first 60, with the noise of `Perturbed` and all else that `iterate` does, margins computed
-anew every 100 steps among it; a pass is one of 100 NumPy products A.T @ p with the same array in the block that
-follows. The problem holds A by columns, so that A.T is contiguous, the order in which NumPy computes this product
-faster. Both in processor time; the ratio is the median over some pairs of blocks.
+of 100 in a block after the first 60, with the noise of `Perturbed` and all else that `iterate` does; a pass is one of
+100 NumPy products A.T @ p with the same array in the block that follows. Both in processor time; the ratio is the
+median over some pairs of blocks.
 """
 
 from __future__ import annotations
@@ -19,14 +18,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import torch
 
 import bilevel
 from bilevel import sets
-from bilevel.applications.hyper_cleaning import CleaningProblem, fused, on_arrays
+from bilevel.cleaning import CleaningProblem
 from bilevel.problem import Linearization
 
 from .harness import Row
@@ -38,10 +36,12 @@ FACE = {"tol": 0.1, "max_iterations": 2, "eta": 0.3}
 EXACT = bilevel.DMLCBO(upper_step=1.0, lower_step=0.1, hypergradient=bilevel.LinearSolve(**FACE))
 NOISY, FAR_NOISE = (
     bilevel.DMLCBO(upper_step=1.0, lower_step=0.1, hypergradient=bilevel.LinearSolve(**FACE, smoothing=noise))
-    for noise in (bilevel.Perturbed(), bilevel.Perturbed(radius=1e-3))
+    for noise in (bilevel.hypergradients.Perturbed(), bilevel.hypergradients.Perturbed(radius=1e-3))
 )
 AS_IN_THE_PAPER = bilevel.DMLCBO(
-    upper_step=1.0, lower_step=0.1, hypergradient=bilevel.Neumann(terms=3, eta=0.3, smoothing=bilevel.TwoPoint())
+    upper_step=1.0,
+    lower_step=0.1,
+    hypergradient=bilevel.Neumann(terms=3, eta=0.3, smoothing=bilevel.hypergradients.TwoPoint()),
 )
 
 
@@ -54,7 +54,7 @@ def rows() -> list[Row]:
 
 
 def measured() -> Iterator[Row]:
-    for name, bound in (("float64", 2.0), ("float32", 3.0)):
+    for name, bound in (("float64", 4.0), ("float32", 4.0)):
         yield Row(f"DMLCBO step / pass, 2000 x 784, {name}", in_passes(make(2000, name), NOISY), f"<= {bound}")
     problem = make(2000, "float64")
     yield Row("the same in float64 without noise", in_passes(problem, EXACT))
@@ -63,14 +63,12 @@ def measured() -> Iterator[Row]:
         in_passes(problem, bilevel.DMLCBO(), blocks=5),
     )
     yield Row("the same with noise of radius 1e-3, which decides on faces", in_passes(problem, FAR_NOISE, blocks=5))
-    yield Row("the same without numba", without_numba())
-    yield Row("the same, fused=False", in_passes(make(2000, "float64", fused=False), NOISY, blocks=2))
     yield two_point(problem)
     yield generic(2000, 1.8)
     yield generic(25, 7.0)
-    for count in (20_000, 100_000):
+    for count, bound in ((20_000, 1.5), (100_000, 1.2)):
         ratio = in_passes(make(count, "float64"), NOISY, blocks=3)
-        yield Row(f"DMLCBO step / pass, {count} x 784, float64", ratio, "<= 1.2")
+        yield Row(f"DMLCBO step / pass, {count} x 784, float64", ratio, f"<= {bound}")
     for count in (2000, 100_000):
         yield vectors(count)
 
@@ -95,8 +93,8 @@ def data(count: int, dtype: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, np
     return X[chosen], given, X[order[:TRUSTED]], y[order[:TRUSTED]]
 
 
-def make(count: int, dtype: str, **options: Any) -> CleaningProblem:
-    return CleaningProblem(*data(count, dtype), loss="logistic", radius=1.0, ridge=1e-3, intercept=False, **options)
+def make(count: int, dtype: str) -> CleaningProblem:
+    return CleaningProblem(*data(count, dtype), loss="logistic", radius=1.0, ridge=1e-3, intercept=False)
 
 
 # --- measurements ---------------------------------------------------------------------------------------------------
@@ -117,12 +115,6 @@ def in_passes(problem: CleaningProblem, solver: Any, *, blocks: int = 9) -> floa
     A = problem.design.array.numpy()  # type: ignore[attr-defined]
     p = np.random.default_rng(1).random(len(A)).astype(A.dtype)
     return median(block(lambda: next(states), BLOCK) / block(lambda: A.T @ p, BLOCK) for _ in range(blocks))
-
-
-def without_numba() -> float:
-    """The step as it is where numba is not installed."""
-    with patch.object(fused, "arithmetic", lambda *_: on_arrays):
-        return in_passes(make(2000, "float64"), NOISY, blocks=5)
 
 
 def stepping(problem: Any, solver: Any, first: int = FIRST) -> Any:

@@ -21,8 +21,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from bilevel.applications.few_shot import ConvNet, SVMHead
-from bilevel.applications.few_shot.dual import Dual
+from bilevel.few_shot import ConvNet, SVMHead
+from bilevel.few_shot.dual import Dual
 
 from .environments import ROOT, peer_python
 from .harness import Row, reason_of

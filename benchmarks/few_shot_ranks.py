@@ -12,31 +12,41 @@ from __future__ import annotations
 import argparse
 import os
 import time
+from typing import Any
 
 os.environ["OMP_NUM_THREADS"] = "1"
 
 import torch
 
-from bilevel.applications.few_shot.experiment import Experiment
-from bilevel.distributed import Ranks, TaskParallel, connect
+from bilevel.few_shot.episodes import Episodes, Tasks
+from bilevel.few_shot.options import Experiment
+from bilevel.ranks import Ranks, connect
 
 WARM_UP = 5
 
 
 def cost(ranks: Ranks, solver: str, normalise: bool, steps: int) -> tuple[float, float, float]:
     """Processor seconds of the slowest rank, rounds and bytes of a step."""
-    experiment = Experiment(dataset="generated", solver=solver, tasks_per_step=4, normalise=normalise)
-    learner, source = experiment.learner(TaskParallel(ranks)), experiment.splits().train
-    learner.fit(source, steps=WARM_UP, evaluate_every=10**6)
-    updates, draw = learner._updates, lambda step: learner._draw(source, step)
-    learner.network.train()
-    rounds, sent, began = ranks.rounds, ranks.bytes, time.process_time()
-    for step in range(WARM_UP + 1, WARM_UP + steps + 1):
-        updates.step(draw, step)
-        ranks.total(0.0, 0.0)  # time and Ctrl-C
-    seconds = time.process_time() - began
-    found = (ranks.rounds - rounds) / steps, (ranks.bytes - sent) / steps
-    return max(ranks.gather(seconds / steps)), *found
+    method: Any = {"solver": solver, "plain": not normalise}
+    experiment = Experiment(dataset="generated", tasks_per_step=4, **method)
+    source = Watched(experiment.splits().train, ranks)
+    experiment.learner(ranks).fit(source, steps=WARM_UP + steps + 1, evaluate_every=10**6)
+    (began, *before), (ended, *after) = source.seen[-steps - 1], source.seen[-1]
+    rounds, sent = ((new - old) / steps for old, new in zip(before, after, strict=True))
+    return max(ranks.gather((ended - began) / steps)), rounds, sent
+
+
+class Watched:
+    """Tasks of others, and what had been spent each time some were drawn: once per step."""
+
+    def __init__(self, tasks: Episodes, ranks: Ranks) -> None:
+        self.tasks, self.ranks, self.ways = tasks, ranks, tasks.ways
+        self.seen: list[tuple[float, int, int]] = []
+
+    def sample(self, count: int, generator: torch.Generator) -> Tasks:
+        """See `Episodes.sample`."""
+        self.seen.append((time.process_time(), self.ranks.rounds, self.ranks.bytes))
+        return self.tasks.sample(count, generator)
 
 
 def main() -> None:

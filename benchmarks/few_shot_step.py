@@ -25,11 +25,12 @@ for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
 
 import torch
 
-from bilevel.applications.few_shot.dual import Dual
-from bilevel.applications.few_shot.experiment import Experiment
-from bilevel.applications.few_shot.learner import MetaLearner
-from bilevel.applications.few_shot.networks import ConvNet
-from bilevel.applications.few_shot.problem import Features
+from bilevel.few_shot.dual import Dual
+from bilevel.few_shot.episodes import Episodes
+from bilevel.few_shot.learner import MetaTraining
+from bilevel.few_shot.networks import ConvNet
+from bilevel.few_shot.options import Experiment
+from bilevel.few_shot.problem import FewShotProblem
 from bilevel.hypergradients import LinearSolve
 from bilevel.solvers import DMLCBO
 
@@ -39,13 +40,13 @@ WARM_UP, STEPS = 10, 60
 NETWORK = ("network, forward", "network, backward")
 REST = "the rest: copies, checks, loss and accuracy"
 PARTS: dict[tuple[Any, str], str] = {
-    (MetaLearner, "_draw"): "drawing tasks",
+    (Episodes, "sample"): "drawing tasks",
     (ConvNet, "forward"): NETWORK[0],
     (Dual, "solve"): "dual solve",
     (LinearSolve, "estimate"): "hypergradient on the face",
-    (Features, "pull_back"): NETWORK[1],
+    (FewShotProblem, "pull_back"): NETWORK[1],
     (DMLCBO, "step"): "the solver's update",
-    (MetaLearner, "_advance"): REST,
+    (MetaTraining, "step"): REST,
 }
 """The function of each part."""
 

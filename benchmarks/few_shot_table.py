@@ -26,7 +26,7 @@ from typing import Any
 for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ[variable] = "1"
 
-from bilevel.files import write_atomically
+from bilevel._files import write_atomically
 
 from .harness import hardware
 
@@ -50,7 +50,7 @@ PAPER: dict[tuple[str, int], dict[str, tuple[float, float]]] = {
 }
 """Table 3 of the paper: mean and +-."""
 STEPS = {("fc100", "vpbgd"): 0.001, ("fc100", "rmd-pcd"): 0.0001}
-"""Upper steps where that of `experiment.SOLVERS` diverges."""
+"""Upper steps where that of `options.SOLVERS` diverges."""
 WAYS = (5, 10)
 LOOK_EVERY = 500
 """Steps between points of the curve."""
@@ -134,14 +134,14 @@ def train(data: str, method: str, arguments: Any) -> None:
     """One run, and its JSON."""
     import torch
 
-    from bilevel.applications.few_shot.experiment import Experiment
+    from bilevel.few_shot.options import Experiment
 
     torch.set_num_threads(1)
     settings = {"dataset": data, "solver": method, "width": arguments.width, "step": STEPS.get((data, method))}
     experiments = {ways: Experiment(ways=ways, **settings) for ways in WAYS}
     splits = {ways: experiment.splits(arguments.data) for ways, experiment in experiments.items()}
     hardest, path = max(WAYS), stored(arguments.out, data, method)
-    result = {"experiment": experiments[hardest].about(), "curve": read(arguments.out, data, method)["curve"]}
+    result = {"experiment": experiments[hardest].identity, "curve": read(arguments.out, data, method)["curve"]}
     points, learner = result["curve"], experiments[hardest].learner()
 
     def judged(part: str, **how: int) -> dict[str, dict[str, float]]:
@@ -196,7 +196,7 @@ def markdown(folder: Path) -> str:
 
 def ended(row: dict[str, Any]) -> str:
     """Minutes, and the status if it was not the end of the time."""
-    return f"{row['minutes']:.1f}" + ("" if row["status"] == "STEPS" else f", {row['status'].lower()}")
+    return f"{row['minutes']:.1f}" + ("" if row["status"] in ("STEPS", "TIME") else f", {row['status'].lower()}")
 
 
 def draw(folder: Path) -> None:

@@ -6,7 +6,7 @@ import torch
 
 import bilevel
 from bilevel import sets
-from bilevel.randomness import Noise
+from bilevel.random import RandomStreams
 from bilevel.spaces import Space
 
 from .harness import Row, ratio
@@ -18,11 +18,14 @@ def rows() -> list[Row]:
     generator = torch.Generator().manual_seed(0)
     z = torch.randn(D, generator=generator, dtype=torch.float64)
     v = torch.randn(D, generator=generator, dtype=torch.float64)
-    Y, space, noise = sets.L1Ball(1.0), Space(1), Noise()
-    perturbed, two_point = bilevel.Perturbed(radius=1e-6), bilevel.TwoPoint(directions=D, block=D)
+    Y, space, streams = sets.L1Ball(1.0), Space(1), RandomStreams()
+    perturbed, two_point = (
+        bilevel.hypergradients.Perturbed(radius=1e-6),
+        bilevel.hypergradients.TwoPoint(directions=D, block=D),
+    )
 
     def product(smoothing: object) -> object:
-        return lambda: smoothing.sample(Y, z, space, noise, 0).apply(v)  # type: ignore[attr-defined]
+        return lambda: smoothing.sample(Y, z, space, streams, 0).apply(v)  # type: ignore[attr-defined]
 
     A = torch.rand(ROWS, D, generator=generator, dtype=torch.float64)
     labels = torch.sign(torch.randn(ROWS, generator=generator, dtype=torch.float64))

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from bilevel.datasets import Rows, load
-from bilevel.experiments.cleaning_data import Task, cleaning_task
+from bilevel.datasets import TrainTestRows, load
 from bilevel.experiments.configuration import load_configuration
+from bilevel.experiments.data import Task, cleaning_task
 
 ROWS = {name: data.rows for name, data in load_configuration("table-2").datasets.items()}  # type: ignore[union-attr]
 """Training rows of the paper's problems, and as many trusted ones."""
@@ -21,9 +21,9 @@ def images(data: Path, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, n
     return flat[0], rows.y, flat[1], rows.test_y
 
 
-def _rows(data: Path, name: str) -> Rows:
+def _rows(data: Path, name: str) -> TrainTestRows:
     rows = load(name, data)
-    assert isinstance(rows, Rows)
+    assert isinstance(rows, TrainTestRows)
     return rows
 
 

@@ -118,7 +118,7 @@ class Alternating:
         self._sign = -self._sign
         return self.Y.project(self._sign * z)
 
-    def jacobian(self, z: torch.Tensor) -> sets.Face:
+    def jacobian(self, z: torch.Tensor) -> sets.ProjectionJacobian:
         self._sign = -self._sign
         return self.Y.jacobian(self._sign * z)
 

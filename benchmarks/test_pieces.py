@@ -7,8 +7,7 @@ import pytest
 import torch
 
 import bilevel
-from bilevel.applications.hyper_cleaning import CleaningProblem
-from bilevel.applications.hyper_cleaning.fused import arithmetic
+from bilevel.cleaning import CleaningProblem
 
 pytest.importorskip("pytest_benchmark")
 COLUMNS, ROWS = 784, 2000
@@ -24,24 +23,17 @@ def test_projection_on_the_l1_ball(benchmark, z):
     assert float(benchmark(BALL.project, z).abs().sum()) == pytest.approx(1.0)
 
 
-def test_projection_in_a_fused_step(benchmark, z):
-    near = BALL.project(z).numpy()
-    _, value = benchmark(arithmetic().project, z.numpy(), 1.0, near)
-    assert np.abs(value).sum() == pytest.approx(1.0)
-
-
 def test_product_with_the_jacobian(benchmark, z):
     face = BALL.jacobian(z)
     v = face.apply(torch.ones_like(z))
     assert torch.allclose(benchmark(face.apply, v), v)  # a projector
 
 
-@pytest.mark.parametrize("fused", [True, False])
-def test_step(benchmark, fused):
+def test_step(benchmark):
     rng = np.random.default_rng(0)
     X = rng.random((2 * ROWS, COLUMNS)) * (rng.random((2 * ROWS, COLUMNS)) < 0.2)
     y = (X[:, :5].sum(1) > X[:, 5:10].sum(1)).astype(int)
-    problem = CleaningProblem(X[:ROWS], y[:ROWS], X[ROWS:], y[ROWS:], intercept=False, fused=fused)
+    problem = CleaningProblem(X[:ROWS], y[:ROWS], X[ROWS:], y[ROWS:], intercept=False)
     states = bilevel.iterate(problem, problem.start())
     for _ in range(60):
         next(states)

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 
 import bilevel
-from bilevel.applications.hyper_cleaning import CleaningProblem
-from bilevel.applications.hyper_cleaning.noise import Certain
+from bilevel.cleaning import CleaningProblem
+from bilevel.cleaning.noise import Certain
 from bilevel.experiments.configuration import CleaningData
-from bilevel.experiments.solved_level import SolvedLevel
+from bilevel.experiments.run import SolvedLevel
 
 from .contestants import cleaning
 from .paper_data import Task
