@@ -2,8 +2,8 @@ r"""
 All solvers on one problem
 ==========================
 
-Every solver of the library takes the same problem through the same call. Here each gets the same budget of 1,500
-gradients and products on a sparse regression whose rows are weighted,
+All solvers of the library are called in the same way. Here each has the same budget of 1,500 gradients and products, on
+a sparse regression with learned row weights,
 
 .. math::
 
@@ -11,8 +11,7 @@ gradients and products on a sparse regression whose rows are weighted,
     \qquad
     y^*(x) = \operatorname*{argmin}_{|y|_1 \le 1} \frac1n \sum_i \sigma(x_i) (a_i \cdot y - b_i)^2 + c |y|^2 .
 
-A solver that cannot take the problem says why. One problem decides nothing: :doc:`/choosing-a-solver` has the whole
-story.
+A solver that does not support the problem says why. One problem is not a ranking: see :doc:`/choosing-a-solver`.
 """
 
 import matplotlib.pyplot as plt
@@ -21,7 +20,7 @@ import torch
 import bilevel
 
 # %%
-# 60 rows, a third of them spoilt, and 30 rows to validate on.
+# 60 training rows, a third of them corrupted, and 30 validation rows.
 generator = torch.Generator().manual_seed(0)
 A = torch.randn(90, 10, generator=generator).double()
 truth = torch.tensor([0.7, -0.3] + 8 * [0.0]).double()
@@ -38,35 +37,35 @@ problem = bilevel.Problem(
 )
 
 # %%
-# Fifteen solvers at their defaults, but for upper steps: x enters through means over 60 rows, and solvers without
-# adaptive steps want a longer one. These (3 and 10) were set by hand, once, and not searched for; the others have their
-# defaults. The order below is that of these settings on this problem.
+# The solvers run with their defaults, except for some upper steps: x enters through means over 60 rows, and solvers
+# without adaptive steps need a longer one. These steps (3 and 10) were set by hand and not searched for. The order
+# below holds for these settings on this problem.
 solvers = [
     bilevel.DMLCBO(),
-    bilevel.ProjectedSOBA(upper_step=3.0),
-    bilevel.PenaltyMomentum(upper_step=3.0),
-    bilevel.MEHA(upper_step=3.0),
-    bilevel.BiCGAFFA(upper_step=3.0),
-    bilevel.LVHBA(),
-    bilevel.SIGD(upper_step=10.0),
-    bilevel.DSBLO(upper_step=10.0),
-    bilevel.VPBGD(upper_step=3.0),
+    bilevel.solvers.ProjectedSOBA(upper_step=3.0),
+    bilevel.solvers.PenaltyMomentum(upper_step=3.0),
+    bilevel.solvers.MEHA(upper_step=3.0),
+    bilevel.solvers.BiCGAFFA(upper_step=3.0),
+    bilevel.solvers.LVHBA(),
+    bilevel.solvers.SIGD(upper_step=10.0),
+    bilevel.solvers.DSBLO(upper_step=10.0),
+    bilevel.solvers.VPBGD(upper_step=3.0),
     bilevel.Approx(),
     bilevel.Implicit(),
-    bilevel.RMDPCD(),
-    bilevel.AiPOD(),
-    bilevel.EAiPOD(),
-    bilevel.IGAL(),
+    bilevel.solvers.RMDPCD(),
+    bilevel.solvers.AiPOD(),
+    bilevel.solvers.EAiPOD(),
+    bilevel.solvers.IGAL(),
 ]
-result = bilevel.compare(problem, solvers, bilevel.Budget(cost=1500), points=8)
+result = bilevel.compare(problem, solvers, bilevel.run.Budget(cost=1500), points=8)
 print(result)
 
 # %%
-# F at the solved lower level against what was spent.
+# F at the solved lower level against the cost.
 figure, axis = plt.subplots(figsize=(8, 4.6), layout="constrained")
 for index, name in enumerate(result.solutions):
     line = result.of(name)
     axis.plot([row.cost for row in line], [row.value for row in line], "-" if index < 10 else "--", label=name)
-axis.set(xlabel="gradients and products", ylabel="F(x)", title="F against cost for every solver that takes the problem")
+axis.set(xlabel="gradients and products", ylabel="F(x)", title="F against cost, all solvers that support the problem")
 axis.legend(frameon=False, ncols=2, fontsize=8)
 plt.show()

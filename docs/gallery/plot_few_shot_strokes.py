@@ -3,22 +3,22 @@ Few-shot learning on generated tasks
 ====================================
 
 A network learns features with which a support vector machine recognises new classes from five examples each. The
-machine of a task is the lower level,
+support vector machine of a task is the lower level,
 
 .. math:: y^*(x) = \operatorname*{argmin}_{0 \le y \le C} \tfrac12 y^\top G(x) y - \mathbf 1^\top y,
 
-and the network's parameters are the upper variables. The images are pen strokes, generated on the spot.
+and the network's parameters are the upper variables. The images are generated pen strokes.
 """
 
 import matplotlib.pyplot as plt
 import torch
 
-from bilevel.applications.few_shot import ConvNet, Episodes, MetaLearner, SVMHead, generated_images
+from bilevel.few_shot import ConvNet, Episodes, MetaLearner, SVMHead, generated_images
 
 torch.manual_seed(0)
 
 # %%
-# 40 classes of strokes: 30 to train on, 10 that the network never sees.
+# 40 classes of strokes: 30 for training, and 10 that are not used for training.
 images = generated_images(40, 20, size=16)
 train = Episodes(images[:30], ways=5, shots=5, queries=5)
 novel = Episodes(images[30:], ways=5, shots=5, queries=10)
@@ -28,11 +28,11 @@ for row, kind in zip(axes, (0, 1, 30, 31), strict=True):
     for axis, picture in zip(row, images[kind, :10, 0], strict=True):
         axis.imshow(picture, cmap="gray_r")
         axis.axis("off")
-figure.suptitle("Ten drawings of four classes: two to train on (above), two novel ones (below)")
+figure.suptitle("Ten drawings of four classes: two for training (above), two novel (below)")
 plt.show()
 
 # %%
-# Train, with a look at novel classes from time to time.
+# Train, and evaluate on novel classes from time to time.
 learner = MetaLearner(ConvNet(image_size=16, width=16, normalise=True), SVMHead(ways=5), tasks_per_step=2)
 curve = [(0, learner.evaluate(novel, count=60))]
 for steps in (20, 40, 80, 120):
@@ -41,7 +41,7 @@ for steps in (20, 40, 80, 120):
     print(steps, curve[-1][1])
 
 # %%
-# The interval is that of the mean over 60 tasks.
+# The band is the confidence interval of the mean over 60 tasks.
 figure, axis = plt.subplots(figsize=(7, 3.6), layout="constrained")
 steps, found = zip(*curve, strict=True)
 axis.errorbar(steps, [a.mean for a in found], [a.interval for a in found], marker="o", capsize=3)

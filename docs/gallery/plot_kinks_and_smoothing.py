@@ -2,9 +2,9 @@ r"""
 A function with kinks, and its smoothed hypergradient
 =====================================================
 
-Where the lower-level solution reaches a bound, or leaves one, :math:`F(x) = f(x, y^*(x))` has a kink: its gradient
-jumps, and no step size makes plain descent settle there. Randomised smoothing replaces the Jacobian of the projection
-by its mean over a small ball,
+Where the lower-level solution reaches or leaves a bound, :math:`F(x) = f(x, y^*(x))` has a kink: its gradient
+jumps, and plain descent does not converge there with any step size. Randomised smoothing replaces the Jacobian of the
+projection by its mean over a small ball,
 
 .. math:: \mathbb{E}_u[\nabla P_Y(z + \delta u)], \qquad z = y - \eta \nabla_y g(x, y),
 
@@ -29,14 +29,14 @@ values = [float(bilevel.upper_value(problem, x[None])) for x in points]
 
 
 # %%
-# The exact hypergradient takes one side at a kink. The smoothed one is the mean of ``Perturbed`` draws; each of them
-# costs what the exact one costs, and a solver takes a new one at every step instead of the mean.
+# At a kink, the exact hypergradient is one-sided. The smoothed one is the mean of ``Perturbed`` draws. Each draw has
+# the cost of an exact hypergradient, and a solver uses a new draw at every step instead of the mean.
 def exact(x):
     return float(bilevel.hypergradient(problem, x[None]))
 
 
 def smoothed(x, radius, draws=40):
-    method = bilevel.LinearSolve(smoothing=bilevel.Perturbed(radius=radius))
+    method = bilevel.LinearSolve(smoothing=bilevel.hypergradients.Perturbed(radius=radius))
     y = bilevel.solve_lower(problem, x[None]).y
     found = [float(bilevel.hypergradient(problem, x[None], y, method=method, seed=k)) for k in range(draws)]
     return sum(found) / draws

@@ -2,16 +2,17 @@ r"""
 A portfolio on a capped simplex
 ===============================
 
-How careful should an investor be, and how much may go into one asset? The portfolio is the lower level,
+How risk-averse should an investor be, and how much may be invested in one asset? The portfolio is the lower level,
 
 .. math::
 
     y^*(x) = \operatorname*{argmin}_{0 \le y \le \text{cap}(x),\ \sum y = 1}
     \tfrac{\gamma(x)}{2} y^\top \Sigma y - m^\top y,
 
-with means m and covariances :math:`\Sigma` of past days. Caution :math:`\gamma = e^{x_1}` and the cap
+with means m and covariances :math:`\Sigma` of past days. Risk aversion :math:`\gamma = e^{x_1}` and the cap
 :math:`\tfrac1n + \sigma(x_2)(1 - \tfrac1n)` are chosen by gradient on later days: the set moves with x, and the
-derivative of the projection in the cap is part of the hypergradient. The returns are generated; nothing here is advice.
+derivative of the projection with respect to the cap is part of the hypergradient. The returns are generated; this is
+not financial advice.
 """
 
 import matplotlib.pyplot as plt
@@ -20,7 +21,7 @@ import torch
 import bilevel
 
 # %%
-# Twelve assets with two common factors, 120 days to learn from and 240 to be judged by.
+# Twelve assets with two common factors, 120 days for training and 240 for validation.
 generator = torch.Generator().manual_seed(3)
 n = 12
 factors = torch.randn(2, n, generator=generator).double() * 0.6
@@ -48,25 +49,25 @@ problem = bilevel.Problem(
 )
 
 # %%
-# Start with little caution and a tight cap.
+# Start with a small risk aversion and a tight cap.
 start = torch.tensor([-3.0, -1.5]).double()
-solution = bilevel.minimize(problem, start, steps=300, evaluate_every=10)
+solution = bilevel.minimize(problem, start, solver=bilevel.DMLCBO(), steps=300, evaluate_every=10)
 for name, x in {"start": start, "found": solution.x}.items():
     value = -float(bilevel.upper_value(problem, x))
-    print(f"{name}: caution {float(x[0].exp()):.3f}, cap {float(cap(x)):.3f}, utility on later days {value:.4f}")
+    print(f"{name}: risk aversion {float(x[0].exp()):.3f}, cap {float(cap(x)):.3f}, utility on later days {value:.4f}")
 
 # %%
-# Is the gradient right, the set's part included? The check compares it with differences of F.
+# Is the gradient correct, including the part of the set? The check compares it with differences of F.
 print(bilevel.check_hypergradient(problem, solution.x))
 
 # %%
-# The portfolio at the start, and the one that was found.
+# The initial and the optimised portfolio.
 figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
 positions = torch.arange(n)
 left.bar(positions - 0.2, bilevel.solve_lower(problem, start).y, width=0.4, label="start")
-left.bar(positions + 0.2, bilevel.solve_lower(problem, solution.x).y, width=0.4, label="found")
-left.axhline(float(cap(solution.x)), color="0.6", linestyle="--", label="cap that was found")
-left.set(xlabel="asset", ylabel="share", title="portfolios at the start and at the end")
+left.bar(positions + 0.2, bilevel.solve_lower(problem, solution.x).y, width=0.4, label="optimised")
+left.axhline(float(cap(solution.x)), color="0.6", linestyle="--", label="optimised cap")
+left.set(xlabel="asset", ylabel="fraction", title="portfolios at the start and at the end")
 left.legend(frameon=False)
 right.plot([r.step for r in solution.history], [-r.upper for r in solution.history])
 right.set(xlabel="step of DMLCBO", ylabel="utility", title="utility on later days")

@@ -2,12 +2,12 @@
 Ten sets in the plane
 =====================
 
-Every set of the catalogue comes with its nearest-point map and the derivative of that map. Here are ten of them in two
+Every set of the library has a projection and the derivative of the projection. This example shows ten sets in two
 dimensions: the set (filled), points and their projections (arrows), and the kinks of the projection (red), where the
 derivative jumps from one face to another.
 
-Between the kinks the projection of a polyhedral set is affine: its Jacobian is the projector on the directions of a
-face. Round sets have a Jacobian that shrinks directions instead.
+Between the kinks the projection of a polyhedral set is affine: its Jacobian is the projector onto the directions of a
+face. The Jacobian of a curved set shortens some directions instead.
 """
 
 # %%
@@ -83,11 +83,11 @@ for ax, (name, constraint) in zip(axes.flat, catalogue.items(), strict=True):
     ax.tick_params(labelsize=8, length=2, color="0.6", labelcolor="0.4")
     for spine in ax.spines.values():
         spine.set_color("0.8")
-figure.suptitle("Ten convex sets, projections of points on them (arrows) and kinks of the projection (red)")
+figure.suptitle("Ten convex sets, projections of points onto them (arrows) and kinks of the projection (red)")
 plt.show()
 
 # %%
-# What the library says about one of these points: the face, and how far away the nearest kink is.
+# For one of these points: its projection, the face, and the distance to the nearest kink.
 z = torch.tensor([1.5, 0.2])
 face = catalogue["L1Ball"].jacobian(z)
 print("nearest point ", catalogue["L1Ball"].project(z).tolist())

@@ -2,16 +2,16 @@ r"""
 A Stackelberg game: which toll earns most?
 ==========================================
 
-Traffic of size 1 spreads over four roads such that nobody gains by changing roads. A company takes tolls on two of them
-and moves first; the drivers answer:
+Traffic of size 1 is distributed over four roads such that no driver gains by changing roads. A company charges tolls on
+two of them. It moves first, and the drivers respond:
 
 .. math::
 
     y^*(x) = \operatorname*{argmin}_{y \ge 0,\ \sum y = 1} \sum_i \tfrac12 c_i y_i^2 + (a_i + x_i) y_i,
     \qquad \max_{x \ge 0} \; x_1 y_1^* + x_2 y_2^* .
 
-:math:`a_i` is the time on the empty road i and :math:`c_i` how it grows with traffic: the equilibrium (Wardrop) is the
-minimum of a convex function on a simplex. Revenue has kinks where a road is deserted.
+:math:`a_i` is the travel time on the empty road i and :math:`c_i` its increase with traffic. The (Wardrop) equilibrium
+is the minimum of a convex function on a simplex. The revenue has kinks where a road becomes empty.
 """
 
 import matplotlib.pyplot as plt
@@ -38,11 +38,12 @@ problem = bilevel.Problem(
 )
 
 # %%
-# From no tolls the company climbs the hill. From a toll on road 2 so high that the road is deserted nothing pulls it
-# down again: the exact hypergradient is zero in that direction (erratum 9). Smoothing of the size of the distance to
-# the kink sees the drivers who would come back, and ends near the top: off by the bias of the smoothing.
+# Starting without tolls, the solver finds the maximum. Starting from a toll on road 2 so high that the road is empty,
+# it cannot lower the toll again: the exact hypergradient is zero in that direction (erratum 9). Smoothing with a radius
+# of the order of the distance to the kink takes the returning drivers into account, and ends near the maximum, up to
+# the bias of the smoothing.
 empty_road = torch.tensor([0.2, 1.3]).double()
-smooth = bilevel.LinearSolve(smoothing=bilevel.Perturbed(radius=0.5))
+smooth = bilevel.LinearSolve(smoothing=bilevel.hypergradients.Perturbed(radius=0.5))
 runs = {
     "no tolls": (torch.zeros(2).double(), bilevel.DMLCBO()),
     "an empty road": (empty_road, bilevel.DMLCBO()),
@@ -58,7 +59,7 @@ for name, (start, solver) in runs.items():
     print(f"from {name}: tolls {[round(v, 3) for v in solution.x.tolist()]}, revenue {revenue:.4f}, traffic {roads}")
 
 # %%
-# The hill, its plateau where road 2 is deserted, and the three runs.
+# The revenue, its plateau where road 2 is empty, and the three runs.
 line = torch.linspace(0, 1.6, 21).double()
 hill = [[-float(bilevel.upper_value(problem, torch.stack([u, v]), tol=1e-6)) for u in line] for v in line]
 figure, axis = plt.subplots(figsize=(6.4, 4.8), layout="constrained")

@@ -2,13 +2,13 @@ r"""
 Tune an elastic net by gradient
 ===============================
 
-Two penalties, one validation loss. The lower level has a penalty instead of a set,
+Two penalties are tuned on one validation loss. The lower level has a penalty instead of a set,
 
 .. math:: y^*(x) = \operatorname*{argmin}_y \tfrac1n |Ay - b|^2 + e^{x_1} |y|_1 + \tfrac12 e^{x_2} |y|^2 ,
 
-and becomes one with a set by writing :math:`y = p - q` with :math:`p, q \ge 0`: at the solution one of each pair is
-zero, :math:`|y|_1 = \sum (p + q)` and :math:`|y|^2 = |p|^2 + |q|^2`. The orthant's projection then does what
-soft-thresholding does.
+which is rewritten with a set by :math:`y = p - q` with :math:`p, q \ge 0`: at the solution one of each pair is
+zero, :math:`|y|_1 = \sum (p + q)` and :math:`|y|^2 = |p|^2 + |q|^2`. The projection onto the orthant then corresponds
+to soft-thresholding.
 """
 
 import matplotlib.pyplot as plt
@@ -19,7 +19,7 @@ from sklearn.preprocessing import PolynomialFeatures, StandardScaler
 import bilevel
 
 # %%
-# The diabetes data with all products of columns: 65 columns, 150 rows to train, 292 to validate.
+# The diabetes data with all products of columns: 65 columns, 150 training rows, 292 validation rows.
 measurements, progression = load_diabetes(return_X_y=True)
 columns = StandardScaler().fit_transform(PolynomialFeatures(2, include_bias=False).fit_transform(measurements))
 A, b = torch.tensor(columns), torch.tensor((progression - progression.mean()) / progression.std())
@@ -40,17 +40,23 @@ def penalised(x, y):
 problem = bilevel.Problem(validation, penalised, bilevel.sets.NonNegative(), y0=torch.zeros(2 * d).double())
 
 # %%
-# From weak penalties, 400 steps of the default solver.
+# Start with weak penalties and take 400 steps of DMLCBO.
 start = torch.tensor([-6.0, -3.0]).double()
 path = [start]
 solution = bilevel.minimize(
-    problem, start, steps=400, evaluate_every=10, callbacks=[lambda record, state: path.append(state.x.clone())]
+    problem,
+    start,
+    solver=bilevel.DMLCBO(),
+    steps=400,
+    evaluate_every=10,
+    callbacks=[lambda record, state: path.append(state.x.clone())],
 )
 print(solution)
 print("validation loss", float(bilevel.upper_value(problem, solution.x, tol=1e-8)))
 
 # %%
-# The same lower level by proximal steps, with the penalty of the library: another algorithm, the same answer.
+# The same lower level, solved by proximal steps with the penalty of the library: another algorithm gives the same
+# result.
 penalty = bilevel.sets.ElasticNetPenalty(float(solution.x[0].exp()), float(solution.x[1].exp()))
 gram, target = A[train].T @ A[train] * 2 / len(train), A[train].T @ b[train] * 2 / len(train)
 step = 1 / float(torch.linalg.matrix_norm(gram, 2))
@@ -62,7 +68,7 @@ difference = (y - (split[:d] - split[d:])).abs().max()
 print(f"{int((y != 0).sum())} of {d} columns are used; largest difference {difference:.1e}")
 
 # %%
-# The validation loss over both penalties, and the way of the gradient through it.
+# The validation loss over both penalties, and the path of the run.
 first, second = torch.linspace(-6.5, -0.5, 9).double(), torch.linspace(-5.0, 1.0, 7).double()
 grid = [[float(bilevel.upper_value(problem, torch.stack([u, v]), tol=1e-3)) for u in first] for v in second]
 figure, axis = plt.subplots(figsize=(7, 4.4), layout="constrained")

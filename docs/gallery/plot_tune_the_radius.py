@@ -2,8 +2,8 @@ r"""
 Choose the radius of a sparse regression by gradient
 ====================================================
 
-How sparse should a model be? The usual answer is a grid of radii and a validation set. Here the radius is the upper
-variable itself: the set moves with x, and the gradient flows through the projection on it.
+How sparse should a model be? Usually a grid of radii is evaluated on a validation set. Here the radius is the upper
+variable: the set depends on x, and the projection onto it is differentiated with respect to the radius.
 
 .. math::
 
@@ -28,7 +28,7 @@ order = torch.randperm(len(b), generator=torch.Generator().manual_seed(0))
 train, valid = order[:250], order[250:]
 
 # %%
-# The set is a function of x. Everything else is as always.
+# The set is a function of x.
 problem = bilevel.Problem(
     upper=lambda x, y: (A[valid] @ y - b[valid]).square().mean(),
     lower=lambda x, y: (A[train] @ y - b[train]).square().mean() + 0.02 * y @ y,
@@ -36,12 +36,12 @@ problem = bilevel.Problem(
     y0=torch.zeros(columns.shape[1]).double(),
 )
 x0 = torch.tensor(-2.0).double()
-solution = bilevel.minimize(problem, x0, steps=1000, evaluate_every=20)
+solution = bilevel.minimize(problem, x0, solver=bilevel.DMLCBO(), steps=1000, evaluate_every=20)
 print(solution)
 print(f"radius {float(solution.x.exp()):.3f}, validation loss {float(bilevel.upper_value(problem, solution.x)):.4f}")
 
 # %%
-# A grid search agrees, and shows what was minimised.
+# A grid search agrees, and shows the function that was minimised.
 grid = torch.linspace(-2.5, 2.0, 31).double()
 values = [float(bilevel.upper_value(problem, x, tol=1e-6)) for x in grid]
 best = int(torch.tensor(values).argmin())
