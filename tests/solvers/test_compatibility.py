@@ -184,4 +184,3 @@ def test_every_listed_alternative_takes_the_problem():
             if not unmet(cls, known.problem, constraint, known.y0):
                 solution = bilevel.minimize(known.problem, known.x0, known.y0, solver=cls(), steps=1)
                 assert solution.status.finished, (name, known.name)
-                assert solution.steps == 1
