@@ -5,7 +5,7 @@ import torch
 
 import bilevel
 from bilevel import sets
-from bilevel.curvature import largest_curvature
+from bilevel.curvature import largest_curvature, update_curvature
 from bilevel.random import RandomStreams
 
 
@@ -34,6 +34,20 @@ def test_only_the_face_counts():
     assert largest_curvature(lin, face=face) == pytest.approx(2.0, rel=1e-10)
     empty = sets.NonNegative().jacobian(-torch.ones(3).double())
     assert largest_curvature(lin, face=empty) == 0.0
+
+
+def test_a_refresh_near_the_last_point_takes_few_products():
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(300, 40, generator=generator).double()
+    problem = bilevel.Problem(lambda x, y: y.sum(), lambda x, y: (x * (rows @ y).square()).sum() / 2)
+    x, y = torch.ones(300).double(), torch.zeros(40).double()
+    first = update_curvature(problem.linearize(x, y), RandomStreams(), None)
+    before = problem.costs.hessian_products
+    x = x + 0.05 * torch.randn(300, generator=generator).double()
+    second = update_curvature(problem.linearize(x, y), RandomStreams(), first.vector)
+    exact = torch.linalg.eigvalsh(rows.T @ (x[:, None] * rows))[-1]
+    assert problem.costs.hessian_products - before <= 5 < before
+    assert second.value == pytest.approx(float(exact), rel=2e-3)
 
 
 def test_linear_lower_level_has_none():

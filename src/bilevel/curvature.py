@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -14,6 +15,15 @@ from .spaces import Space, Vector, leaves
 
 RESIDUAL = 1e-7
 """An eigenvector with this relative residual ends the steps: its eigenvalue is right to about the square of it."""
+WARM_RESIDUAL = 1e-2
+"""The same for an estimate that follows another one: a step of 1/L needs L to a few parts in a thousand."""
+
+
+class Eigenpair(NamedTuple):
+    """The largest eigenvalue, from below, and its vector of length 1 (None where nothing was multiplied)."""
+
+    value: float
+    vector: Vector | None
 
 
 def largest_curvature(
@@ -21,8 +31,6 @@ def largest_curvature(
 ) -> float:
     """The largest eigenvalue of H G_yy H (H = I without a face), from below, by at most `steps` Hessian products.
 
-    Lanczos (1950) from a random start: the same products as power iteration, a far sharper bound. Without
-    reorthogonalisation only copies of converged eigenvalues appear, which do not disturb the largest one.
     Zero when the face is a single point or g is linear in y.
     """
     space = lin.problem.y_space(lin.constraint)
@@ -31,6 +39,14 @@ def largest_curvature(
     return largest_eigenvalue(
         lambda v: face.apply(lin.lower_hvp(v)), lin.y, space, start=face.apply, steps=steps, streams=streams
     )
+
+
+def update_curvature(lin: Linearization, streams: RandomStreams, near: Vector | None, *, steps: int = 20) -> Eigenpair:
+    """The largest curvature and its direction, starting from the direction `near` of a nearby point if there is one."""
+    space = lin.problem.y_space(lin.constraint)
+    if near is None:
+        return _lanczos(lin.lower_hvp, _random_start(lin.y, space, streams), space, steps, RESIDUAL)
+    return _lanczos(lin.lower_hvp, near, space, steps, WARM_RESIDUAL)
 
 
 def largest_eigenvalue(
@@ -46,35 +62,58 @@ def largest_eigenvalue(
 
     `start` moves the random first vector into the subspace of interest.
     """
-    generator = (streams or RandomStreams()).generator("curvature", device=leaves(template)[0].device)
-    v = start(space.random_like(template, generator))
+    first = start(_random_start(template, space, streams or RandomStreams()))
+    return _lanczos(operator, first, space, steps, RESIDUAL).value
+
+
+def _random_start(template: Vector, space: Space, streams: RandomStreams) -> Vector:
+    return space.random_like(template, streams.generator("curvature", device=leaves(template)[0].device))
+
+
+def _lanczos(
+    operator: Callable[[Vector], Vector], v: Vector, space: Space, steps: int, residual_bound: float
+) -> Eigenpair:
+    """Lanczos (1950) from v: the same products as power iteration, a far sharper bound.
+
+    Without reorthogonalisation only copies of converged eigenvalues appear, which do not disturb the largest one.
+    """
     diagonal: list[float] = []
     beside: list[float] = []
-    value, length, previous = 0.0, float(space.norm(v)), None
-    for _ in range(min(steps, space.size(template))):
+    basis: list[Vector] = []
+    value, weights, length = 0.0, [], float(space.norm(v))
+    for _ in range(min(steps, space.size(v))):
         if not length > 1e-12 * max(map(abs, diagonal), default=0.0):  # an invariant subspace (or nothing) is reached
             break
-        if previous is not None:
+        if basis:
             beside.append(length)
-        v = space.scaled(v, 1.0 / length)
-        product = operator(v)
-        diagonal.append(float(space.dot(v, product)))
-        residual = space.add(product, v, -diagonal[-1])
-        if previous is not None:
-            residual = space.add(residual, previous, -length)
-        previous, v = v, residual
+        basis.append(space.scaled(v, 1.0 / length))
+        product = operator(basis[-1])
+        diagonal.append(float(space.dot(basis[-1], product)))
+        v = space.add(product, basis[-1], -diagonal[-1])
+        if len(basis) > 1:
+            v = space.add(v, basis[-2], -length)
         length = float(space.norm(v))
-        value, last = _largest_pair(diagonal, beside)
-        if not length * abs(last) > RESIDUAL * abs(value):
+        value, weights = _largest_pair(diagonal, beside)
+        if not length * abs(weights[-1]) > residual_bound * abs(value):
             break
-    return value
+    return Eigenpair(value, _combine(basis, weights, space))
 
 
-def _largest_pair(diagonal: Sequence[float], beside: Sequence[float]) -> tuple[float, float]:
-    """The largest eigenvalue of a tridiagonal matrix, and the last entry of its eigenvector; NaN if it has NaNs."""
+def _combine(basis: Sequence[Vector], weights: Sequence[float], space: Space) -> Vector | None:
+    """The sum of weights times vectors, of length 1."""
+    if not basis:
+        return None
+    total = space.scaled(basis[0], weights[0])
+    for weight, vector in zip(weights[1:], basis[1:], strict=True):
+        total = space.add(total, vector, weight)
+    return space.scaled(total, 1.0 / float(space.norm(total)))
+
+
+def _largest_pair(diagonal: Sequence[float], beside: Sequence[float]) -> tuple[float, list[float]]:
+    """The largest eigenvalue of a tridiagonal matrix, and its eigenvector; NaN if it has NaNs."""
     if not all(map(math.isfinite, (*diagonal, *beside))):
-        return math.nan, math.nan
+        return math.nan, [math.nan] * len(diagonal)
     off = torch.tensor(beside, dtype=torch.float64)
     matrix = torch.diag(torch.tensor(diagonal, dtype=torch.float64)) + torch.diag(off, 1) + torch.diag(off, -1)
     values, vectors = torch.linalg.eigh(matrix)
-    return float(values[-1]), float(vectors[-1, -1])
+    return float(values[-1]), vectors[:, -1].tolist()

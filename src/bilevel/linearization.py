@@ -196,16 +196,14 @@ class Linearization(ABC):
         """The gradients of multipliers . h(x, y) in x and in y."""
         self.problem.costs.inequality_products += 1
         x, y, value = self._inequality_graph
-        gradients = vjp([value], leaves(x) + leaves(y), multipliers)
-        count = len(leaves(x))
+        gradients, count = _gradients([value], leaves(x) + leaves(y), [multipliers]), len(leaves(x))
         return like(x, gradients[:count]), like(y, gradients[count:])
 
     def inequality_hvp(self, multipliers: Tensor, v: Vector) -> Vector:
         """The second derivative of multipliers . h(x, y) in y, times v."""
         self.problem.costs.inequality_products += 1
         _, y, value = self._inequality_graph
-        slope = vjp([value], leaves(y), multipliers.detach(), create_graph=True)
-        return like(y, vjp(slope, leaves(y), in_order(y, v)))
+        return vjp(vjp(value, y, multipliers.detach(), create_graph=True), y, v)
 
     @abstractmethod
     def _upper_value(self) -> Tensor: ...
@@ -242,8 +240,7 @@ class AutogradLinearization(Linearization):
     def __init__(self, problem: Problem, x: Vector, y: Vector, batch: Any = None) -> None:
         super().__init__(problem, x, y, batch)
         self._x, self._y = as_leaves(x), as_leaves(y)
-        self._of_x, self._of_y = leaves(self._x), leaves(self._y)
-        check_modes(self._of_y[0].device)
+        check_modes(leaves(y)[0].device)
 
     @lazy
     def _upper_graph(self) -> Tensor:
@@ -254,9 +251,9 @@ class AutogradLinearization(Linearization):
         return self.problem.call_lower(self._x, self._y, self.batch)
 
     @lazy
-    def _lower_gradient_graph(self) -> list[Tensor]:
+    def _lower_gradient_graph(self) -> Vector:
         """This rank's part of grad_y g with its own graph: second derivatives are vector-Jacobian products of it."""
-        return vjp([self._lower_graph], self._of_y, create_graph=True)
+        return vjp(self._lower_graph, self._y, create_graph=True)
 
     def _upper_value(self) -> Tensor:
         return self.problem.ranks.sum(self._upper_graph.detach())
@@ -265,45 +262,46 @@ class AutogradLinearization(Linearization):
         return self.problem.ranks.sum(self._lower_graph.detach())
 
     def _upper_gradients(self) -> tuple[Vector, Vector]:
-        gradients = vjp([self._upper_graph], self._of_x + self._of_y)
+        of_x, of_y = leaves(self._x), leaves(self._y)
+        gradients = _gradients([self._upper_graph], of_x + of_y, None)
         if self.problem.ranks.size > 1:
-            divided = self.problem.x_space.flags(self.x) + [False] * len(self._of_y)
+            divided = self.problem.x_space.flags(self.x) + [False] * len(of_y)
             gradients = sum_whole(gradients, divided, self.problem.ranks)
-        count = len(self._of_x)
-        return like(self.x, gradients[:count]), like(self.y, gradients[count:])
+        return like(self.x, gradients[: len(of_x)]), like(self.y, gradients[len(of_x) :])
 
     def _lower_gradient_x(self) -> Vector:
-        return self._sum_x(vjp([self._lower_graph], self._of_x))
+        return self._sum_x(vjp(self._lower_graph, self._x))
 
     def _lower_gradient_y(self) -> Vector:
-        return self._sum_y([gradient.detach() for gradient in self._lower_gradient_graph])
+        return self._sum_y(tree_map(Tensor.detach, self._lower_gradient_graph))
 
     def _lower_hvp(self, v: Vector) -> Vector:
-        return self._sum_y(vjp(self._lower_gradient_graph, self._of_y, in_order(self.y, v)))
+        return self._sum_y(vjp(self._lower_gradient_graph, self._y, v))
 
     def _lower_hvps(self, stack: Vector) -> Vector:
+        outputs, stacks = leaves(self._lower_gradient_graph), leaves(in_order(self.y, stack))
         try:
-            return self._sum_y(_batched_vjp(self._lower_gradient_graph, self._of_y, leaves(in_order(self.y, stack))))
+            return self._sum_y(like(self.y, _batched_vjp(outputs, leaves(self._y), stacks)))
         except RuntimeError:  # an operation of g without a batching rule
             return super()._lower_hvps(stack)
 
     def _lower_cross(self, v: Vector) -> Vector:
-        return self._sum_x(vjp(self._lower_gradient_graph, self._of_x, in_order(self.y, v)))
+        return self._sum_x(vjp(self._lower_gradient_graph, self._x, v))
 
-    def _sum_x(self, parts: list[Tensor]) -> Vector:
-        if self.problem.ranks.size > 1:
-            parts = sum_whole(parts, self.problem.x_space.flags(self.x), self.problem.ranks)
-        return like(self.x, parts)
+    def _sum_x(self, part: Vector) -> Vector:
+        if self.problem.ranks.size == 1:
+            return part
+        return like(part, sum_whole(leaves(part), self.problem.x_space.flags(self.x), self.problem.ranks))
 
-    def _sum_y(self, parts: list[Tensor]) -> Vector:
-        if self.problem.ranks.size > 1:
-            parts = sum_whole(parts, [False] * len(parts), self.problem.ranks)
-        return like(self.y, parts)
+    def _sum_y(self, part: Vector) -> Vector:
+        if self.problem.ranks.size == 1:
+            return part
+        return like(part, sum_whole(leaves(part), [False] * len(leaves(part)), self.problem.ranks))
 
     def depends(self) -> dict[str, bool]:
         """Which of "upper x", "upper y", "lower y", "lower cross" reach the value through differentiable operations."""
-        x, y = self._of_x, self._of_y
-        gradient = self._lower_gradient_graph if _reaches([self._lower_graph], y) else []
+        x, y = leaves(self._x), leaves(self._y)
+        gradient = leaves(self._lower_gradient_graph) if _reaches([self._lower_graph], y) else []
         found = {
             "upper x": _reaches([self._upper_graph], x),
             "upper y": _reaches([self._upper_graph], y),
@@ -334,31 +332,41 @@ def as_leaves(tree: Vector) -> Vector:
 
 
 def vjp(
-    outputs: list[Tensor],
-    inputs: list[Tensor],
+    output: Vector,
+    point: Vector,
     vector: Vector | None = None,
     *,
     create_graph: bool = False,
     retain_graph: bool = True,
+) -> Vector:
+    """The product of a vector like `output` (1 without one) with its Jacobian, of the form of `point`.
+
+    It is zero where an entry of `point` does not matter.
+    """
+    if isinstance(output, dict) or isinstance(point, dict):
+        vectors = None if vector is None else leaves(in_order(output, vector))
+        return like(point, _gradients(leaves(output), leaves(point), vectors, retain_graph, create_graph))
+    if not output.requires_grad:
+        return torch.zeros_like(point)
+    options: Any = {"retain_graph": retain_graph or create_graph, "create_graph": create_graph, "allow_unused": True}
+    (found,) = torch.autograd.grad(output, point, vector, **options)  # type: ignore[arg-type]
+    return torch.zeros_like(point) if found is None else found
+
+
+def _gradients(
+    outputs: list[Tensor],
+    inputs: list[Tensor],
+    vectors: list[Tensor] | None,
+    retain_graph: bool = True,
+    create_graph: bool = False,
 ) -> list[Tensor]:
-    """The product of a vector (1 without one) with the Jacobian of the outputs, zero where an input does not matter."""
-    if vector is None:
-        vectors = [torch.ones_like(output) for output in outputs]
-    else:
-        vectors = list(vector.values()) if isinstance(vector, dict) else [vector]
-    if len(outputs) > 1 or not outputs[0].requires_grad:
-        kept = [i for i, output in enumerate(outputs) if output.requires_grad]
-        if not kept:
-            return [torch.zeros_like(u) for u in inputs]
-        outputs, vectors = [outputs[i] for i in kept], [vectors[i] for i in kept]
-    found = torch.autograd.grad(
-        outputs,
-        inputs,
-        vectors,
-        create_graph=create_graph,
-        retain_graph=retain_graph or create_graph,
-        allow_unused=True,
-    )
+    """The sum over outputs of their vector-Jacobian products for each input, zero where an input does not matter."""
+    kept = [i for i, output in enumerate(outputs) if output.requires_grad]
+    if not kept:
+        return [torch.zeros_like(u) for u in inputs]
+    if len(kept) < len(outputs):
+        outputs, vectors = [outputs[i] for i in kept], vectors and [vectors[i] for i in kept]
+    found = torch.autograd.grad(outputs, inputs, vectors, retain_graph or create_graph, create_graph, allow_unused=True)
     return [torch.zeros_like(u) if gradient is None else gradient for gradient, u in zip(found, inputs, strict=True)]
 
 

@@ -25,7 +25,7 @@ from .linearization import Costs, Linearization, as_leaves, vjp
 from .problem import Problem
 from .sets.base import ConvexSet, per_point
 from .sets.transformed import Scaled, Translated
-from .spaces import Vector, leaves, like
+from .spaces import Vector, leaves
 
 
 @dataclass(frozen=True)
@@ -119,12 +119,12 @@ class _Placed(Linearization):
     y: Tensor
 
     @cached_property
-    def _map(self) -> tuple[list[Tensor], Tensor, Tensor]:
+    def _map(self) -> tuple[Vector, Tensor, Tensor]:
         """x as leaves of a graph, and s(x), s(x) y' + t(x) with that graph."""
         x = as_leaves(self.x)
         with torch.enable_grad():
             _, scale, shift = _parts(self.problem.original.constraint_at(x), self.y)
-            return leaves(x), scale, scale * self.y.detach() + shift
+            return x, scale, scale * self.y.detach() + shift
 
     @cached_property
     def _at_y(self) -> Linearization:
@@ -135,7 +135,7 @@ class _Placed(Linearization):
 
     def _back(self, output: Tensor, cotangent: Any) -> Vector:
         """The derivative of <output, cotangent> in x, through s(x) and t(x)."""
-        return like(self.x, vjp([output], self._map[0], cotangent))
+        return vjp(output, self._map[0], cotangent)
 
     def _upper_value(self) -> Tensor:
         return self._at_y.upper_value

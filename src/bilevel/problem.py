@@ -15,7 +15,7 @@ from .ranks import Ranks
 from .sets.base import ConvexSet
 from .sets.free_space import FreeSpace
 from .sets.inequality_set import InequalitySet
-from .spaces import Space, Vector, all_finite, in_order, leaves, like, sum_whole, tree_map
+from .spaces import Space, Vector, all_finite, leaves, like, sum_whole, tree_map
 
 Objective = Callable[..., Tensor]
 
@@ -187,7 +187,7 @@ class Problem:
         self.costs.lower_gradients += 1
         point = as_leaves(y)
         value = self.call_lower(tree_map(Tensor.detach, x), point, batch)
-        parts = vjp([value], leaves(point), retain_graph=False)
+        parts = leaves(vjp(value, point, retain_graph=False))
         return like(y, sum_whole(parts, [False] * len(parts), self.ranks))
 
     def constraint_vjp(self, x: Vector, z: Vector, u: Vector) -> Vector:
@@ -195,7 +195,7 @@ class Problem:
         point = as_leaves(x)
         with torch.enable_grad():
             projected = self.constraint_at(point).project(tree_map(Tensor.detach, z))
-        return like(x, vjp(leaves(projected), leaves(point), in_order(projected, u), retain_graph=False))
+        return vjp(projected, point, u, retain_graph=False)
 
     def call_upper(self, x: Vector, y: Vector, batch: Any = None) -> Tensor:
         """f(x, y), checked to be a scalar tensor."""

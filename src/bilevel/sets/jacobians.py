@@ -74,6 +74,7 @@ class RankOne(ProjectionJacobian):
         shrink: Tensor | None = None,
     ) -> None:
         self._normal, self._square, self._mask, self._shrink = normal, square, mask, shrink
+        self._one_vector = normal.ndim == 1 and isinstance(square, float)
         self.is_projector = shrink is None or (can_look_at_values() and bool((shrink == 1).all()))
 
     @cached_property
@@ -94,9 +95,9 @@ class RankOne(ProjectionJacobian):
         return along if self._square is None else along / self._square
 
     def apply(self, v: Tensor) -> Tensor:
-        normal, square = self._normal, self._square
-        if isinstance(square, float) and v.ndim == normal.ndim == 1 and v.dtype == normal.dtype:  # in few operations
-            moved = torch.addcmul(v, torch.dot(v, normal), normal, value=-1.0 / square)
+        normal = self._normal
+        if self._one_vector and v.ndim == 1 and v.dtype == normal.dtype:  # in few operations
+            moved = torch.addcmul(v, torch.dot(v, normal), normal, value=-1.0 / self._square)  # type: ignore[operator]
         else:
             moved = v - self._along(v) * normal
         if self._mask is not None:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from .._checks import check_choice, check_count, check_fields, check_object
-from ..curvature import largest_curvature
+from ..curvature import Eigenpair, update_curvature
 from ..errors import AdaptivityWarning, InvalidInputError
 from ..hypergradients import Estimator, LinearSolve, Neumann
 from ..hypergradients.smoothing import TwoPoint
@@ -48,6 +48,7 @@ class DMLCBOState(State):
     lower_floor: Any = like_y(reset="keep")  # 1/c_u for y
     adjoint: Any = like_y(reset="none")  # warm start of the linear solve
     curvature: float  # L, refreshed at fixed step numbers
+    curvature_direction: Any = like_y(reset="none", default=None)  # where g curves by L: the start of the next refresh
     stats: dict[str, float] = field(default_factory=dict)
 
 
@@ -167,7 +168,7 @@ class DMLCBO:
         self._warn_if_elementwise(problem, x)
         streams = RandomStreams(seeds, 0)
         lin = problem.linearize(x, y, batch_of(problem, streams, y))
-        curvature = self._curvature(lin, streams, math.nan)
+        curvature, direction = self._curvature(lin, streams, Eigenpair(math.nan, None))
         sample = self.hypergradient.estimate(lin, streams, curvature=curvature)
         h, v = sample.gradient, lin.lower_grad_y
         x_space, y_space = problem.x_space, problem.y_space(lin.constraint)
@@ -183,6 +184,7 @@ class DMLCBO:
             lower_floor=self._floor(y_space, v),
             adjoint=sample.adjoint,
             curvature=curvature,
+            curvature_direction=direction,
             stats=sample.stats,
         )
 
@@ -203,7 +205,8 @@ class DMLCBO:
         if problem.moving:  # brought back into the set that x has moved
             y = problem.project(problem.constraint_at(x), y)
         lin = problem.linearize(x, y, batch_of(problem, streams, y))
-        curvature = self._curvature(lin, streams, state.curvature)
+        known = Eigenpair(state.curvature, state.curvature_direction)
+        curvature, direction = self._curvature(lin, streams, known)
         sample = self.hypergradient.estimate(lin, streams, curvature=curvature, start=state.adjoint)
         h, v = sample.gradient, lin.lower_grad_y
         x_space, y_space, settled = problem.x_space, problem.y_space(lin.constraint), k == SETTLING
@@ -223,6 +226,7 @@ class DMLCBO:
             lower_floor=self._floor(y_space, v) if settled else state.lower_floor,
             adjoint=sample.adjoint,
             curvature=curvature,
+            curvature_direction=direction,
             stats=sample.stats,
         )
 
@@ -238,11 +242,11 @@ class DMLCBO:
         y_hat = problem.project(constraint, space.add(state.y, state.lower_momentum, scale))
         return space.lerp(state.y, y_hat, average)
 
-    def _curvature(self, lin: Linearization, streams: RandomStreams, known: float) -> float:
+    def _curvature(self, lin: Linearization, streams: RandomStreams, known: Eigenpair) -> Eigenpair:
         """L for the "auto" settings, refreshed at fixed step numbers so that a resumed run agrees."""
         if self.lower_step != "auto" and getattr(self.hypergradient, "eta", "auto") != "auto":
-            return math.nan
-        return known if streams.step % self.refresh else largest_curvature(lin, streams=streams)
+            return Eigenpair(math.nan, None)
+        return known if streams.step % self.refresh else update_curvature(lin, streams, known.vector)
 
     def _scale(self, moment: Any, floor: Any, step: float) -> Any:
         """step / clip(sqrt(moment) + G0, 1/c_u, 1/c_l), the clip being the P_[1/c_u, 1/c_l] of the box."""
