@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy, softplus
 import bilevel
 from bilevel import sets
 from bilevel.cleaning import ClassPairs, CleaningProblem, Design, RowWeights, Transition
-from bilevel.solvers.base import unmet
+from bilevel.solvers.base import solver_classes, unmet
 from bilevel.spaces import Space, leaves, tree_map
 
 N, TRUSTED, D = 23, 9, 5
@@ -260,9 +260,7 @@ def takers():
     """Every solver of the library that does not refuse a product of a ball and free space."""
     problem = make("logistic", 2, "rows")
     constraint = problem.constraint_at(problem.start())
-    classes = [getattr(bilevel.solvers, name) for name in bilevel.solvers.__all__]
-    solvers = [cls for cls in classes if hasattr(cls, "init") and cls.__name__ != "Solver"]
-    return [cls for cls in solvers if not unmet(cls, problem, constraint, problem.y0)]
+    return [cls for cls in solver_classes() if not unmet(cls, problem, constraint, problem.y0)]
 
 
 def test_the_solvers_for_general_sets_are_among_them():

@@ -30,10 +30,13 @@ HOMES = (
 
 
 def names_of(module: Any) -> list[str]:
-    if module.__name__ != "bilevel.errors":
+    if hasattr(module, "__all__"):
         return list(module.__all__)
-    classes = {name: thing for name, thing in vars(module).items() if inspect.isclass(thing)}
-    return [name for name, thing in classes.items() if thing.__module__ == module.__name__]
+    of_errors = module.__name__ == "bilevel.errors"  # its functions are for the library itself
+    own = module.__name__ if of_errors else f"{module.__name__}."
+    public = {name: thing for name, thing in vars(module).items() if name[0] != "_"}
+    classes = [name for name, thing in public.items() if inspect.isclass(thing) and thing.__module__.startswith(own)]
+    return classes if of_errors else [*classes, *(name for name in public if inspect.isfunction(public[name]))]
 
 
 def public_objects() -> dict[str, Any]:

@@ -1,66 +1,41 @@
-"""Convex sets: nearest point, derivative of the nearest point, membership."""
+"""Convex sets: nearest point, derivative of the nearest point, membership. A new one is a new file and a line here."""
 
-from .affine import AffineSet, HalfSpace, Hyperplane
-from .base import ConvexSet, Membership, ProjectionJacobian
-from .box import Box, LInfBall, NonNegative
-from .box_section import BoxSection, CappedSimplex
-from .cones import PSDCone, SecondOrderCone
-from .elastic_net_ball import ElasticNetBall
-from .free_space import FreeSpace
-from .from_cvxpy import from_cvxpy
-from .from_projection import from_projection
-from .group_l1_ball import GroupL1Ball
-from .intersection import Intersection
-from .l2_ball import L2Ball
-from .monotone_cone import MonotoneCone
-from .permutahedron import Permutahedron
-from .polyhedron import Polyhedron
-from .product import ProductSet
-from .proximal import ElasticNetPenalty, GroupL1Penalty, Indicator, L1Penalty, Proximal
-from .simplex import L1Ball, Simplex
-from .singular_value_balls import NuclearNormBall, SpectralNormBall
-from .transformed import Flattened, Scaled, Translated
-from .transport_polytope import BirkhoffPolytope, TransportPolytope
-from .weighted_l1_ball import WeightedL1Ball
-
-__all__ = [
-    "AffineSet",
-    "BirkhoffPolytope",
-    "Box",
-    "BoxSection",
-    "CappedSimplex",
-    "ConvexSet",
-    "ElasticNetBall",
-    "ElasticNetPenalty",
-    "ProjectionJacobian",
-    "Flattened",
-    "FreeSpace",
-    "from_cvxpy",
-    "from_projection",
-    "GroupL1Ball",
-    "GroupL1Penalty",
-    "HalfSpace",
-    "Hyperplane",
-    "Indicator",
-    "Intersection",
-    "L1Ball",
-    "L1Penalty",
-    "L2Ball",
-    "LInfBall",
-    "Membership",
-    "MonotoneCone",
-    "NonNegative",
-    "NuclearNormBall",
-    "Permutahedron",
-    "Polyhedron",
-    "ProductSet",
-    "Proximal",
-    "PSDCone",
-    "Scaled",
-    "SecondOrderCone",
-    "Simplex",
-    "SpectralNormBall",
-    "Translated",
-    "TransportPolytope",
-    "WeightedL1Ball",
-]
+from .affine import AffineSet as AffineSet
+from .affine import HalfSpace as HalfSpace
+from .affine import Hyperplane as Hyperplane
+from .base import ConvexSet as ConvexSet
+from .base import Membership as Membership
+from .base import ProjectionJacobian as ProjectionJacobian
+from .box import Box as Box
+from .box import LInfBall as LInfBall
+from .box import NonNegative as NonNegative
+from .box_section import BoxSection as BoxSection
+from .box_section import CappedSimplex as CappedSimplex
+from .cones import PSDCone as PSDCone
+from .cones import SecondOrderCone as SecondOrderCone
+from .elastic_net_ball import ElasticNetBall as ElasticNetBall
+from .free_space import FreeSpace as FreeSpace
+from .from_cvxpy import from_cvxpy as from_cvxpy
+from .from_projection import from_projection as from_projection
+from .group_l1_ball import GroupL1Ball as GroupL1Ball
+from .intersection import Intersection as Intersection
+from .l2_ball import L2Ball as L2Ball
+from .monotone_cone import MonotoneCone as MonotoneCone
+from .permutahedron import Permutahedron as Permutahedron
+from .polyhedron import Polyhedron as Polyhedron
+from .product import ProductSet as ProductSet
+from .proximal import ElasticNetPenalty as ElasticNetPenalty
+from .proximal import GroupL1Penalty as GroupL1Penalty
+from .proximal import Indicator as Indicator
+from .proximal import L1Penalty as L1Penalty
+from .proximal import Proximal as Proximal
+from .simplex import L1Ball as L1Ball
+from .simplex import Simplex as Simplex
+from .singular_value_balls import NuclearNormBall as NuclearNormBall
+from .singular_value_balls import SpectralNormBall as SpectralNormBall
+from .transformed import Flattened as Flattened
+from .transformed import Scaled as Scaled
+from .transformed import Translated as Translated
+from .transport_polytope import BirkhoffPolytope as BirkhoffPolytope
+from .transport_polytope import TransportPolytope as TransportPolytope
+from .weighted_l1_ball import WeightedL1Ball as WeightedL1Ball

@@ -1,41 +1,22 @@
-"""Methods for bilevel problems, one per file."""
+"""Methods for bilevel problems, one per file: a new one is a new file and a line here."""
 
-from .aipod import AiPOD
-from .approx import Approx
-from .base import Solver, State, like_x, like_y
-from .bic_gaffa import BiCGAFFA
-from .dmlcbo import DMLCBO
-from .eaipod import EAiPOD
-from .ig_al import IGAL
-from .implicit import Implicit
-from .lv_hba import LVHBA
-from .meha import MEHA
-from .penalty_momentum import PenaltyMomentum
-from .projected_soba import ProjectedSOBA
-from .rmd_pcd import RMDPCD
-from .sigd import DSBLO, SIGD
-from .smoothed_bfgs import SmoothedBFGS
-from .vpbgd import VPBGD
-
-__all__ = [
-    "DMLCBO",
-    "AiPOD",
-    "Approx",
-    "BiCGAFFA",
-    "DSBLO",
-    "EAiPOD",
-    "IGAL",
-    "Implicit",
-    "LVHBA",
-    "MEHA",
-    "PenaltyMomentum",
-    "ProjectedSOBA",
-    "RMDPCD",
-    "SIGD",
-    "SmoothedBFGS",
-    "VPBGD",
-    "Solver",
-    "State",
-    "like_x",
-    "like_y",
-]
+from .aipod import AiPOD as AiPOD
+from .approx import Approx as Approx
+from .base import Solver as Solver
+from .base import State as State
+from .base import like_x as like_x
+from .base import like_y as like_y
+from .bic_gaffa import BiCGAFFA as BiCGAFFA
+from .dmlcbo import DMLCBO as DMLCBO
+from .eaipod import EAiPOD as EAiPOD
+from .ig_al import IGAL as IGAL
+from .implicit import Implicit as Implicit
+from .lv_hba import LVHBA as LVHBA
+from .meha import MEHA as MEHA
+from .penalty_momentum import PenaltyMomentum as PenaltyMomentum
+from .projected_soba import ProjectedSOBA as ProjectedSOBA
+from .rmd_pcd import RMDPCD as RMDPCD
+from .sigd import DSBLO as DSBLO
+from .sigd import SIGD as SIGD
+from .smoothed_bfgs import SmoothedBFGS as SmoothedBFGS
+from .vpbgd import VPBGD as VPBGD

@@ -286,7 +286,7 @@ def solver_classes() -> list[type]:
     """Every solver of the library."""
     from .. import solvers
 
-    classes = (getattr(solvers, name) for name in solvers.__all__)
+    classes = (value for value in vars(solvers).values() if isinstance(value, type))
     return [cls for cls in classes if hasattr(cls, "init") and cls is not Solver]
 
 
