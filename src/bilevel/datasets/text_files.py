@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -36,7 +37,8 @@ def _parse_libsvm(content: bytes, path: Path) -> tuple[np.ndarray, np.ndarray]:
     except ImportError:
         raise MissingExtraError("Reading LIBSVM files", "apps") from None
     try:
-        X, y = load_svmlight_file(io.BytesIO(content), n_features=RNA_COLUMNS, zero_based=False)[:2]  # type: ignore[arg-type]
+        options: Any = {"n_features": RNA_COLUMNS, "zero_based": False}
+        X, y = load_svmlight_file(io.BytesIO(content), **options)[:2]
     except (ValueError, OverflowError) as error:
         raise damaged(path, f"is no LIBSVM text with {RNA_COLUMNS} columns ({error})") from error
     dense = X.toarray()  # type: ignore[union-attr]

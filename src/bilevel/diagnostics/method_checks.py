@@ -88,7 +88,10 @@ class GradientUnderTest:
     def averaged(self, lin: Linearization, probe: Probe, draws: int) -> Averaged:
         """The method's draws; one of them when they are the same up to rounding."""
         method = LinearSolve() if self.method is None else self.method
-        draw = lambda k: SPACE.ravel(method.estimate(lin, RandomStreams(self.seeds, k)).gradient).to(probe.dtype)  # noqa: E731
+
+        def draw(k: int) -> Tensor:
+            return SPACE.ravel(method.estimate(lin, RandomStreams(self.seeds, k)).gradient).to(probe.dtype)
+
         drawn = [draw(k) for k in range(4)]
         # A Krylov method whose eta comes from a random start differs in the last digits, and is not random for that.
         rounding = max(100 * torch.finfo(self.dtype).eps, 1e-9) * float(drawn[0].norm())

@@ -186,7 +186,8 @@ def run_cleaning(spec: RunSpec, folder: Path) -> Outcome:
     except (BilevelError, ArithmeticError, RuntimeError) as error:
         reason = failure_reason(error)
     stats = {} if solution is None else dict(solution.stats)
-    state = {} if solution is None else {"x": solution.x.numpy(), "y": solution.y["weight"].numpy()}  # type: ignore[union-attr, call-overload]
+    point: Any = solution  # x is a tensor, y a dictionary
+    state = {} if point is None else {"x": point.x.numpy(), "y": point.y["weight"].numpy()}
     seconds, counts = float(stats.pop("seconds", 0.0)), {name: int(value) for name, value in stats.items()}
     ended = {"status": status, "reason": reason, "training_seconds": seconds, "counts": counts}
     return Outcome(make_record(spec, "float64", began, **ended, curve=curve.columns), state)
@@ -284,7 +285,8 @@ class SolvedLevel:
                 problem = cleaning_problem(self._data, self._task, columns)
                 y[0, columns] = solve_lower(problem, x, tol=TOLERANCE).y["weight"][0]  # type: ignore[call-overload]
             self._columns = np.flatnonzero(y[0].numpy())
-            gradient = np.abs(self._problem.lower_grad(x, {"weight": y})["weight"][0].numpy())  # type: ignore[call-overload]
+            slope: Any = self._problem.lower_grad(x, {"weight": y})
+            gradient = np.abs(slope["weight"][0].numpy())
             level = gradient[self._columns].max(initial=0.0) + TOLERANCE
             entering = [j for j in np.argsort(-gradient)[:ENTERING] if gradient[j] > level and j not in columns]
             if not entering:

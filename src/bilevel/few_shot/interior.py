@@ -10,7 +10,7 @@ n x n alone: G + diag(z_c / y_c) for each column c, and for the sums the Schur c
 from __future__ import annotations
 
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -90,7 +90,8 @@ class InteriorPoint:
     def _start(self) -> _Point:
         """The centre of the set."""
         like = torch.ones_like(self.linear)
-        centre = like * self.total / like.shape[-1] if self.total is not None else 0.5 * self.upper  # type: ignore[operator]
+        bound: Any = self.upper  # there where no total is
+        centre = like * self.total / like.shape[-1] if self.total is not None else 0.5 * bound
         slope = (self.quadratic @ centre - self.linear).abs().amax((-2, -1), keepdim=True).clamp_min(1.0)
         v = slope * like if self.upper is not None else 0.0 * like
         return _Point(centre, slope * like, v, torch.zeros_like(self.linear[..., :1]))

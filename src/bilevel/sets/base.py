@@ -371,6 +371,7 @@ def check_finite(owner: str, z: Tensor, event_ndim: int) -> None:
         )
 
 
+_TRANSFORMS: Any = torch._C._functorch  # type: ignore[attr-defined]
 HALF = (torch.float16, torch.bfloat16)
 """In these dtypes sums are taken in float32, and the answer is rounded once."""
 
@@ -570,4 +571,4 @@ def unless_one_point(z: Tensor, radius: Tensor) -> Tensor:
 
 def can_look_at_values() -> bool:
     """Whether a tensor's values may steer Python: not under torch.compile or a torch.func transform."""
-    return not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is None  # type: ignore[attr-defined]
+    return not torch.compiler.is_compiling() and _TRANSFORMS.peek_interpreter_stack() is None
