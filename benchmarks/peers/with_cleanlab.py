@@ -45,10 +45,12 @@ def main(rows: str, answer: str) -> None:
             "logistic": make_pipeline(SimpleImputer(keep_empty_features=True), StandardScaler(), LOGISTIC),
             "boosting": BOOSTING,
         }
+        if data["pictures"]:  # boosting of 784 columns and ten classes takes minutes
+            models = {"logistic": LOGISTIC}
     given, right = data["given"], data["right"]
     result = {}
     for name, model in models.items():
-        began = time.perf_counter()
+        began = time.process_time()
         folds = StratifiedKFold(5, shuffle=True, random_state=0)
         P = cross_val_predict(model, X, given, cv=folds, method="predict_proba")
         issues, quality = find_label_issues(given, P), get_label_quality_scores(given, P)
@@ -57,7 +59,7 @@ def main(rows: str, answer: str) -> None:
         chances = np.zeros((test.shape[0], int(data["classes"])))
         chances[:, fitted.classes_] = fitted.predict_proba(test)
         result |= {f"{name} quality": quality, f"{name} issues": issues, f"{name} test": chances}
-        result[f"{name} seconds"] = time.perf_counter() - began
+        result[f"{name} seconds"] = time.process_time() - began
     np.savez(answer, **result)
 
 

@@ -9,6 +9,8 @@ import numpy as np
 import pandas as pd
 import pytest
 from sklearn.linear_model import LogisticRegression
+from sklearn.naive_bayes import GaussianNB
+from sklearn.neighbors import KNeighborsClassifier
 from sklearn.utils.estimator_checks import check_estimator
 
 from bilevel import HyperCleaner
@@ -49,7 +51,8 @@ def test_trusted_rows_find_wrong_labels_and_predict(data):
     assert not issues["is_label_issue"][trusted].any()
     assert (issues["is_label_issue"] == (given != right))[rest].mean() > 0.8
     assert (model.predict(X) == right).mean() > 0.75
-    assert set(model.selection_) == {"correction", "filter", "all labels", "checked only"}
+    assert set(model.selection_) == {"correction", "filter", "all labels", "gold loss correction", "transition",
+                                     "class-pairs", "rows", "checked only"}  # fmt: skip
     np.testing.assert_array_equal(pickle.loads(pickle.dumps(model)).predict_proba(X), model.predict_proba(X))
     assert (model.refit(LINEAR).predict(X) == right).mean() > 0.7
 
@@ -143,6 +146,54 @@ def test_a_class_that_is_never_predicted_is_a_warning():
     X, y = rng.normal(size=(300, 3)), np.where(np.arange(300) < 4, "rare", "usual")
     with pytest.warns(LabelWarning, match="rare"):
         cleaner().fit(X, y)
+
+
+def test_equal_rows_with_different_labels_are_listed(data):
+    X, given, _ = data
+    X, given = np.vstack([X, X[:3]]), np.concatenate([given, given[:2], ["top" if given[2] != "top" else "low"]])
+    assert [rows.tolist() for rows in cleaner().fit(X, given).contradictions_] == [[2, 502]]
+
+
+def test_groups_are_never_used_to_predict_each_other():
+    """Rows of one group are alike and share a label at random: only a leak could tell it."""
+    rng = np.random.default_rng(0)
+    group = np.repeat(np.arange(60), 6)
+    X = rng.normal(size=(60, 5))[group] + 0.01 * rng.normal(size=(360, 5))
+    y = rng.integers(0, 2, 60)[group]
+    neighbours = KNeighborsClassifier(3)
+    leaky = cleaner(estimator=neighbours).fit(X, y).label_issues()["label_quality"]
+    grouped = cleaner(estimator=neighbours).fit(X, y, groups=group).label_issues()["label_quality"]
+    assert leaky.mean() > 0.95
+    assert abs(grouped.mean() - 0.5) < 0.15
+
+
+def test_labels_known_to_be_wrong_are_issues(data):
+    X, given, right = data
+    wrong = (given != right) & (np.arange(500) < 200)
+    issues = cleaner().fit(X, given, wrong=wrong).label_issues()
+    assert (issues["label_quality"][wrong] == 0).all()
+    assert issues["is_label_issue"][wrong].all()
+
+
+def test_automatic_choice_corrects_whatever_only_the_correction_takes():
+    digits = np.random.default_rng(0).random((120, 64))  # looks like pictures
+    y = (digits[:, 0] > 0.5).astype(int)
+    trusted = np.arange(120) < 40
+    assert HyperCleaner(random_state=0).fit(digits, y, trusted=trusted).noise_ != "correction"
+    assert HyperCleaner(random_state=0, estimator=LINEAR).fit(digits, y, trusted=trusted).noise_ == "correction"
+    verified = np.where(trusted, y, None)
+    fitted = HyperCleaner(random_state=0, estimator=[LINEAR, GaussianNB()]).fit(digits, y, verified=verified)
+    assert set(fitted.correction_.correction.mixture.weights) <= {"LogisticRegression", "GaussianNB"}
+
+
+def test_classes_without_checked_rows_and_one_class(data):
+    X, given, right = data
+    verified = np.where((np.arange(500) < 150) & (right != "top"), right, None)
+    model = cleaner().fit(X, given, verified=verified)
+    assert np.isfinite(model.predict_proba(X)).all()
+    assert (model.predict(X)[right == "top"] == "top").mean() > 0.3
+    with pytest.raises(ValueError, match="only one class"):
+        cleaner().fit(X, np.full(500, "low"))
 
 
 def test_refusals(data):

@@ -14,8 +14,9 @@ import numpy as np
 
 from .._checks import check_choice
 from ..errors import InvalidInputError, LabelWarning
-from .candidates import chosen_model, compare
+from .candidates import Comparison, chosen_model, compare
 from .correction import Correction, Evidence, balancing_power, correct, decide, suspected
+from .out_of_fold import row_numbers
 
 if TYPE_CHECKING:
     from .columns import ColumnEncoder
@@ -35,22 +36,31 @@ class CorrectedFit:
         About the rows: those of X first, then those of X_trusted.
     model
         With predict_proba, for new rows; None when only probabilities were given.
-    selection
-        The mean Brier score of each candidate on held-out checked rows; empty with too few.
-    choice
-        Which of them `model` is.
+    comparison
+        Of the candidates for the model on held-out checked rows.
     tau
         Power of the priors in the decision argmax_c p_c / prior_c^tau.
-    held_out
-        Q(c|x,g) of the checked rows, each made without its right label, shape (m, classes); None where none was made.
     """
 
     correction: Correction
     model: Any
-    selection: Mapping[str, float]
-    choice: str
+    comparison: Comparison
     tau: float
-    held_out: np.ndarray | None = None
+
+    @property
+    def selection(self) -> Mapping[str, float]:
+        """The mean Brier score of each candidate on held-out checked rows; empty with too few."""
+        return self.comparison.scores
+
+    @property
+    def choice(self) -> str:
+        """Which of the candidates `model` is."""
+        return self.comparison.choice
+
+    @property
+    def held_out(self) -> np.ndarray | None:
+        """Q(c|x,g) of the checked rows, each made without its right label, shape (m, classes); None with too few."""
+        return self.comparison.posterior
 
     def predict(self, P: np.ndarray) -> np.ndarray:
         """Numbers of classes, shape (n,)."""
@@ -68,15 +78,14 @@ def fit_corrected(
 ) -> CorrectedFit:
     """Learn which labels are right, choose a model for new rows among the candidates and how it decides."""
     found = correct(evidence, estimator=estimator, pred_probs=pred_probs, seed=seed, progress=progress)
-    choice, selection, model, P, held_out = "correction", {}, None, found.p, None
+    tau = balancing_power(found.p, found.prior) if decision == "balanced" else 0.0
+    progress("comparison")
+    comparison = compare(found, seed, tau)
+    model = None
     if found.mixture is not None:
-        progress("comparison")
-        comparison = compare(found, seed)
-        choice, selection, held_out = comparison.choice, comparison.scores, comparison.posterior
         progress("model")
-        model = chosen_model(found, choice)
-    tau = balancing_power(P, found.prior) if decision == "balanced" else 0.0
-    return CorrectedFit(found, model, selection, choice, tau, held_out)
+        model = chosen_model(found, comparison.choice, seed)
+    return CorrectedFit(found, model, comparison, tau)
 
 
 # --- what the user gives ----------------------------------------------------------------------------------------------
@@ -159,14 +168,20 @@ def _some(labels: Sequence[Any]) -> str:
     return ", ".join(repr(getattr(label, "item", lambda label=label: label)()) for label in labels[:5])
 
 
-def contradictions(evidence: Evidence) -> list[np.ndarray]:
-    """Numbers of the rows with equal features and different given labels, one array for each set of equal rows."""
-    from .out_of_fold import row_numbers
+def contradictions(X: Any, given: np.ndarray) -> list[np.ndarray]:
+    """Numbers of the rows with equal features and different given labels, one array for each set of equal rows.
 
-    same = row_numbers(evidence.X)
+    Examples
+    --------
+    >>> contradictions(np.array([[1.0], [2.0], [1.0], [2.0]]), np.array([0, 1, 1, 1]))
+    [array([0, 2])]
+    """
+    if X is None:
+        return []
+    same = row_numbers(X[: len(given)])
     order = np.argsort(same, kind="stable")
     groups = np.split(order, np.flatnonzero(np.diff(same[order])) + 1)
-    return [rows for rows in groups if len(np.unique(evidence.given[rows][evidence.given[rows] >= 0])) > 1]
+    return [rows for rows in groups if len(np.unique(given[rows])) > 1]
 
 
 def wrong_among_suspected(fit: CorrectedFit, fair: np.ndarray | None = None) -> tuple[int, int, int] | None:

@@ -5,7 +5,8 @@
     R   logistic regression of the right label on [clr P, clr C] / 2 on checked rows, cross-fitted there
     p, T_x   joint penalised likelihood of p = softmax(alpha . (clr P, clr R, clr C) + b) and of a noise model T_x
     Q(c|x,g) ~ p_c T_x[c,g],   label quality = Q(g|x,g)
-    final model: p on new rows, by the models of P refitted to all rows
+    final model: the geometric mean of p on new rows, by the models of P refitted to all rows, and of the heaviest of
+    these models, refitted to the rows whose label is not suspected
 
 clr is the centred logarithm. See `out_of_fold` and `label_likelihood` for P and for p, T_x. Without checked rows there
 is no noise model: Q = p = P.
@@ -25,7 +26,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import Pipeline
 
 from ..errors import InvalidInputError
-from .label_likelihood import LabelModel, centred_log, fit_label_model
+from .label_likelihood import MOST_ROWS, LabelModel, centred_log, fit_label_model
 from .out_of_fold import (
     FittedMixture,
     Mixture,
@@ -37,6 +38,7 @@ from .out_of_fold import (
     out_of_fold,
     probabilities,
     ridge_logistic,
+    standardised,
     tied_rows,
 )
 
@@ -166,19 +168,18 @@ def _own_model(X: Any, right: np.ndarray, fold: np.ndarray, classes: int) -> tup
     """Ridge logistic regression of the checked rows, and its probabilities out of fold.
 
     Sparse rows are many columns wide. The penalty does not change when coordinates are rotated: those of the space
-    that the rows span serve as well.
+    that the rows span serve as well. Columns are scaled once, by the features of all checked rows.
     """
-    rotation = None
     if sp.issparse(X):
-        size = max(1, min(X.shape) - 1)
-        rotation = TruncatedSVD(size, algorithm="arpack", random_state=0).fit(X)
-        X = rotation.transform(X)
-    grid = STRENGTHS if rotation is None else SPARSE_STRENGTHS
-    tried = [ridge_logistic(strength, sparse=rotation is not None) for strength in grid]
-    scored = [(out_of_fold(model, X, right, fold, classes), model) for model in tried]
+        size, grid = max(1, min(X.shape) - 1), SPARSE_STRENGTHS
+        prepare: Any = TruncatedSVD(size, algorithm="arpack", random_state=0).fit(X)
+    else:
+        prepare, grid = standardised().fit(X), STRENGTHS
+    Z = prepare.transform(X)
+    tried = [ridge_logistic(strength, sparse=True) for strength in grid]
+    scored = [(out_of_fold(model, Z, right, fold, classes), model) for model in tried]
     C, best = max(scored, key=lambda pair: log_likelihood(pair[0] + 1e-3, right))
-    own = fitted(best, X, right)
-    return own if rotation is None else Pipeline([("rotation", rotation), ("regression", own)]), C
+    return Pipeline([("prepare", prepare), ("regression", fitted(best, Z, right))]), C
 
 
 # --- the whole --------------------------------------------------------------------------------------------------------
@@ -258,8 +259,14 @@ def correct(
     return with_checked_rows(Correction(evidence, mixture, P, None, None, P, P), seed)
 
 
-def with_checked_rows(base: Correction, seed: int = 0) -> Correction:
-    """p, T_x and Q by the checked rows of the evidence; without any, Q = p = P."""
+def with_checked_rows(base: Correction, seed: int = 0, most_rows: int = MOST_ROWS) -> Correction:
+    """p, T_x and Q by the checked rows of the evidence; without any, Q = p = P.
+
+    Parameters
+    ----------
+    most_rows
+        How many given labels enter the likelihood at most.
+    """
     evidence, P = base.evidence, base.probabilities
     checked = evidence.checked
     if len(checked) == 0:
@@ -271,7 +278,9 @@ def with_checked_rows(base: Correction, seed: int = 0) -> Correction:
     features = models.features(P, X)
     for all_rows, cross_fitted in zip(features, own, strict=True):
         all_rows[checked] = cross_fitted
-    model = fit_label_model(features, evidence.given, evidence.right, evidence.wrong, models.prior_alpha, seed=seed)
+    model = fit_label_model(
+        features, evidence.given, evidence.right, evidence.wrong, models.prior_alpha, seed=seed, most_rows=most_rows
+    )
     p = model.class_probabilities(features)
     Q = certain(model.posterior(p, evidence.given), evidence)
     return replace(base, checked_models=models, label_model=model, p=p, posterior=Q)
@@ -291,27 +300,39 @@ def certain(Q: np.ndarray, evidence: Evidence) -> np.ndarray:
 
 @dataclass(frozen=True)
 class CorrectedModel:
-    """p(c|x) of new rows."""
+    """Class probabilities of new rows: p(c|x), in the geometric mean with a model of the rows that are kept."""
 
     mixture: FittedMixture
     checked_models: CheckedModels | None
     label_model: LabelModel | None
+    kept: Any = None  # a classifier, or None
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """Shape (n, classes)."""
         P = self.mixture.predict_proba(X)
         if self.checked_models is None or self.label_model is None:
             return P
-        return self.label_model.class_probabilities(self.checked_models.features(P, X))
+        p = self.label_model.class_probabilities(self.checked_models.features(P, X))
+        if self.kept is None:
+            return p
+        other = probabilities(self.kept, X, P.shape[1]) + 1e-4
+        unseen = np.setdiff1d(np.arange(P.shape[1]), self.kept.classes_)
+        other[:, unseen] = p[:, unseen]  # a class that lost its rows
+        mean = np.sqrt(p * other)
+        return mean / mean.sum(1, keepdims=True)
 
 
 def final_model(correction: Correction) -> CorrectedModel:
-    """The model for new rows: the mixture is refitted to all rows."""
+    """The model for new rows: the mixture is refitted to all rows, and with checked rows one model to those kept."""
     evidence, mixture = correction.evidence, correction.mixture
     if evidence.X is None or mixture is None:
         raise InvalidInputError("a model for new rows needs the features X and the estimator, not pred_probs alone")
-    everything = mixture.fit(evidence.X, evidence.best_labels)
-    return CorrectedModel(everything, correction.checked_models, correction.label_model)
+    everything, kept = mixture.fit(evidence.X, evidence.best_labels), None
+    if correction.label_model is not None:
+        rows = np.flatnonzero(~correction.is_issue & (evidence.best_labels >= 0))
+        if len(np.unique(evidence.best_labels[rows])) > 1:
+            kept = fitted(mixture.models[mixture.heaviest], evidence.X, evidence.best_labels, rows)
+    return CorrectedModel(everything, correction.checked_models, correction.label_model, kept)
 
 
 def suspected(Q: np.ndarray, given: np.ndarray, prior: np.ndarray) -> np.ndarray:

@@ -35,10 +35,12 @@ from ..run.engine import Run
 from ..sets.base import ConvexSet
 from ..solvers import Solver
 from ..solvers.base import FIXED_SET, needs_of
+from .candidates import Advice, advise
 from .corrected_fit import (
     CorrectedFit,
     check_decision,
     check_pred_probs,
+    contradictions,
     encode_frames,
     fit_corrected,
     next_rows,
@@ -130,6 +132,9 @@ class HyperCleaner(ClassifierMixin, BaseEstimator):
         The cleaned model, as in a linear classifier of scikit-learn; not with noise="correction".
     correction_
         What noise="correction" learned, a `CorrectedFit`; otherwise None.
+    contradictions_
+        With noise="correction": the positions of rows of X that are equal but have different labels, one array for each
+        set of equal rows.
     columns_
         With a DataFrame and noise="correction": what was made of each column, and why.
     classes_
@@ -253,13 +258,14 @@ class HyperCleaner(ClassifierMixin, BaseEstimator):
         ranks = Ranks() if ranks is None else ranks
         only_here = {"verified": verified, "wrong": wrong, "groups": groups, "pred_probs": pred_probs}
         alone = ranks.size == 1 and checkpoint is None and resume is None
-        if self._corrects(X, alone=alone):
+        if self._corrects(X, alone=alone, asked=any(value is not None for value in only_here.values())):
             if ranks.size > 1 or checkpoint is not None or resume is not None:
                 raise InvalidInputError(
                     'noise="correction" trains ensembles in one process, in minutes: it takes no ranks and no '
                     "checkpoint; the other noise models do"
                 )
             return self._fit_correction(X, y, trusted, X_trusted, y_trusted, **only_here)
+        only_here |= {"estimator": self.estimator}
         if unused := [name for name, value in only_here.items() if value is not None]:
             raise InvalidInputError(f'{", ".join(unused)}: only noise="correction" uses this, got noise={self.noise!r}')
         self.correction_ = None
@@ -304,12 +310,17 @@ class HyperCleaner(ClassifierMixin, BaseEstimator):
         self._fitted_on, self._index = original, index
         return self
 
-    def _corrects(self, X: Any, *, alone: bool) -> bool:
-        """Whether labels are corrected by models of any kind; otherwise a linear model is trained by a solver."""
+    def _corrects(self, X: Any, *, alone: bool, asked: bool) -> bool:
+        """Whether labels are corrected by models of any kind; otherwise a linear model is trained by a solver.
+
+        Pixels are corrected only if that is `asked` for: by evidence, an estimator or a decision that linear models do
+        not take.
+        """
         if not isinstance(self.noise, str) or self.noise not in ("auto", "correction"):
             return False
         default = all(getattr(self, name) is value or getattr(self, name) == value for name, value in LINEAR.items())
-        return self.noise == "correction" or (alone and default and not of_pixels(X))
+        asked = asked or self.estimator is not None or self.decision != "argmax"
+        return self.noise == "correction" or (alone and default and (asked or not of_pixels(X)))
 
     def _fit_correction(
         self, X: Any, y: Any, trusted: Any, X_trusted: Any, y_trusted: Any, **evidence: Any
@@ -329,6 +340,7 @@ class HyperCleaner(ClassifierMixin, BaseEstimator):
             progress=lambda stage: self._stage(stage),
         )  # fmt: skip
         self._keep_correction(fit, len(y), beside is not None)
+        self.contradictions_ = contradictions(features, np.searchsorted(self.classes_, y))
         self._fitted_on, self._index = original, getattr(X, "index", None)
         warn_of_lost_classes(fit, self.classes_)
         return self
@@ -547,6 +559,16 @@ class HyperCleaner(ClassifierMixin, BaseEstimator):
         rows, drawn = next_rows(self.correction_.correction, check_count("count", count), seed_of(self.random_state))
         index = rows if self._index is None else self._index[rows]
         return pd.DataFrame({"row": rows, "drawn_at_random": drawn}, index=index)
+
+    def advice(self) -> Advice | None:
+        """Whether to drop the suspected rows, to relabel them or to leave all as they are, before a model is trained.
+
+        A plain model is trained each way, and predicts checked rows whose labels had no part in it. None after the
+        linear noise models, and with fewer than 20 checked rows.
+        """
+        check_is_fitted(self)
+        found = getattr(self.correction_, "correction", None)
+        return None if found is None else advise(found, seed_of(self.random_state))
 
     def label_issues(self) -> Any:
         """One line for each row of X: is_label_issue, label_quality, given_label, predicted_label.

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from scipy.optimize import minimize
 from torch import Tensor
 
 NOISE_LEVEL = 0.2
@@ -101,6 +102,7 @@ def fit_label_model(
     *,
     seed: int = 0,
     max_iter: int = 80,
+    most_rows: int = MOST_ROWS,
 ) -> LabelModel:
     """The minimiser of the module's objective.
 
@@ -114,16 +116,18 @@ def fit_label_model(
         Rows whose given label is known to be wrong, while the right one is unknown, shape (n,).
     prior_alpha
         alpha_0, shape (L,).
+    most_rows
+        The given labels of so many rows enter at most, drawn at random.
     """
-    return _Fit(features, given, right, wrong, prior_alpha, seed, max_iter).run()
+    return _Fit(features, given, right, wrong, prior_alpha, seed, max_iter, most_rows).run()
 
 
 class _Fit:
-    def __init__(self, features, given, right, wrong, prior_alpha, seed, max_iter) -> None:  # type: ignore[no-untyped-def]
+    def __init__(self, features, given, right, wrong, prior_alpha, seed, max_iter, most_rows) -> None:  # type: ignore[no-untyped-def]
         checked, wrong = np.flatnonzero(right >= 0), np.flatnonzero(wrong & (right < 0) & (given >= 0))
         others = np.setdiff1d(np.flatnonzero((right < 0) & (given >= 0)), wrong)
-        if len(others) > MOST_ROWS:
-            others = np.sort(np.random.default_rng(seed).permutation(others)[:MOST_ROWS])
+        if len(others) > most_rows:
+            others = np.sort(np.random.default_rng(seed).permutation(others)[:most_rows])
         F = np.stack(features)
         self.temper = min(1.0, (len(checked) + len(wrong)) / max(len(others), 1))
         self.checked, self.others, self.wrong = (_Rows(F, given, rows) for rows in (checked, others, wrong))
@@ -179,18 +183,22 @@ class _Fit:
         return 0.5 * ((self.d**2).sum() / SD_CLASS**2 + rest)
 
     def _minimise(self, variables: list[Tensor], objective: Callable[[], Tensor]) -> None:
-        optimiser = torch.optim.LBFGS(
-            variables, max_iter=self.max_iter, line_search_fn="strong_wolfe", tolerance_grad=1e-5,
-            tolerance_change=1e-9,
-        )  # fmt: skip
+        sizes = [variable.numel() for variable in variables]
 
-        def closure() -> Tensor:
-            optimiser.zero_grad()
+        def move(flat: np.ndarray) -> None:
+            with torch.no_grad():
+                for variable, part in zip(variables, torch.from_numpy(flat).split(sizes), strict=True):
+                    variable.copy_(part.view_as(variable))
+
+        def value_and_gradient(flat: np.ndarray) -> tuple[float, np.ndarray]:
+            move(flat)
             value = objective()
-            value.backward()
-            return value
+            parts = torch.autograd.grad(value, variables)
+            return value.item(), torch.cat([part.reshape(-1) for part in parts]).numpy()
 
-        optimiser.step(closure)  # type: ignore[arg-type]
+        start = torch.cat([variable.detach().reshape(-1) for variable in variables]).numpy()
+        options = {"maxiter": self.max_iter, "gtol": 1e-4, "ftol": 1e-9}
+        move(minimize(value_and_gradient, start, jac=True, method="L-BFGS-B", options=options).x)
 
 
 class _Rows:

@@ -54,13 +54,18 @@ def ridge_logistic(strength: float, *, sparse: bool = False) -> Any:
     regression = LogisticRegression(C=strength, max_iter=200, tol=1e-3)
     if sparse:
         return regression
-    return make_pipeline(SimpleImputer(keep_empty_features=True), StandardScaler(), regression)
+    return make_pipeline(*(step for _, step in standardised().steps), regression)
+
+
+def standardised() -> Any:
+    """Dense columns with mean 0 and standard deviation 1; gaps become the column's mean."""
+    return make_pipeline(SimpleImputer(keep_empty_features=True), StandardScaler())
 
 
 def extra_trees(seed: int = 0) -> Any:
     """Randomised trees: errors unlike those of boosting."""
     share: Any = 0.3  # of the columns, tried at each split
-    trees = ExtraTreesClassifier(100, min_samples_leaf=5, max_features=share, random_state=seed, n_jobs=1)
+    trees = ExtraTreesClassifier(50, min_samples_leaf=5, max_features=share, random_state=seed, n_jobs=1)
     return make_pipeline(SimpleImputer(keep_empty_features=True), trees)
 
 
@@ -92,15 +97,29 @@ def models_of(estimator: Any, X: Any, seed: int = 0) -> dict[str, Strengths]:
     }
 
 
-def fitted(model: Any, X: Any, labels: np.ndarray, seed: int = 0) -> Any:
-    """A copy of the model, fitted to the rows or to `MOST_ROWS` of them."""
-    if len(labels) > MOST_ROWS:
-        rows = np.sort(np.random.default_rng(seed).permutation(len(labels))[:MOST_ROWS])
-        X, labels = X[rows], labels[rows]
+def fitted(model: Any, X: Any, labels: np.ndarray, rows: np.ndarray | None = None, seed: int = 0) -> Any:
+    """A copy of the model, fitted to these rows (default all), or to about `MOST_ROWS` of them."""
+    rows = np.arange(len(labels)) if rows is None else rows
+    if len(rows) > MOST_ROWS:
+        rows = sample_of_each(labels, rows, MOST_ROWS, seed)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # a rough optimum serves
         copy: Any = clone(model)
-        return copy.fit(X, labels)
+        return copy.fit(X[rows], labels[rows])
+
+
+def sample_of_each(labels: np.ndarray, rows: np.ndarray, count: int, seed: int = 0) -> np.ndarray:
+    """About `count` of the rows, sorted: the same share of each label, rounded up, so that none is lost.
+
+    Examples
+    --------
+    >>> labels = np.array([0] * 100 + [1])
+    >>> np.bincount(labels[sample_of_each(labels, np.arange(101), 10)])
+    array([10,  1])
+    """
+    share, order = count / len(rows), np.random.default_rng(seed).permutation(rows)
+    members = [order[labels[order] == label] for label in np.unique(labels[rows])]
+    return np.sort(np.concatenate([each[: int(np.ceil(share * len(each)))] for each in members]))
 
 
 def probabilities(model: Any, X: Any, classes: int) -> np.ndarray:
@@ -138,10 +157,10 @@ def row_numbers(X: Any) -> np.ndarray:
         X = sp.csr_matrix(X, copy=True)
         X.sum_duplicates()
         ends = X.indptr
-        keys = [X.indices[i:j].tobytes() + X.data[i:j].tobytes() for i, j in pairwise(ends)]
+        keys = [hash(X.indices[i:j].tobytes() + X.data[i:j].tobytes()) for i, j in pairwise(ends)]
     else:
-        keys = [row.tobytes() for row in np.ascontiguousarray(X)]
-    seen: dict[bytes, int] = {}
+        keys = [hash(row.tobytes()) for row in X]
+    seen: dict[int, int] = {}
     return np.array([seen.setdefault(key, len(seen)) for key in keys])
 
 
@@ -172,7 +191,7 @@ def out_of_fold(model: Any, X: Any, labels: np.ndarray, fold: np.ndarray, classe
         if len(np.unique(labels[train])) < 2:
             P[held] = shares(labels[train], classes)
         else:
-            P[held] = probabilities(fitted(model, X[train], labels[train]), X[held], classes)
+            P[held] = probabilities(fitted(model, X, labels, train), X[held], classes)
     return P
 
 
@@ -202,10 +221,8 @@ class Mixture:
     def fit(self, X: Any, labels: np.ndarray) -> FittedMixture:
         """The same mixture, its models fitted to these rows; label -1 trains no one."""
         known = np.flatnonzero(labels >= 0)
-        X, labels = X[known], labels[known]
-        return FittedMixture(
-            {name: fitted(model, X, labels) for name, model in self.models.items()}, self.weights, self.classes
-        )
+        models = {name: fitted(model, X, labels, known) for name, model in self.models.items()}
+        return FittedMixture(models, self.weights, self.classes)
 
 
 @dataclass(frozen=True)

@@ -122,6 +122,7 @@ def model_content(fit: CorrectedFit) -> dict[str, Any]:
         checked = model.checked_models
         content["label_model"] = dict(vars(model.label_model))
         content["checked"] = {"own": checked.own, "corrector": checked.corrector, "seen": checked.seen}
+        content["kept"] = model.kept
     return content
 
 
@@ -131,7 +132,9 @@ class LoadedFit:
     def __init__(self, content: Mapping[str, Any]) -> None:
         self.choice, self.tau, self.prior = str(content["choice"]), float(content["tau"]), content["prior"]
         classes = int(content["classes"])
-        for model in (content["single"],) if "single" in content else content["models"].values():
+        for model in (
+            (content["single"],) if "single" in content else (*content["models"].values(), content.get("kept"))
+        ):
             check_trees(model)
         if "single" in content:
             self.model: Any = SingleModel(content["single"], classes)
@@ -139,7 +142,7 @@ class LoadedFit:
         self.model = FittedMixture(content["models"], content["weights"], classes)
         if "checked" in content:
             self.model = CorrectedModel(
-                self.model, CheckedModels(**content["checked"]), LabelModel(**content["label_model"])
+                self.model, CheckedModels(**content["checked"]), LabelModel(**content["label_model"]), content["kept"]
             )
 
     def predict(self, P: np.ndarray) -> np.ndarray:

@@ -1,0 +1,125 @@
+"""The tables of `cleaning_real`: means, differences to cleanlab with boosting, ranks, counts, advice, calibration."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+
+REFERENCE, OURS = "cleanlab, boosting", "correction"
+FIGURES = ("auroc", "accuracy", "balanced", "log-loss")
+
+
+def markdown(cells: list[dict]) -> str:
+    """Means of every method over the tables of each noise and over the others; then what was promised of tables."""
+    groups: dict[str, list[dict]] = defaultdict(list)
+    tables = [cell for cell in cells if REFERENCE in cell["methods"]]
+    several = len({cell["checked"] for cell in tables}) > 1
+    for cell in cells:
+        noise = "" if cell["noise"] == "real" else f", {cell['noise']}"
+        name = f"tables{noise}" if REFERENCE in cell["methods"] else f"{cell['data']}{noise}, {cell['checked']} checked"
+        groups[name + (f", {cell['checked']} checked" if several and REFERENCE in cell["methods"] else "")].append(cell)
+    if tables:
+        groups["tables, all"] = tables
+    lines = ["| data | cells | method | AUROC | accuracy | balanced | log-loss | seconds |", "|" + " --- |" * 8]
+    for name, members in groups.items():
+        for method in members[0]["methods"]:
+            means = [_mean(members, method, what) for what in (*FIGURES, "seconds")]
+            figures = " | ".join(f"{value:.3f}" for value in means[:4])
+            lines.append(f"| {name} | {len(members)} | {method} | {figures} | {means[4]:.1f} |")
+    if tables:
+        lines += ["", *_differences(groups), "", *_ranks(tables), "", *_counts(tables)]
+    if extras := [cell for cell in tables if cell.get("extras")]:
+        lines += ["", *_advice(extras), "", *_calibration(extras)]
+    return "\n".join(lines) + "\n"
+
+
+def _mean(cells: list[dict], method: str, what: str) -> float:
+    return float(np.mean([cell["methods"][method][what] for cell in cells]))
+
+
+def _differences(groups: dict[str, list[dict]]) -> list[str]:
+    """Of the correction to cleanlab with boosting, with standard errors over cells."""
+    lines = [f"| {OURS} minus {REFERENCE} | mean | worst cell | cells below by more than .02 |", "|" + " --- |" * 4]
+    for name, cells in groups.items():
+        if not name.startswith("tables"):
+            continue
+        for what in ("auroc", "accuracy", "balanced"):
+            gaps = np.array([cell["methods"][OURS][what] - cell["methods"][REFERENCE][what] for cell in cells])
+            error = gaps.std(ddof=1) / len(gaps) ** 0.5 if len(gaps) > 1 else float("nan")
+            counted = f"{int((gaps < -0.02).sum())} of {len(gaps)}"
+            lines.append(f"| {name}, {what} | {gaps.mean():+.4f} ± {error:.4f} | {gaps.min():+.3f} | {counted} |")
+    return lines
+
+
+def _ranks(cells: list[dict]) -> list[str]:
+    """Mean ranks of the methods over the cells, 1 the best; the correction with its balanced decision."""
+    from scipy.stats import rankdata
+
+    methods = [name for name in cells[0]["methods"] if name != "correction, argmax"]
+    ranks = {
+        what: np.mean(
+            [
+                rankdata([(1 if what == "log-loss" else -1) * cell["methods"][name][what] for name in methods])
+                for cell in cells
+            ],
+            axis=0,
+        )
+        for what in FIGURES
+    }
+    lines = [
+        "| mean rank | AUROC | accuracy | balanced | log-loss | mean of the four |",
+        "|" + " --- |" * 6,
+    ]
+    total = np.mean(list(ranks.values()), axis=0)
+    for i in np.argsort(total):
+        figures = " | ".join(f"{ranks[what][i]:.2f}" for what in FIGURES)
+        lines.append(f"| {methods[i]} | {figures} | {total[i]:.2f} |")
+    return lines
+
+
+def _counts(cells: list[dict]) -> list[str]:
+    """Pooled over the tables: calibration of small probabilities, rare classes, time."""
+    lines = ["| method | right among those below .05 | right rows of classes under 5 % kept | time / cleanlab's |",
+             "|" + " --- |" * 4]  # fmt: skip
+    for method in (REFERENCE, OURS):
+        total = {what: sum(cell["methods"][method][what] for cell in cells)
+                 for what in ("below .05", "right below .05", "rare", "rare kept", "seconds")}  # fmt: skip
+        share = total["right below .05"] / max(total["below .05"], 1)
+        kept = total["rare kept"] / max(total["rare"], 1)
+        ratio = total["seconds"] / sum(cell["methods"][REFERENCE]["seconds"] for cell in cells)
+        lines.append(
+            f"| {method} | {share:.1%} of {total['below .05']:,} | {kept:.0%} of {total['rare']:,} | {ratio:.2f} |"
+        )
+    return lines
+
+
+def _advice(cells: list[dict]) -> list[str]:
+    """Test accuracy of boosting by what is done with the suspected labels, and of what was advised."""
+    found = [cell["extras"]["advice"] for cell in cells]
+    ways = ("leave alone", "filter", "relabel")
+    advised = np.array([each[each["choice"]] for each in found])
+    lines = ["| boosting on test rows | mean accuracy | minus all rows as they are | worst cell |", "|" + " --- |" * 4]
+    base = np.array([each["leave alone"] for each in found])
+    for name, values in [*((way, np.array([each[way] for each in found])) for way in ways), ("as advised", advised)]:
+        gaps = values - base
+        lines.append(f"| {name} | {values.mean():.4f} | {gaps.mean():+.4f} | {gaps.min():+.3f} |")
+    counts = ", ".join(f"{way} {sum(each['choice'] == way for each in found)}" for way in ways)
+    return [*lines, "", f"Advice: {counts} of {len(found)} cells."]
+
+
+def _calibration(cells: list[dict]) -> list[str]:
+    """Mean stated probability that a label is right, with 150 verified rows and with other checked rows only."""
+    lines = ["| mean stated probability minus truth | verified rows | largest | checked rows only | largest |",
+             "|" + " --- |" * 5]  # fmt: skip
+    for noise in (*dict.fromkeys(cell["noise"] for cell in cells), "all"):
+        members = [cell for cell in cells if noise in ("all", cell["noise"])]
+        gaps = np.array([_gap(cell["extras"]["verified"]) for cell in members])
+        others = np.array([_gap(cell["methods"][OURS]) for cell in members])
+        figures = [f"{each.mean():+.3f} | {np.abs(each).max():.3f}" for each in (gaps, others)]
+        lines.append(f"| tables, {noise} | {figures[0]} | {figures[1]} |")
+    return lines
+
+
+def _gap(figures: dict) -> float:
+    return figures["mean quality"] - figures["truth"]
