@@ -43,7 +43,7 @@ class LinearRows:
         """scikit-learn's logistic regression with these coefficients, (K, columns) and (K,), for rows as they were."""
         if len(bias) == 2:
             weight, bias = weight[1:] - weight[:1], bias[1:] - bias[:1]
-        regression = LogisticRegression()
+        regression: Any = LogisticRegression()
         regression.coef_, regression.intercept_ = weight, bias
         regression.classes_, regression.n_features_in_ = np.arange(max(2, len(bias))), weight.shape[1]
         if self.prepare is None:
