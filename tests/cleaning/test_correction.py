@@ -224,7 +224,7 @@ class TestCandidates:
         assert comparison.scores[comparison.choice] < comparison.scores["all labels"] - 0.02
 
     def test_linear_noise_models_are_tried_where_rows_and_columns_are_few(self):
-        evidence, _ = evidence_of(0)
+        evidence, _ = evidence_of(0, n=300)
         comparison = candidates.compare(correct(evidence, estimator=LINEAR))
         assert {"transition", "class-pairs", "rows"} < set(comparison.scores)
         assert all(1 <= len(folds) <= 5 for folds in comparison.folds.values())

@@ -51,8 +51,7 @@ def test_trusted_rows_find_wrong_labels_and_predict(data):
     assert not issues["is_label_issue"][trusted].any()
     assert (issues["is_label_issue"] == (given != right))[rest].mean() > 0.8
     assert (model.predict(X) == right).mean() > 0.75
-    assert set(model.selection_) == {"correction", "filter", "all labels", "gold loss correction", "transition",
-                                     "class-pairs", "rows", "checked only"}  # fmt: skip
+    assert set(model.selection_) == {"correction", "filter", "all labels", "gold loss correction", "checked only"}
     np.testing.assert_array_equal(pickle.loads(pickle.dumps(model)).predict_proba(X), model.predict_proba(X))
     assert (model.refit(LINEAR).predict(X) == right).mean() > 0.7
 
@@ -188,10 +187,10 @@ def test_automatic_choice_corrects_whatever_only_the_correction_takes():
 
 def test_classes_without_checked_rows_and_one_class(data):
     X, given, right = data
-    verified = np.where((np.arange(500) < 150) & (right != "top"), right, None)
-    model = cleaner().fit(X, given, verified=verified)
-    assert np.isfinite(model.predict_proba(X)).all()
-    assert (model.predict(X)[right == "top"] == "top").mean() > 0.3
+    verified = np.where((np.arange(500) < 40) & (right != "top"), right, None)
+    with pytest.warns(LabelWarning, match="top"):
+        top = cleaner().fit(X, given, verified=verified).predict_proba(X)[:, 2]
+    assert top[right == "top"].mean() > 3 * top[right != "top"].mean()
     with pytest.raises(ValueError, match="only one class"):
         cleaner().fit(X, np.full(500, "low"))
 

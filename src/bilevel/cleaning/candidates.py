@@ -32,7 +32,7 @@ FEWEST = 20
 """Fewer checked rows cannot tell candidates apart: then it is the correction."""
 SAMPLE = 2_000
 """Rows with given labels that enter what is rebuilt for each fold."""
-FEW = 10_000
+FEW = 5_000
 """Rows x columns x classes up to which the noise models of the bilevel pipeline are tried."""
 
 
