@@ -12,6 +12,7 @@ All methods have the same columns.
 
 - cleanlab with ridge logistic regression and with regularised boosting, in an environment of its own: label issues and
   quality as by default, then the same model fitted to the rows kept and to the checked rows.
+  "mixture" is the mean of the same boosting, logistic regression and extra trees that the correction mixes.
 - Data-OOB of pyDVL, in an environment of its own: bagged trees value the rows; boosting is fitted to the rows kept.
 - all labels: the mixture of models of `noise="correction"`, as if all labels were right.
 - checked only: ridge logistic regression of the checked rows. Trusted filter: it drops the rows whose label it finds
@@ -145,7 +146,7 @@ def tasks(arguments: argparse.Namespace, python: Path) -> Iterator[tuple[dict, C
 def answers(pythons: dict[str, Path], task: Task, *, pictures: bool) -> Iterator[tuple[str, Answer]]:
     """Every method on one task."""
     found = in_peer(pythons["cleanlab"], "with_cleanlab.py", task, pictures=pictures)
-    for model in ("logistic", "boosting"):
+    for model in ("logistic", "boosting", "mixture"):
         if f"{model} test" in found:
             P = found[f"{model} test"]
             labels = (found[f"{model} quality"], found[f"{model} issues"])

@@ -11,7 +11,7 @@ import warnings
 import numpy as np
 from cleanlab.filter import find_label_issues
 from cleanlab.rank import get_label_quality_scores
-from sklearn.ensemble import HistGradientBoostingClassifier
+from sklearn.ensemble import ExtraTreesClassifier, HistGradientBoostingClassifier, VotingClassifier
 from sklearn.impute import SimpleImputer
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import StratifiedKFold, cross_val_predict
@@ -45,6 +45,9 @@ def main(rows: str, answer: str) -> None:
             "logistic": make_pipeline(SimpleImputer(keep_empty_features=True), StandardScaler(), LOGISTIC),
             "boosting": BOOSTING,
         }
+        trees = ExtraTreesClassifier(50, min_samples_leaf=5, max_features=0.3, random_state=0)
+        filled = make_pipeline(SimpleImputer(keep_empty_features=True), trees)
+        models["mixture"] = VotingClassifier([*models.items(), ("trees", filled)], voting="soft")
         if data["pictures"]:  # boosting of 784 columns and ten classes takes minutes
             models = {"logistic": LOGISTIC}
     given, right = data["given"], data["right"]
