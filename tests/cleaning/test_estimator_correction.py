@@ -205,5 +205,10 @@ def test_refusals(data):
         cleaner(decision="fair").fit(X, given)
     with pytest.raises(ValueError, match="spelled alike"):
         cleaner().fit(X, given, verified=np.where(np.arange(500) < 9, "Low", None))
+    with pytest.raises(ValueError, match="one group"):
+        cleaner().fit(X, given, groups=np.zeros(500))
+    for name in ("wrong", "groups"):
+        with pytest.raises(ValueError, match=f"{name} must have one value per row"):
+            cleaner().fit(X, given, **{name: np.zeros(9)})
     with pytest.raises(ValueError, match="one label per row"):
         cleaner().fit(X, given, verified=right[:5])

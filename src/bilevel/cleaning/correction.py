@@ -249,6 +249,8 @@ def correct(
             raise InvalidInputError("correction needs features X, or pred_probs: the probabilities of a model of them")
         progress("models of the labels")
         labels = evidence.best_labels
+        if evidence.tied.min() == evidence.tied.max():
+            raise InvalidInputError("all rows are equal or of one group: none can be predicted by models of the others")
         fold = folds_of(labels, evidence.tied, seed)
         mixture = mix(
             models_of(estimator, evidence.X, seed), evidence.X, labels, fold, evidence.unchecked, evidence.classes

@@ -395,6 +395,10 @@ class HyperCleaner(ClassifierMixin, BaseEstimator):
             # Rows that are known to be right were often corrected: they say nothing of how many labels are wrong.
             mask = truth_values(trusted, count)
             right[mask], given = given[mask], np.where(mask, -1, given)
+        for name in ("wrong", "groups"):
+            if evidence[name] is not None and np.shape(evidence[name]) != (count,):
+                shape = np.shape(evidence[name])
+                raise InvalidInputError(f"{name} must have one value per row of X, shape ({count},), got shape {shape}")
         wrong = np.zeros(count, bool) if evidence["wrong"] is None else np.asarray(evidence["wrong"], bool)
         groups = None if evidence["groups"] is None else np.asarray(evidence["groups"])
         P = check_pred_probs(evidence["pred_probs"], count, len(classes))
