@@ -187,15 +187,21 @@ class TrustWarning(UserWarning):
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A suggestion for a message, if a known name is similar.
+    """A suggestion for a message, if a known name is similar; upper and lower case do not matter.
 
     Examples
     --------
-    >>> did_you_mean("diagnose", ["diagnosis", "age"]), did_you_mean("x", ["diagnosis"])
+    >>> did_you_mean("DIAGNOSE", ["diagnosis", "age"]), did_you_mean("x", ["diagnosis"])
     (" Did you mean 'diagnosis'?", '')
     """
-    near = difflib.get_close_matches(name, list(known), 1)
-    return f" Did you mean {near[0]!r}?" if near else ""
+    spelled = {each.lower(): each for each in known}
+    near = difflib.get_close_matches(name.lower(), list(spelled), 1)
+    return f" Did you mean {spelled[near[0]]!r}?" if near else ""
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of what an error says, or what it is."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def escape_control_chars(text: str) -> str:

@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from . import errors
-from .errors import InvalidInputError, RankConnectionError, RankError
+from .errors import InvalidInputError, RankConnectionError, RankError, first_line
 
 TIMEOUT = 300.0
 """Seconds that a rank waits for the others."""
@@ -396,8 +396,3 @@ def started_by_torchrun() -> bool:
             "to WORLD_SIZE - 1; use torchrun, or unset them"
         )
     return True
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of what an error says, or what it is."""
-    return (str(error).splitlines() or [type(error).__name__])[0]

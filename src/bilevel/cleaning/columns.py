@@ -1,6 +1,6 @@
 """From the columns of a table, as they are, to numbers: skrub's TableVectorizer, and which columns to leave out.
 
-    number     the value; a gap stays a gap (NaN)
+    number     the value, also of 1.234,56 or $ 1,234 or 12 %; a gap stays a gap (NaN)
     category   one 0/1 column for each value; a value never seen before is none of them
     date       year, month, day, hour and seconds since 1970
     text       30 coordinates of its n-grams (TF-IDF, truncated SVD); a table of nothing else keeps words and n-grams
@@ -38,14 +38,19 @@ MOSTLY = 0.8
 MOST_CATEGORIES = 40
 """A column with more different texts is encoded by their n-grams."""
 MOST_NGRAMS = 30_000
+EXCEPTIONS = 0.005
+"""A column that determines the label in all but this share of the rows is a copy of it."""
 UNIQUE = 0.95
 """A column of texts that are different in at least this share of the rows names the rows, unless it is prose."""
 COLLISIONS = 5.0
 """Integers drawn at random from the range of a column would repeat so often: if none does, they number the rows."""
 ID_NAME = re.compile(r"(?:^|[^a-z])(?:ids?|uuid|guid|key|index|idx|rows?|rownames?|serial|number|nr|no)$|^unnamed")
 PERSON_NAME = re.compile(r"(?:^|[^a-z])(?:names?|rownames?|surname|lastname|firstname|fullname)$")
-NUMBER = re.compile(r"^\s*[-+]?(?:\d{1,3}(?:[ .]\d{3})+|\d+),\d+\s*$")
-"""A number with a decimal comma."""
+UNITS = re.compile(r"^([-+(]?)\s*(?:[$€£¥₹]|EUR|USD|GBP|CHF)\s*|\s*(?:[$€£¥₹%]|EUR|USD|GBP|CHF)$")
+"""What may stand before or behind a number."""
+DECIMAL_COMMA = re.compile(r"^[-+]?(?:\d{1,3}(?:[.' ]\d{3})+|\d+),\d+$")
+THOUSANDS = re.compile(r"^[-+]?[1-9]\d{0,2}(?:,\d{3})+(?:\.\d+)?$")
+"""1,234 could be either: it is the second if every number of the column with a comma could be."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +76,8 @@ class ColumnEncoder:
         A `ColumnDecision` for each column, in the order of the table.
     columns_
         The columns that are used; later tables must have them.
+    day_first_, comma_
+        Columns of dates with the day before the month, and of numbers whose comma is a decimal one.
 
     Examples
     --------
@@ -98,8 +105,12 @@ class ColumnEncoder:
             if name not in table.columns:
                 raise InvalidInputError(f"there is no column {name!r}{did_you_mean(name, list(table.columns))}")
         decisions = decide_columns(table, labels, self.kinds)
-        dates = [each.column for each in decisions if each.kind == "date"]
-        self.learned(decisions, [name for name in dates if _is_day_first(table[name])])
+        kinds = {each.column: each.kind for each in decisions}
+        self.learned(
+            decisions,
+            day_first=[name for name, kind in kinds.items() if kind == "date" and _is_day_first(table[name])],
+            comma=[name for name, kind in kinds.items() if kind == "number" and _has_decimal_comma(table[name])],
+        )
         if not self.columns_:
             reasons = "; ".join(f"{each.column}: {each.reason}" for each in self.decisions_)
             raise InvalidInputError(f"no column is left to learn from ({reasons})")
@@ -107,13 +118,14 @@ class ColumnEncoder:
             self.vectorizer_: Any = _prose_vectorizer()
             self.vectorizer_.fit(self._joined(table))
         else:
-            self.vectorizer_ = _table_vectorizer(self._kind)
-            self.vectorizer_.fit(self._typed(table))
+            self.vectorizer_ = _table_vectorizer(self._kind) if self._others else None
+            if self._others:
+                self.vectorizer_.fit(self._typed(table, self._others))
         return self
 
-    def learned(self, decisions: list[ColumnDecision], day_first: list[str]) -> None:
-        """Take over what was decided about the columns, and which of the dates put the day before the month."""
-        self.decisions_, self.day_first_ = decisions, day_first
+    def learned(self, decisions: list[ColumnDecision], day_first: list[str], comma: list[str]) -> None:
+        """Take over what was decided about the columns."""
+        self.decisions_, self.day_first_, self.comma_ = decisions, day_first, comma
         self._kind = {each.column: each.kind for each in decisions}
         self.columns_ = [each.column for each in decisions if each.kind != "ignore"]
         self.prose_ = all(self._kind[name] == "text" for name in self.columns_)
@@ -127,10 +139,14 @@ class ColumnEncoder:
             raise InvalidInputError(f"the table lacks columns that the model uses: {hints}")
         if self.prose_:
             return self.vectorizer_.transform(self._joined(table))
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Found unknown categories")
-            encoded = self.vectorizer_.transform(self._typed(table))
-        return encoded.to_numpy(dtype=np.float64)
+        numbers = [self._converted(name, table[name]) for name in self.columns_ if self._kind[name] == "number"]
+        parts = [np.column_stack(numbers)] if numbers else []
+        if self._others:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message="Found unknown categories")
+                encoded = self.vectorizer_.transform(self._typed(table, self._others))
+            parts.append(encoded.to_numpy(dtype=np.float64))
+        return np.hstack(parts)
 
     def unseen(self, table: Any) -> dict[str, int]:
         """How many cells of each category column hold a value that `fit` did not see."""
@@ -140,22 +156,36 @@ class ColumnEncoder:
 
     @property
     def _values(self) -> dict[str, set[str]]:
-        if self.prose_:
+        if self.prose_ or not self._others:
             return {}
-        encoders = {name: self.vectorizer_.transformers_.get(name) for name in self.columns_}
+        encoders = {name: self.vectorizer_.transformers_.get(name) for name in self._others}
         return {
             name: {str(value) for value in each.categories_[0]}
             for name, each in encoders.items() if isinstance(each, OneHotEncoder)
         }  # fmt: skip
 
-    def _typed(self, table: Any) -> pd.DataFrame:
-        """The columns in use, each with the type of its kind: skrub need not guess again."""
-        return pd.DataFrame({name: self._converted(name, table[name]) for name in self.columns_})
+    @property
+    def _others(self) -> list[str]:
+        """The columns that skrub encodes: those of numbers are features already."""
+        return [name for name in self.columns_ if self._kind[name] != "number"]
+
+    @property
+    def sources_(self) -> list[str]:
+        """The column that each feature was made from; empty for a table of prose."""
+        if self.prose_:
+            return []
+        made = self.vectorizer_.output_to_input_ if self._others else {}
+        return [*(name for name in self.columns_ if self._kind[name] == "number"), *made.values()]
+
+    def _typed(self, table: Any, names: Sequence[str] | None = None) -> pd.DataFrame:
+        """Columns, each with the type of its kind: skrub need not guess again."""
+        return pd.DataFrame({name: self._converted(name, table[name]) for name in names or self.columns_})
 
     def _converted(self, name: str, column: Any) -> Any:
-        if self._kind[name] == "date":
+        kind = self._kind[name]
+        if kind == "date":
             return _dates(column, day_first=name in self.day_first_)
-        return _CONVERT[self._kind[name]](column)
+        return _numbers(column, comma=name in self.comma_) if kind == "number" else _texts(column)
 
     def _joined(self, table: Any) -> Any:
         """The texts of each row, one after the other."""
@@ -190,7 +220,8 @@ def decide_columns(table: Any, labels: Any = None, kinds: Mapping[str, str] | No
     """What to make of each column of a table, in its order."""
     kinds = kinds or {}
     given = None if labels is None else pd.factorize(np.asarray(labels).astype(str))[0]
-    decisions, codes = [], {}
+    decisions: list[ColumnDecision] = []
+    codes: dict[str, tuple[np.ndarray, Any]] = {}
     for name in table.columns:
         if name in kinds:
             decisions.append(ColumnDecision(name, kinds[name], "as you said"))
@@ -201,7 +232,7 @@ def decide_columns(table: Any, labels: Any = None, kinds: Mapping[str, str] | No
         code = pd.factorize(table[name])[0]
         kind, reason = _useless(name, table[name], code, given, codes) or _kind_of(name, table[name])
         if kind != "ignore":
-            codes[name] = code
+            codes[name] = (code, table[name])
         decisions.append(ColumnDecision(name, kind, reason))
     return decisions
 
@@ -215,7 +246,7 @@ def _strange_type(column: Any) -> str:
 
 
 def _useless(
-    name: str, column: Any, code: np.ndarray, given: np.ndarray | None, earlier: Mapping[str, np.ndarray]
+    name: str, column: Any, code: np.ndarray, given: np.ndarray | None, earlier: Mapping[str, tuple[np.ndarray, Any]]
 ) -> tuple[str, str] | None:
     """Why a column is left out whatever its kind, or None."""
     count = int(code.max()) + 1
@@ -223,19 +254,25 @@ def _useless(
         return "ignore", "empty"
     if count == 1 and (code >= 0).all():
         return "ignore", f"always {str(column.iloc[0])[:40]!r}"
-    for other, other_code in earlier.items():
-        if np.array_equal(code, other_code):
+    for other, (other_code, other_column) in earlier.items():
+        few = count < len(code) / 5  # otherwise every two columns of different values would be one another's names
+        if np.array_equal(code, other_code) and (few or _texts(column).equals(_texts(other_column))):
             return "ignore", f"repeats the column {other!r}"
-    if given is not None and count < len(code) / 5 and _determines(code, given):
-        return "ignore", "repeats the label: it determines it in every row"
+    if given is not None:
+        if count < len(code) / 5 and _reveals(code, given):
+            return "ignore", "repeats the label: it determines it in (almost) every row"
+        if (code < 0).any() and _reveals(code >= 0, given):
+            return "ignore", "reveals the label: whether a cell is empty determines it in (almost) every row"
     return None
 
 
-def _determines(code: np.ndarray, given: np.ndarray) -> bool:
-    """Whether rows with the same value have the same label, without a single exception."""
-    if (code < 0).any() or len(np.unique(given)) < 2:
-        return False
-    return len(np.unique(code * (given.max() + 1) + given)) == code.max() + 1
+def _reveals(code: np.ndarray, given: np.ndarray) -> bool:
+    """Whether rows with the same value have the same label, with hardly an exception."""
+    values, labels = code.astype(int) + 1, given.max() + 1
+    counts = np.bincount(values * labels + given, minlength=(values.max() + 1) * labels).reshape(-1, labels)
+    errors = int(counts.sum() - counts.max(axis=1).sum())
+    without = int(counts.sum() - counts.sum(axis=0).max())  # if the most frequent label were believed of every row
+    return errors <= EXCEPTIONS * len(given) and errors <= 10 * EXCEPTIONS * without
 
 
 def _kind_of(name: str, column: Any) -> tuple[str, str]:
@@ -252,6 +289,7 @@ def _kind_of(name: str, column: Any) -> tuple[str, str]:
         gaps = rows - int(numbers.notna().sum())
         odd = int(numbers.isna().sum())
         about = f"{different:,} different numbers" + (f", {gaps:,} {'gap' if gaps == 1 else 'gaps'}" if gaps else "")
+        about += ", decimal commas" if _has_decimal_comma(filled) else ""
         return "number", about + (f" ({odd:,} cells are no numbers)" if odd else "")
     texts = filled.astype(str)
     if _are_dates(texts):
@@ -308,19 +346,40 @@ def _plain(name: Any) -> str:
 
 def _as_numbers(filled: Any) -> Any:
     """The numbers of a column, NaN where a cell is none; None if too few cells are numbers."""
-    numbers = _numbers(filled)
+    numbers = _numbers(filled, comma=_has_decimal_comma(filled))
     return numbers if len(filled) and numbers.notna().mean() >= MOSTLY else None
 
 
-def _numbers(column: Any) -> Any:
-    """Numbers, also with decimal commas; other cells are NaN."""
-    if pd.api.types.is_numeric_dtype(column):
-        return column.astype(float).replace([np.inf, -np.inf], np.nan)
-    texts = column.astype("string").str.strip()
-    comma = texts.str.match(NUMBER).fillna(False)
-    texts = texts.mask(comma, texts.str.replace(r"[ .]", "", regex=True).str.replace(",", ".", regex=False))
-    numbers: Any = pd.to_numeric(texts, errors="coerce")
-    return numbers.astype(float).replace([np.inf, -np.inf], np.nan)
+def _bare(column: Any) -> Any:
+    """Texts without the units and the spaces of numbers; (12) is -12, as bookkeepers write."""
+    texts = column.astype("string").str.strip().str.replace(UNITS, r"\1", regex=True)
+    texts = texts.str.replace(r"(?<=\d)[\s\u00a0\u202f'](?=\d{3}(?:\D|$))", "", regex=True)
+    return texts.str.replace(r"^\((.+)\)$", r"-\1", regex=True).str.strip()
+
+
+def _has_decimal_comma(column: Any) -> bool:
+    """Whether 1,234 is a little more than one: some number of the column has a comma that separates no thousands."""
+    if pd.api.types.is_numeric_dtype(column) or pd.api.types.is_datetime64_any_dtype(column):
+        return False
+    texts = _bare(column.dropna())
+    return bool((texts.str.match(DECIMAL_COMMA) & ~texts.str.match(THOUSANDS)).any())
+
+
+def _numbers(column: Any, *, comma: bool = False) -> Any:
+    """Numbers, also with units, thousands and decimal commas; other cells are NaN."""
+    if not pd.api.types.is_numeric_dtype(column):
+        texts = _bare(column)
+        numbers: Any = pd.to_numeric(texts, errors="coerce")
+        left = numbers.isna() & texts.notna() if not comma else texts.notna()
+        if left.any():  # neither 12 nor 1.5
+            texts = texts[left]
+            thousands = texts.str.match(THOUSANDS) if not comma else texts.notna() & False
+            german = texts.str.replace(r"\.(?=\d{3}(?:\D|$))", "", regex=True).str.replace(",", ".", regex=False)
+            rest: Any = pd.to_numeric(german.mask(thousands, texts.str.replace(",", "", regex=False)), errors="coerce")
+            numbers = numbers.astype(float)
+            numbers[left] = rest.astype(float)
+        column = numbers
+    return column.astype(float).replace([np.inf, -np.inf], np.nan)
 
 
 def _are_dates(texts: Any) -> bool:
@@ -353,9 +412,6 @@ def _texts(column: Any) -> Any:
         whole = column.dropna() % 1 == 0
         column = column.astype("Int64") if len(whole) and whole.all() else column
     return column.astype("string").astype(object).where(column.notna(), None)
-
-
-_CONVERT = {"number": _numbers, "category": _texts, "text": _texts}
 
 
 def kinds_of_options(options: Mapping[str, Collection[str] | None]) -> dict[str, str]:

@@ -30,7 +30,7 @@ from .model_file import SavedCleaner, cleaner_writer, load_cleaner
 from .options import CleanOptions, check_output
 from .prepare import CleaningData, prepare
 from .result import CleaningResult, collect, quality_text
-from .table_files import read_table
+from .table_files import read_table, read_vectors
 from .tables import Table, check_columns, listed, number_column, table_writer
 
 try:
@@ -43,8 +43,6 @@ except ImportError:
 
 FINISHED, INTERRUPTED = 0, 130
 """Exit codes."""
-LARGE = 10_000_000
-"""Bytes of a table that takes seconds to read."""
 SHOWN = 10
 """Suspicious rows on the screen."""
 ACCEPTED = "these options were accepted"
@@ -53,7 +51,7 @@ ACCEPTED = "these options were accepted"
 # --- bilevel clean ----------------------------------------------------------------------------------------------------
 
 
-def clean(options: CleanOptions, arguments: Sequence[str] = ()) -> int:
+def clean(options: CleanOptions, arguments: Sequence[str] = (), training: Table | None = None) -> int:
     """Clean a table, write what was asked for and show a summary; returns the exit code.
 
     Parameters
@@ -62,6 +60,8 @@ def clean(options: CleanOptions, arguments: Sequence[str] = ()) -> int:
         What was asked for.
     arguments
         The words of the command line, to show them and to tell how to go on.
+    training
+        The training table, if it was read already.
     """
     if options.report is not None:
         from . import report  # noqa: F401  (a missing package is named before the long work)
@@ -73,12 +73,14 @@ def clean(options: CleanOptions, arguments: Sequence[str] = ()) -> int:
             {f"--{name}": str(value) for name, value in vars(options).items()}, "start all with one command line"
         )
         ranks.remember(ACCEPTED)
-        if ranks.rank == 0 and (ranks.size > 1 or (options.table.is_file() and options.table.stat().st_size > LARGE)):
+        if ranks.rank == 0 and training is None:
             together = f" in {ranks.size} processes" if ranks.size > 1 else ""
             print_note(
                 f"reading {options.table}{together}" + (f", to go on from {options.resume}" * bool(options.resume))
             )
-        data = prepare(options, ranks)
+        if ranks.size == 1 and training is not None:
+            print_note(f"encoding {len(training.columns):,} columns of {len(training):,} rows")
+        data = prepare(options, ranks, training)
         cleaner, seconds, notes = train(options, data, ranks, command_line(arguments))
         command = shlex.join(["bilevel", *arguments])
         if ranks.rank == 0 and data.measured is not None:
@@ -86,6 +88,8 @@ def clean(options: CleanOptions, arguments: Sequence[str] = ()) -> int:
         result = collect(options, data, cleaner, ranks, seconds=seconds, notes=notes, command=command)
         model = None if options.model is None else cleaner.gathered(ranks)
         with ranks.guard("writing the files"):
+            if ranks.rank == 0 and options.report is not None:
+                print_note("writing the report")
             if ranks.rank == 0:
                 write_outputs(options, data, model, result)
         if ranks.rank == 0:
@@ -166,7 +170,7 @@ def cleaned_table(options: CleanOptions, data: CleaningData, result: CleaningRes
     table = data.table.frame.copy()
     rows = result.rows.reset_index(drop=True)
     suggested = rows["suggested_label"] if "suggested_label" in rows else rows["predicted_label"]
-    table[options.label] = suggested.where(rows["is_label_issue"], rows["given_label"])
+    table[options.label] = suggested.where(rows["is_label_issue"] | rows["given_label"].isna(), rows["given_label"])
     table[f"given_{options.label}"] = rows["given_label"]
     return table
 
@@ -274,6 +278,7 @@ def predict(
     allow_unknown: bool = False,
     force: bool = False,
     raw: bool = False,
+    features: Path | None = None,
 ) -> int:
     """The labels that a saved cleaner predicts for the rows of a table, with the probability of each label."""
     if out is not None:
@@ -284,6 +289,10 @@ def predict(
     columns = hasattr(saved.encoder, "decisions_")  # of a table as it was
     texts = saved.encoder.categories if saved.encoder is not None and not columns else ()
     rows = read_table(table, texts=texts)
+    for note in rows.notes:
+        print_note(note)
+    if features is not None:
+        rows = rows.beside(read_vectors(features, len(rows), table.name))
     frame = predictions(saved.cleaner, features_of(saved, rows, model.name, allow_unknown=allow_unknown))
     if out is None:
         table_writer(frame, Path("-.csv"), raw=raw)(sys.stdout)  # type: ignore[arg-type]

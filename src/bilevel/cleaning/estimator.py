@@ -46,6 +46,7 @@ from .corrected_fit import (
     next_rows,
     verified_labels,
     warn_of_lost_classes,
+    wrong_among_suspected,
 )
 from .correction import Evidence
 from .design import Design, dtype_for
@@ -573,6 +574,28 @@ class HyperCleaner(ClassifierMixin, BaseEstimator):
         check_is_fitted(self)
         found = getattr(self.correction_, "correction", None)
         return None if found is None else advise(found, seed_of(self.random_state))
+
+    def wrong_issues(self, drawn_at_random: Any = None) -> tuple[int, int, int] | None:
+        """How many of the label issues that nobody has checked are wrong labels: an interval of 95 %, and their number.
+
+        Parameters
+        ----------
+        drawn_at_random
+            Truth values, one per row of X: whether it was drawn at random to be verified. Default: all verified rows
+            were. Rows that were checked because they are suspicious say nothing about the others.
+
+        Returns
+        -------
+        (lowest, highest, all issues), or None if too few rows were verified.
+        """
+        check_is_fitted(self)
+        if self.correction_ is None or not hasattr(self.correction_, "correction"):
+            return None
+        fair = None
+        if drawn_at_random is not None:
+            fair = np.zeros(len(self.correction_.correction.evidence.given), bool)
+            fair[: len(self.trusted_)] = truth_values(drawn_at_random, len(self.trusted_))
+        return wrong_among_suspected(self.correction_, fair)
 
     def label_issues(self) -> Any:
         """One line for each row of X: is_label_issue, label_quality, given_label, predicted_label.

@@ -21,6 +21,8 @@ SOLVERS: dict[str, str] = {
     "projected-soba": "ProjectedSOBA",
 }
 """Solvers by the names that `HyperCleaner` and the command line know."""
+NEEDS_RADIUS = ("vpbgd",)
+"""Those that need a fixed set; a test compares this with what the solvers declare."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,13 @@ class CleanOptions:
         no, 0 or empty in the others.
     verified
         The result of checking rows of the table: a column with the correct label of the checked rows, or a file with
-        the columns row, verified_label and verdict (right, wrong or unsure), such as --next-out.
+        the columns row, verified_label and verdict (right, wrong or unsure), such as --next-out or the decisions saved
+        by the report.
+    precision
+        With --verified: suspect only as many labels that about this share of them is wrong, such as 0.9.
+    features
+        Vectors beside the columns, such as embeddings of images or texts: a .npy, .npz or Parquet file with one vector
+        per row of the table, then one for --trusted and one for --test if these are given.
     group
         A column that names what a row belongs to, such as a patient: rows of one group never predict each other.
     out
@@ -54,9 +62,10 @@ class CleanOptions:
     next_out
         Write these rows to a table; fill in its last columns, and pass it as --verified.
     model
-        Write the trained model, a .safetensors file; `bilevel predict` uses it.
+        Write the trained model to this file; `bilevel predict` uses it.
     report
-        Write a page with the results, an .html file that works offline.
+        Write a page with the results, an .html file that works offline. Suspicious rows can be checked there, and the
+        decisions saved for --verified.
     test
         A table with correct labels to measure accuracy on. Without it, some trusted rows are held out for that.
     noise
@@ -111,6 +120,8 @@ class CleanOptions:
     trusted: Path | None = None
     trusted_column: str | None = None
     verified: str | None = None
+    precision: float | None = None
+    features: tuple[Path, ...] | None = None
     group: str | None = None
     out: Path | None = None
     cleaned: Path | None = None
@@ -142,7 +153,19 @@ class CleanOptions:
     def inputs(self) -> dict[str, Path]:
         """The tables to read, by option."""
         named = {"the table": self.table, "--trusted": self.trusted, "--test": self.test}
+        named |= {f"--features ({place})": path for place, path in enumerate(self.features or (), start=1)}
         return {option: path for option, path in named.items() if path is not None}
+
+    @property
+    def named_columns(self) -> dict[str, tuple[str, ...]]:
+        """The columns of the table that options name, by option."""
+        single = {"--label": self.label, "--trusted-column": self.trusted_column, "--group": self.group}
+        lists = {"--ignore": self.ignore, "--categorical": self.categorical, "--text": self.text}
+        lists |= {"--number": self.number, "--date": self.date}
+        named = {option: (name,) for option, name in single.items() if name is not None}
+        if self.verified is not None and not Path(self.verified).is_file():
+            named["--verified"] = (self.verified,)
+        return named | {option: names for option, names in lists.items() if names}
 
     @property
     def outputs(self) -> dict[str, Path]:
@@ -191,8 +214,16 @@ class CleanOptions:
             )
         if self.trusted is not None and self.trusted_column is not None:
             raise InvalidInputError("--trusted and --trusted-column both name the trusted rows: give one of them")
-        if (self.next is None) != (self.next_out is None):
-            raise InvalidInputError("--next COUNT and --next-out FILE go together: how many rows, and where to")
+        if self.next is None and self.next_out is not None:
+            raise InvalidInputError("--next-out FILE needs --next COUNT: how many rows to list")
+        if self.precision is not None and not 0 < self.precision < 1:
+            raise InvalidInputError(f"--precision {self.precision:g}: a share between 0 and 1, such as 0.9")
+        if self.precision is not None and self.verified is None:
+            raise InvalidInputError(
+                "--precision needs --verified: without rows whose given and correct labels are both known, nobody can "
+                "say which share of the suspected labels is wrong"
+            )
+        self._check_features()
         if self.next is not None and self.next < 1:
             raise InvalidInputError(f"--next {self.next}: at least one row")
         if self.noise == "correction" and (self.checkpoint is not None or self.resume is not None):
@@ -211,16 +242,19 @@ class CleanOptions:
         self._check_files()
         self._check_checkpoint()
 
-    def _check_solver(self) -> None:
-        from .. import solvers
-        from ..solvers.base import FIXED_SET, needs_of
+    def _check_features(self) -> None:
+        tables = [name for name in ("the table", "--trusted", "--test") if name in self.inputs]
+        if self.features is not None and len(self.features) != len(tables):
+            raise InvalidInputError(
+                f"--features names {len(self.features)} files: one for each of {', '.join(tables)}, in this order"
+            )
 
+    def _check_solver(self) -> None:
         if self.solver not in ("auto", *SOLVERS):
             raise InvalidInputError(
                 f"--solver {self.solver}: there is no such solver; choose auto, {', '.join(SOLVERS)}"
             )
-        solver = None if self.solver == "auto" else getattr(solvers, SOLVERS[self.solver])()
-        if self.radius == "auto" and FIXED_SET in needs_of(solver):
+        if self.radius == "auto" and self.solver in NEEDS_RADIUS:
             raise InvalidInputError(f"--solver {self.solver} needs a fixed radius: add --radius 1")
 
     def _check_files(self) -> None:
@@ -237,14 +271,14 @@ class CleanOptions:
 
     def _check_checkpoint(self) -> None:
         """Raise if the checkpoint is in the way of other files, or not there to be resumed."""
-        from .._files import MissingFileError, OutputExistsError, check_writable
-        from ..run.checkpoint import previous_of
-
         if self.checkpoint is not None and self.resume is not None:
             raise InvalidInputError("--resume FILE continues to write FILE: omit --checkpoint")
         path = self.checkpoint or self.resume
         if path is None:
             return
+        from .._files import MissingFileError, OutputExistsError, check_writable
+        from ..run.checkpoint import previous_of
+
         option = "--checkpoint" if self.resume is None else "--resume"
         if path.suffix.lower() != ".safetensors":
             raise InvalidInputError(f"{option} {path}: the name must end in .safetensors")
@@ -269,8 +303,8 @@ def check_output(option: str, path: Path, *, force: bool) -> None:
     from .._files import check_writable
 
     tables = (".csv", ".tsv", ".txt", ".parquet", ".pq")
-    endings = {"--model": (".safetensors",), "--report": (".html", ".htm")}.get(option, tables)
-    if path.suffix.lower() not in endings:
+    endings = {"--model": (), "--report": (".html", ".htm")}.get(option, tables)
+    if endings and path.suffix.lower() not in endings:
         raise InvalidInputError(f"{option} {path}: the name must end in {' or '.join(endings)}")
     if path.exists() and not path.is_dir() and not force:
         raise InvalidInputError(f"{option} {path}: the file exists and was left as it is; --force replaces it")

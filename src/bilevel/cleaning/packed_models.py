@@ -153,12 +153,14 @@ class LoadedFit:
 def encoder_content(encoder: ColumnEncoder) -> dict[str, Any]:
     """A fitted `ColumnEncoder`."""
     decisions = [[each.column, each.kind, each.reason] for each in encoder.decisions_]
-    return {"decisions": decisions, "day_first": encoder.day_first_, "vectorizer": encoder.vectorizer_}
+    formats = {"day_first": encoder.day_first_, "comma": encoder.comma_}
+    return {"decisions": decisions, **formats, "vectorizer": encoder.vectorizer_}
 
 
 def loaded_encoder(content: Mapping[str, Any]) -> ColumnEncoder:
     """A `ColumnEncoder` that transforms as the one that was packed."""
     encoder = ColumnEncoder()
-    encoder.learned([ColumnDecision(*each) for each in content["decisions"]], content["day_first"])
+    decisions = [ColumnDecision(*each) for each in content["decisions"]]
+    encoder.learned(decisions, content["day_first"], content.get("comma", []))
     encoder.vectorizer_ = content["vectorizer"]
     return encoder

@@ -7,6 +7,7 @@ labels, scaling, categories, notes       the same on every rank
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,12 +20,14 @@ from ..errors import InvalidInputError
 from ..ranks import Ranks
 from .design import replicated
 from .encoding import SAMPLE, Encoder, category_names, parse_image_shape, pixel_columns
+from .headers import Problems
 from .options import CleanOptions
-from .table_files import read_table
+from .table_files import read_table, read_training
 from .tables import Table, category_column, check_columns, labels_of, listed, marks_of, matched_labels
 
 FEWEST_ROWS, FEWEST_TRUSTED, FEWEST_ASIDE = 10, 4, 10
 """Training rows, trusted rows and rows kept aside below which nothing can be learned or measured."""
+ONLY_CORRECTION = ("verified", "group", "text", "number", "date", "features", "precision", "next")
 BLOCK_ROWS = 1000
 """Sparse rows that are made dense at a time."""
 
@@ -81,6 +84,8 @@ class CleaningData:
         rows belong to; None without --verified and --group.
     drawn
         Which of the noisy rows were drawn at random to be looked at; None if --verified does not say.
+    empty
+        Which rows have no label: they are neither noisy nor trusted, and their label is predicted; None if none is.
     """
 
     table: Table
@@ -101,29 +106,41 @@ class CleaningData:
     wrong: np.ndarray | None = None
     groups: np.ndarray | None = None
     drawn: np.ndarray | None = None
+    empty: np.ndarray | None = None
+
+    @property
+    def is_noisy(self) -> np.ndarray:
+        """Which rows of the table are in `noisy`, shape (n,)."""
+        return ~self.marked if self.empty is None else ~self.marked & ~self.empty
 
 
-def prepare(options: CleanOptions, ranks: Ranks) -> CleaningData:
-    """Read, check and encode the tables; what is wrong on one rank is an error on all."""
-    notes: list[str] = []
+def prepare(options: CleanOptions, ranks: Ranks, training: Table | None = None) -> CleaningData:
+    """Read, check and encode the tables; what is wrong on one rank is an error on all.
+
+    Parameters
+    ----------
+    training
+        The training table, if it was read already.
+    """
+    training = read_training(options, ranks) if training is None else training
+    notes: list[str] = list(training.notes)
     categorical, ignore = options.categorical or (), options.ignore or ()
-    training = read_table(options.table, ranks, texts={options.label, *categorical}, label=options.label)
     _check_columns(options, training)
-    given, labels = labels_of(training, options.label, ranks)
-    marked = np.zeros(len(training), dtype=bool)
-    if options.trusted_column is not None:
-        with ranks.guard(f"reading column {options.trusted_column!r}"):
-            marked = marks_of(training, options.trusted_column)
     table = training.without({options.label, options.trusted_column or options.label, *ignore})
-    if not table.columns:
+    if not table.columns and not options.features:
         raise InvalidInputError(f"{table.name}: no column is left to learn from")
     pixels = pixel_columns(table, None if options.image_shape is None else parse_image_shape(options.image_shape))
     if options.corrects(processes=ranks.size, pixels=pixels is not None):
         from .prepare_columns import prepare_columns
 
-        return prepare_columns(options, training, given, labels, marked)
-    if unused := [name for name in ("verified", "group", "text", "number", "date") if getattr(options, name)]:
+        return prepare_columns(options, training)
+    if unused := [name for name in ONLY_CORRECTION if getattr(options, name)]:
         raise InvalidInputError(f"--{unused[0]} is for --noise correction: leave it out, or choose that")
+    given, labels = labels_of(training, options.label, ranks)
+    marked = np.zeros(len(training), dtype=bool)
+    if options.trusted_column is not None:
+        with ranks.guard(f"reading column {options.trusted_column!r}"):
+            marked = marks_of(training, options.trusted_column)
     pixel_names = pixels[0] if pixels else []
     texts = category_names(table, categorical, pixel_names, ranks)
 
@@ -134,7 +151,7 @@ def prepare(options: CleanOptions, ranks: Ranks) -> CleaningData:
         trusted_table, trusted_labels = _other_table(options.trusted, options, table, texts, classes, notes)
         tables.append(trusted_table)
     _check_sizes(options, int(counts.sum()), trusted_labels, classes, notes)
-    encoder = Encoder.fit(tables, categorical, pixel_names, ranks)
+    encoder = _fit_encoder(tables, categorical, pixel_names, ranks)
     encoder = replace(encoder, ignored=(*ignore, *filter(None, [options.trusted_column])))
     _note_categories(encoder, table.rows(~marked), ranks, notes)
 
@@ -177,24 +194,12 @@ def prepare(options: CleanOptions, ranks: Ranks) -> CleaningData:
 
 
 def _check_columns(options: CleanOptions, training: Table) -> None:
-    if len(training.columns) < 2:
-        raise InvalidInputError(
-            f"{options.table} has only the column {listed(training.columns)}: a label column and at least one other "
-            "are needed, and the first line must hold their names, separated by commas"
-        )
-    training.require(options.label, "--label")
-    named = {
-        "--trusted-column": [options.trusted_column],
-        "--ignore": options.ignore,
-        "--categorical": options.categorical,
-        "--text": options.text,
-        "--number": options.number,
-        "--date": options.date,
-        "--group": [options.group],
-    }
-    for option, names in named.items():
-        for name in filter(None, names or ()):
-            training.require(name, option)
+    problems = Problems()
+    for option, names in options.named_columns.items():
+        for name in names:
+            with problems.collect():
+                training.require(name, option)
+    problems.report()
 
 
 def _other_table(
@@ -209,6 +214,24 @@ def _other_table(
     if unused := [name for name in extra if name not in (options.ignore or ())]:
         notes.append(f"{path} has columns that {table.name} has not, which are ignored: {listed(unused)}")
     return rows, matched_labels(rows, options.label, classes, of=table.name)
+
+
+def _fit_encoder(tables: Sequence[Table], categorical: Sequence[str], pixels: Sequence[str], ranks: Ranks) -> Encoder:
+    """An encoder; if columns cannot be used, all of them are named."""
+    try:
+        return Encoder.fit(tables, categorical, pixels, ranks)
+    except InvalidInputError:
+        problems, bad = Problems(), []
+        for name in tables[0].columns:
+            others = [each for each in tables[0].columns if each != name]
+            with problems.collect():
+                Encoder.fit([table.without(others) for table in tables], categorical, pixels, ranks)
+                continue
+            bad.append(name)
+        if len(bad) > 1:
+            problems.found.append(f"to leave them out, add --ignore {shlex.join(bad)}")
+        problems.report()
+        raise
 
 
 def _total(numbers: np.ndarray, size: int, ranks: Ranks) -> np.ndarray:

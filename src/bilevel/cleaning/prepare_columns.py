@@ -14,62 +14,75 @@ import pandas as pd
 
 from ..errors import InvalidInputError
 from .columns import ColumnEncoder, kinds_of_options
+from .headers import Problems
 from .options import CleanOptions
 from .prepare import FEWEST_ROWS, CleaningData, LabelledRows, found_rows, keep_aside
-from .table_files import read_table
-from .tables import Table, check_columns, listed, marks_of, matched_labels
+from .table_files import read_table, read_vectors
+from .tables import Table, check_columns, is_filled, labels_of, listed, marks_of, matched_labels
 
 VERDICTS = ("right", "wrong", "unsure")
+SAME_CELLS = 0.9
+"""Rows with the same key are the same if this share of their other cells is."""
 
 
-def prepare_columns(
-    options: CleanOptions, training: Table, given: np.ndarray, labels: np.ndarray, marked: np.ndarray
-) -> CleaningData:
-    """Encode the tables of one process; `given` and `marked` are the labels and the marks of the training table."""
-    notes: list[str] = []
+def prepare_columns(options: CleanOptions, training: Table) -> CleaningData:
+    """Encode the tables of one process."""
+    notes = list(training.notes)
+    empty = ~is_filled(training, options.label)
+    if empty.all():
+        raise InvalidInputError(f"{training.name}: every cell of the label column {options.label!r} is empty")
+    known, labels = labels_of(training.rows(~empty), options.label)
+    given = np.full(len(training), labels[0], dtype=known.dtype)
+    given[~empty] = known
+    notes += _label_notes(training, options.label, labels, int(empty.sum()))
+    marked = np.zeros(len(training), bool)
+    if options.trusted_column is not None:
+        marked = marks_of(training, options.trusted_column) & ~empty
     verified, wrong = read_verified(options, training, labels)
-    column = options.verified if options.verified in training.columns else None
-    special = {options.label, *filter(None, (options.trusted_column, column))}
-    table = training.without(special)
-    frames, known = [table.frame], [given]
-    if options.trusted is not None:
-        rows, trusted_labels = other_rows(options.trusted, options, labels, table.name)
-        frames.append(rows.frame[[name for name in table.columns if name in rows.columns]])
-        known.append(trusted_labels)
-    encoder = ColumnEncoder(_kinds(options)).fit(pd.concat(frames, ignore_index=True), np.concatenate(known))
-    _check_sizes(options, given[~marked], known[-1] if options.trusted is not None else given[marked], notes)
-
-    def encoded(rows: Table) -> Any:
-        check_columns(rows, [options.label, *encoder.columns_], table.name)
-        return encoder.transform(rows.frame)
-
-    features = encoder.transform(table.frame)
-    everything = LabelledRows(features, given)
-    noisy, trusted = everything.pick(~marked), everything.pick(marked)
-    if options.trusted is not None:
-        trusted = LabelledRows(encoded(rows), known[1])
-    measured, where = None, "there are no checked rows: --trusted FILE or --verified name some"
-    if options.test is not None:
-        test, test_labels = other_rows(options.test, options, labels, table.name)
-        measured = LabelledRows(encoded(test), test_labels)
-        where = f"the {len(measured):,} rows of {options.test.name}"
-    elif len(trusted):
-        trusted, measured, where = keep_aside(trusted, options.holdout, options.seed)
-    elif verified is not None:
-        where = "no row was kept aside: --test names a table to measure on"
-    seen = 0 if measured is None else int(found_rows(measured.features, (noisy.features, trusted.features)).sum())
+    drawn = _drawn(options, training)
+    tables: dict[str, Any] = {}
+    problems = Problems()
+    for name in ("trusted", "test"):
+        with problems.collect():
+            if getattr(options, name) is not None:
+                tables[name] = other_rows(options, name, labels, training.name, notes)
+    problems.report()
+    table = _features_of(options, training)
+    if "trusted" in tables:
+        key, verified = match_rows(table, tables["trusted"][0], tables["trusted"][1], verified)
+        if key is not None:
+            same = np.isin(_keys(tables["trusted"][0], key), _keys(table, key))
+            notes.append(
+                f"{int(same.sum()):,} rows of {tables['trusted'][0].name} are also in {training.name}, by the column "
+                f"{key!r}: their given and correct labels are both known"
+            )
+            tables["trusted"] = tuple(_rows(each, ~same) for each in tables["trusted"])
+    encoder = _fit_encoder(options, table, given, empty, tables)
+    noisy, trusted = ~marked & ~empty, tables["trusted"][1] if "trusted" in tables else given[marked]
+    checked = () if verified is None else verified[[each is not None for each in verified]]
+    _check_sizes(options, given[noisy], np.append(trusted, checked), notes)
+    everything = LabelledRows(encoder.transform(table.frame), given)
+    parts = {"train": everything.pick(noisy), "trusted": everything.pick(marked)}
+    for name, (rows, right) in tables.items():
+        with problems.collect():
+            check_columns(rows, [options.label, *encoder.columns_], table.name)
+            parts[name] = LabelledRows(encoder.transform(rows.frame), right)
+    problems.report()
+    trusted, measured, where = _rows_to_measure(options, parts, verified is not None)
+    seen = (
+        0 if measured is None else int(found_rows(measured.features, (parts["train"].features, trusted.features)).sum())
+    )
     if seen:
         names = " or ".join(path.name for path in (options.table, options.trusted) if path is not None)
         notes.append(f"{seen:,} of the rows measured on are also in {names}: these accuracies flatter")
-    shown = [each.column for each in encoder.decisions_ if each.kind == "ignore"]
     return CleaningData(
         table=table,
-        ignored=training.frame[[name for name in shown if name in (options.ignore or ())]],
+        ignored=training.frame[[name for name in training.columns if name in (options.ignore or ())]],
         given=given,
         marked=marked,
         encoder=encoder,
         pixels=None,
-        noisy=noisy,
+        noisy=parts["train"],
         trusted=trusted,
         trusted_rows=len(trusted) + (len(measured) if measured is not None and options.test is None else 0),
         measured=measured,
@@ -77,11 +90,59 @@ def prepare_columns(
         seen=seen,
         notes=tuple(notes),
         corrects=True,
-        verified=None if verified is None else verified[~marked],
-        wrong=None if wrong is None else wrong[~marked],
-        drawn=_drawn(options, training, marked),
-        groups=None if options.group is None else training.frame[options.group].astype(str).to_numpy()[~marked],
+        verified=None if verified is None else verified[noisy],
+        wrong=None if wrong is None else wrong[noisy],
+        drawn=None if drawn is None else drawn[noisy],
+        groups=None if options.group is None else training.frame[options.group].astype(str).to_numpy()[noisy],
+        empty=empty if empty.any() else None,
     )
+
+
+def _features_of(options: CleanOptions, training: Table) -> Table:
+    """The training table without what is no feature, and with the vectors of --features."""
+    column = options.verified if options.verified in training.columns else None
+    table = training.without({options.label, *filter(None, (options.trusted_column, column, options.group))})
+    return table if not options.features else table.beside(read_vectors(options.features[0], len(table), table.name))
+
+
+def _label_notes(training: Table, label: str, labels: np.ndarray, empty: int) -> list[str]:
+    notes = []
+    if empty:
+        notes.append(f"{empty:,} rows of {training.name} have no label in {label!r}: it is predicted")
+    spelled = pd.Series([str(each) for each in labels])
+    alike = spelled[spelled.str.casefold().duplicated(keep=False)].tolist()
+    if alike:
+        notes.append(f"the labels {listed(alike)} differ in upper and lower case only: they count as different")
+    return notes
+
+
+def _fit_encoder(
+    options: CleanOptions, table: Table, given: np.ndarray, empty: np.ndarray, tables: dict[str, Any]
+) -> ColumnEncoder:
+    """What the columns are, by the rows of the table and those of --trusted."""
+    frames, labels = [table.frame[~empty] if empty.any() else table.frame], [given[~empty]]
+    if "trusted" in tables:
+        rows, right = tables["trusted"]
+        frames.append(rows.frame[[name for name in table.columns if name in rows.columns]])
+        labels.append(right)
+    kinds = _kinds(options) | {
+        name: "number" for name in table.columns if name.startswith("feature ") and options.features
+    }
+    return ColumnEncoder(kinds).fit(pd.concat(frames, ignore_index=True), np.concatenate(labels))
+
+
+def _rows_to_measure(
+    options: CleanOptions, parts: dict[str, LabelledRows], verified: bool
+) -> tuple[LabelledRows, LabelledRows | None, str]:
+    """Trusted rows that train, rows that accuracy is measured on, and which these are or why there are none."""
+    trusted = parts["trusted"]
+    if "test" in parts:
+        return trusted, parts["test"], f"the {len(parts['test']):,} rows of {options.test.name}"  # type: ignore[union-attr]
+    if len(trusted):
+        return keep_aside(trusted, options.holdout, options.seed)
+    if verified:
+        return trusted, None, "no row was kept aside: --test names a table to measure on"
+    return trusted, None, "there are no checked rows: --trusted FILE or --verified name some"
 
 
 def _kinds(options: CleanOptions) -> dict[str, str]:
@@ -89,11 +150,57 @@ def _kinds(options: CleanOptions) -> dict[str, str]:
     return kinds_of_options({**named, "number": options.number, "date": options.date})
 
 
-def other_rows(path: Path, options: CleanOptions, labels: np.ndarray, of: str) -> tuple[Table, np.ndarray]:
-    """Another table with right labels, which the training table must have too."""
+def other_rows(
+    options: CleanOptions, name: str, labels: np.ndarray, of: str, notes: list[str]
+) -> tuple[Table, np.ndarray]:
+    """Another table with right labels, which the training table must have too; rows without a label are left out."""
+    path = getattr(options, name)
     rows = read_table(path, texts={options.label}, label=options.label)
+    notes += rows.notes
     check_columns(rows, [options.label], of)
+    if options.features:
+        place = 1 if name == "trusted" or options.trusted is None else 2
+        rows = rows.beside(read_vectors(options.features[place], len(rows), str(path)))
+    here = is_filled(rows, options.label)
+    if not here.all():
+        notes.append(f"{int((~here).sum()):,} rows of {path.name} have no label and were left out")
+        rows = rows.rows(here)
     return rows, matched_labels(rows, options.label, labels, of=of)
+
+
+def match_rows(
+    table: Table, rows: Table, right: np.ndarray, verified: np.ndarray | None
+) -> tuple[str | None, np.ndarray | None]:
+    """The column by which rows of another table are rows of this one, and the verified labels with theirs.
+
+    A key is different in every row of both tables, and rows with the same key have (almost) the same other cells:
+    numbers of rows that were counted anew in each file are no key.
+    """
+    for name in (each for each in table.columns if each in rows.columns):
+        ours, theirs = pd.Index(_keys(table, name)), pd.Index(_keys(rows, name))
+        if not (ours.is_unique and theirs.is_unique and "" not in ours):
+            continue
+        places = ours.get_indexer(theirs)
+        found = np.flatnonzero(places >= 0)
+        others = [each for each in table.columns if each in rows.columns and each != name]
+        if not len(found) or not others:
+            continue
+        pairs = ((_keys(table, each)[places[found]], _keys(rows, each)[found]) for each in others)
+        if np.mean([a == b for a, b in pairs]) < SAME_CELLS:
+            continue
+        verified = np.full(len(table), None, dtype=object) if verified is None else verified.copy()
+        verified[places[found]] = right[found]
+        return name, verified
+    return None, verified
+
+
+def _keys(table: Table, name: str) -> np.ndarray:
+    column = table.column(name)
+    return column.astype("string").fillna("").str.strip().to_numpy(dtype=object)
+
+
+def _rows(part: Any, mask: np.ndarray) -> Any:
+    return part.rows(mask) if isinstance(part, Table) else part[mask]
 
 
 def _check_sizes(options: CleanOptions, noisy: np.ndarray, trusted: np.ndarray, notes: list[str]) -> None:
@@ -154,8 +261,8 @@ def read_verified(
     return _decided(found, path, places, labels, options, training)
 
 
-def _drawn(options: CleanOptions, training: Table, marked: np.ndarray) -> np.ndarray | None:
-    """Which rows a file of decisions says to be drawn at random, of those that are not trusted."""
+def _drawn(options: CleanOptions, training: Table) -> np.ndarray | None:
+    """Which rows a file of decisions says to be drawn at random."""
     if options.verified is None or options.verified in training.columns:
         return None
     found = read_table(Path(options.verified), texts={"drawn_at_random"})
@@ -163,7 +270,7 @@ def _drawn(options: CleanOptions, training: Table, marked: np.ndarray) -> np.nda
         return None
     drawn = np.zeros(len(training), bool)
     drawn[found.column("row").to_numpy(int)[marks_of(found, "drawn_at_random")] - 1] = True
-    return drawn[~marked]
+    return drawn
 
 
 def labels_at(training: Table, label: str, places: np.ndarray) -> list[str]:
@@ -180,7 +287,7 @@ def _decided(
         raise InvalidInputError(f"{path}: the verdict is one of {', '.join(VERDICTS)} or empty, not {strange[0]!r}")
     right = np.full(len(training), None, dtype=object)
     wrong = np.zeros(len(training), bool)
-    given = matched_labels(training, options.label, labels, of=training.name)
+    given = _matched(training, options.label, labels, options)
     if "verified_label" in found.columns:
         right[places] = _matched(found, "verified_label", labels, options)
     is_right, is_wrong = places[verdict == "right"], places[verdict == "wrong"]
@@ -193,8 +300,8 @@ def _decided(
 
 def _matched(table: Table, column: str, labels: np.ndarray, options: CleanOptions) -> np.ndarray:
     """Labels of a column as members of `labels`, None where the cell is empty."""
-    filled = table.column(column).notna().to_numpy() & (table.column(column).astype(str).str.strip() != "").to_numpy()
+    here = is_filled(table, column)
     result = np.full(len(table), None, dtype=object)
-    if filled.any():
-        result[filled] = matched_labels(table.rows(filled), column, labels, of=str(options.table))
+    if here.any():
+        result[here] = matched_labels(table.rows(here), column, labels, of=str(options.table))
     return result

@@ -355,12 +355,12 @@ def measure_correction(cleaner: Any, data: CleaningData) -> Measurement:
 
 def rows_frame(cleaner: Any, data: CleaningData) -> pd.DataFrame:
     """One row for each row that this rank has, in their order. Trusted rows count fully and are never suspected."""
-    size, marked = len(data.given), data.marked
+    size, marked, noisy = len(data.given), data.marked, data.is_noisy
     issues = cleaner.label_issues()
     predicted, quality = np.empty(size, cleaner.classes_.dtype), np.empty(size)
     suspected, weight = np.zeros(size, bool), np.ones(size)
-    predicted[~marked], quality[~marked] = issues["predicted_label"], issues["label_quality"]
-    suspected[~marked], weight[~marked] = issues["is_label_issue"], cleaner.sample_weight_
+    predicted[noisy], quality[noisy] = issues["predicted_label"], issues["label_quality"]
+    suspected[noisy], weight[noisy] = issues["is_label_issue"], cleaner.sample_weight_
     if marked.any():
         rows = data.table.rows(marked)
         features = data.encoder.transform(rows.frame if data.corrects else rows, **of_table(data))
@@ -372,10 +372,25 @@ def rows_frame(cleaner: Any, data: CleaningData) -> pd.DataFrame:
     frame = pd.DataFrame(dict(zip(ROW_COLUMNS, columns, strict=True)), index=numbers - 1)
     if data.corrects:  # a label that is known to be right suggests itself
         frame["suggested_label"], frame["suggested_probability"] = data.given, 1.0
-        frame.loc[~marked, "suggested_label"] = issues["suggested_label"].to_numpy()
-        frame.loc[~marked, "suggested_probability"] = issues["suggested_probability"].to_numpy()
+        frame.loc[noisy, "suggested_label"] = issues["suggested_label"].to_numpy()
+        frame.loc[noisy, "suggested_probability"] = issues["suggested_probability"].to_numpy()
         frame.loc[marked, "label_quality"] = 1.0
+    if data.empty is not None:
+        _predict_empty(frame, cleaner, data)
     return frame
+
+
+def _predict_empty(frame: pd.DataFrame, cleaner: Any, data: CleaningData) -> None:
+    """Rows without a label: the model's label is suggested."""
+    empty: Any = data.empty
+    features = data.encoder.transform(data.table.rows(empty).frame)
+    P, predicted = cleaner.predict_proba(features), cleaner.predict(features)
+    chosen = np.searchsorted(cleaner.classes_, predicted)
+    for name in ("given_label", "predicted_label", "suggested_label"):
+        frame[name] = frame[name].astype(object)
+    frame.loc[empty, ["given_label", "label_quality", "weight"]] = [None, np.nan, 0.0]
+    frame.loc[empty, "predicted_label"] = frame.loc[empty, "suggested_label"] = predicted
+    frame.loc[empty, "suggested_probability"] = P[np.arange(len(P)), chosen]
 
 
 def of_table(data: CleaningData) -> dict[str, Any]:
@@ -388,7 +403,7 @@ def rows_to_look_at(cleaner: Any, data: CleaningData, count: int | None) -> Any:
     if count is None or not data.corrects:
         return None
     found = cleaner.next_to_check(count)
-    rows = np.flatnonzero(~data.marked)[found["row"].to_numpy()] + 1
+    rows = np.flatnonzero(data.is_noisy)[found["row"].to_numpy()] + 1
     return pd.DataFrame({"row": rows, "drawn_at_random": found["drawn_at_random"].to_numpy()})
 
 

@@ -1,6 +1,6 @@
 """Files of tables: each rank reads its rows, and no others.
 
-    table.csv, table.parquet                one file
+    table.csv, table.csv.gz, table.parquet  one file
     rows.npy beside labels.npy              memory-mapped; columns.txt may name the columns, which are 0, 1, ... else
     folder/*.csv, *.parquet or rows-*.npy   the files of a folder one below the other, in the order of their names
 
@@ -10,27 +10,38 @@ lie in, and maps arrays; a text file is read in pieces, of which the rank keeps 
 
 from __future__ import annotations
 
-import codecs
-import csv
 import io
 import json
 import os
 import re
 import warnings
+import zipfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
-from .._files import MissingFileError
-from ..errors import InvalidInputError, MissingExtraError
-from ..ranks import Ranks, first_line
-from .tables import Table, check_columns, is_number, listed, map_texts, plain_formula
+from ..errors import InvalidInputError, MissingExtraError, MissingFileError, first_line
+from .headers import (
+    ARRAY_FILES,
+    COMPRESSED,
+    PARQUET_FILES,
+    TEXT_FILES,
+    check_names,
+    distinct,
+    ending,
+    open_bytes,
+    text_header,
+)
+from .tables import Table, check_columns, listed, map_texts, plain_formula
+
+if TYPE_CHECKING:  # a table is read before torch is loaded
+    from ..ranks import Ranks
+    from .options import CleanOptions
 
 try:
     import pandas as pd
@@ -40,16 +51,14 @@ try:
 except ImportError:
     raise MissingExtraError("Reading tables", "apps") from None
 
-TEXT_FILES, PARQUET_FILES = (".csv", ".tsv", ".txt"), (".parquet", ".pq")
-SEPARATORS = ",;\t|"
 NUMBERED = re.compile(r"(.*?)(\d{1,6})(?:-of-(\d+).*)?")
 """Names such as rows-2, or part-00002-of-00004, which tells how many there should be; longer numbers are dates."""
 LARGEST_TABLE = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2 if hasattr(os, "sysconf") else 2**34
 """Bytes of memory that a table may fill: half of what the machine has."""
-CHARACTERS = 30
-"""A cell of text that becomes a number of 8 bytes is hardly longer: what a file will at least fill in memory."""
 PIECE = 50_000
-"""Rows of a text file that are read together where a rank keeps some of them."""
+"""Rows of a text file that are read together."""
+COPIES = 3
+"""How often a table is in memory while it is encoded and learned from, about."""
 
 
 def read_table(path: Path, ranks: Ranks | None = None, *, texts: Iterable[str] = (), label: str = "label") -> Table:
@@ -58,8 +67,8 @@ def read_table(path: Path, ranks: Ranks | None = None, *, texts: Iterable[str] =
     Parameters
     ----------
     path
-        A CSV file (UTF-8; separated by commas, semicolons, tabs or bars), a Parquet file, rows.npy or a folder; the
-        endings of names say which kind it is.
+        A CSV file (separated by commas, semicolons, tabs or bars; it may be compressed), a Parquet file, rows.npy or a
+        folder; the endings of names say which kind it is.
     ranks
         The processes that divide the rows, all of which must call this; default this one alone.
     texts
@@ -67,34 +76,66 @@ def read_table(path: Path, ranks: Ranks | None = None, *, texts: Iterable[str] =
     label
         What the labels of labels.npy are called, which have no name of their own.
     """
-    ranks = Ranks() if ranks is None else ranks
-    files: list[Any] = []
+    if ranks is None or ranks.size == 1:
+        files = _opened_files(path, label)
+        frames = _frames([(file, slice(None)) for file in files], set(texts), lambda pairs: [pairs])
+        return _table(path, files, frames, 0, None)
+    files = []
     with ranks.guard(f"looking at {path}"):
-        files = [_opened(file, label) for file in _files_of(path)]
-        _check_same_columns(files)
+        files = _opened_files(path, label)
     sizes = {f"the size of {file.path.name}": file.path.stat().st_size for file in files}
     kinds = {f"the type of column {name!r}": kind for name, kind in files[0].columns.items()}
     ranks.agree({**sizes, **kinds}, "every rank must see the same files")
     parts, first, total = _division(path, files, ranks)
+    frames = _frames(parts, set(texts), ranks.gather, lambda: ranks.guard(f"reading its rows of {path}"))
+    return _table(path, files, frames, first, total)
+
+
+def read_training(options: CleanOptions, ranks: Ranks | None = None) -> Table:
+    """This rank's rows of the training table of `bilevel clean`."""
+    texts = {options.label, *(options.categorical or ()), *filter(None, [options.verified])}
+    return read_table(options.table, ranks, texts=texts, label=options.label)
+
+
+def _opened_files(path: Path, label: str) -> list[Any]:
+    files = [_opened(file, label) for file in _files_of(path)]
+    _check_same_columns(files)
+    return files
+
+
+def _frames(
+    parts: Sequence[tuple[Any, slice]], texts: set[str], gather: Callable[[Any], list[Any]],
+    guard: Callable[[], Any] = nullcontext,
+) -> list[pd.DataFrame]:  # fmt: skip
+    """The rows of files; a column that is text in one place and numbers in another is read again, as text."""
     frames: list[pd.DataFrame] = []
-    mixed = set(texts)
-    while True:  # a column that is text in one place and numbers in another is read again, as text
-        with ranks.guard(f"reading its rows of {path}"):
-            frames = [piece for file, part in parts for piece in file.read(part, mixed)]
-        found = _mixed_columns(frames, ranks) - mixed
-        if not found or not isinstance(files[0], _TextFile):
-            break
-        mixed |= found
-    frame = pd.concat(frames, ignore_index=True)[list(files[0].columns)]
+    while True:
+        with guard():
+            frames = [piece for file, part in parts for piece in file.read(part, texts)]
+        pairs = {
+            (name, "number" if kind.kind in "iuf" else kind.kind) for f in frames for name, kind in f.dtypes.items()
+        }
+        found = Counter(name for name, _ in {tuple(pair) for part in gather(sorted(pairs)) for pair in part})
+        mixed = {name for name, kinds in found.items() if kinds > 1} - texts
+        if not mixed or not any(isinstance(file, _TextFile) for file, _ in parts):
+            return frames
+        texts = texts | mixed
+
+
+def _table(path: Path, files: Sequence[Any], frames: list[pd.DataFrame], first: int, total: int | None) -> Table:
+    frame = frames[0] if len(frames) == 1 else pd.concat(frames, ignore_index=True)
+    frame = frame[list(files[0].columns)].reset_index(drop=True)
     if len(frame) == 0:
         raise InvalidInputError(f"{path} has a header but no rows")
-    return Table(str(path), frame, first, total, "below the header" if path.is_file() else "of all its files")
+    notes = tuple(dict.fromkeys(note for file in files for note in getattr(file, "notes", ())))
+    place = "below the header" if path.is_file() else "of all its files"
+    return Table(str(path), frame, first, total, place, notes)
 
 
-def _division(path: Path, files: Sequence[Any], ranks: Ranks) -> tuple[list[Any], int, int | None]:
-    """Files with the rows that this rank reads, how many are before them, and how many there are (None: these)."""
-    if ranks.size == 1:
-        return [(file, slice(None)) for file in files], 0, None
+def _division(path: Path, files: Sequence[Any], ranks: Ranks) -> tuple[list[Any], int, int]:
+    """Files with the rows that this rank reads, how many are before them, and how many there are."""
+    import torch
+
     counts = [0] * len(files)
     with ranks.guard(f"counting the rows of {path}"):  # each file is counted by one rank
         counts = [file.count() if i % ranks.size == ranks.rank else 0 for i, file in enumerate(files)]
@@ -107,33 +148,29 @@ def _division(path: Path, files: Sequence[Any], ranks: Ranks) -> tuple[list[Any]
     return [(file, slice(*cut)) for file, cut in zip(files, cuts, strict=True) if cut[0] < cut[1]], int(mine[0]), total
 
 
-def _mixed_columns(frames: Sequence[pd.DataFrame], ranks: Ranks) -> set[str]:
-    """Columns that are not of one kind in all pieces and ranks: numbers, truth values or others."""
-    pairs = {(name, "number" if kind.kind in "iuf" else kind.kind) for f in frames for name, kind in f.dtypes.items()}
-    found = Counter(name for name, _ in {tuple(pair) for part in ranks.gather(sorted(pairs)) for pair in part})
-    return {name for name, kinds in found.items() if kinds > 1}
-
-
 def _files_of(path: Path) -> list[Path]:
     """The files of a table in the order of their names, which must be of one kind."""
     endings = tuple(_KINDS)
     if not path.exists():
         raise MissingFileError(f"{path}: there is no such file")
     if path.is_file():
-        if path.suffix.lower() not in endings:
-            raise InvalidInputError(f"{path}: the name of a table ends in {', '.join(endings)}")
+        if ending(path) not in endings:
+            raise InvalidInputError(
+                f"{path}: the name of a table ends in {', '.join(endings)}; text files may be compressed "
+                f"({', '.join(COMPRESSED)})"
+            )
         return [path]
     if not path.is_dir():  # a device or a pipe need not end
         raise InvalidInputError(f"{path} is not a regular file")
-    found = [file for file in sorted(path.iterdir()) if file.suffix.lower() in endings and file.name[0] not in "._"]
-    arrays = [file for file in found if _KINDS[file.suffix.lower()] is _ArrayFile]
+    found = [file for file in sorted(path.iterdir()) if ending(file) in endings and file.name[0] not in "._"]
+    arrays = [file for file in found if _KINDS[ending(file)] is _ArrayFile]
     alone = next((f for f in arrays if f.name.startswith("labels") and not _beside(f, "labels", "rows").exists()), None)
     if alone is not None:
         raise MissingFileError(f"{path}: {alone.name} has no {_beside(alone, 'labels', 'rows').name} beside it")
     found = [file for file in found if file.name != "columns.txt" and not (file in arrays and file.name[0] == "l")]
     if not found:
         raise MissingFileError(f"{path} is a folder without a table: a file whose name ends in {', '.join(endings)}")
-    kinds = {file.suffix.lower() for file in found}
+    kinds = {ending(file) for file in found}
     if len({_KINDS[kind] for kind in kinds}) > 1:
         raise InvalidInputError(f"{path} has files of different kinds, {', '.join(sorted(kinds))}: keep one of them")
     _check_complete(path, found)
@@ -158,7 +195,7 @@ def _check_complete(folder: Path, files: Sequence[Path]) -> None:
 
 def _opened(path: Path, label: str) -> Any:
     try:
-        return _KINDS[path.suffix.lower()](path, label)
+        return _KINDS[ending(path)](path, label)
     except InvalidInputError:
         raise
     except OSError as error:
@@ -181,29 +218,56 @@ def _check_same_columns(files: Sequence[Any]) -> None:
             )
 
 
-def check_size(path: Path, size: int) -> None:
+def check_size(path: Path, size: int, rows: int | None = None) -> None:
     """Raise if a table would fill more memory than the machine can spare."""
     if size > LARGEST_TABLE:
+        counted = "" if rows is None else f" has about {rows:,} rows and"
         raise InvalidInputError(
-            f"{path} would fill {size / 1e9:,.1f} GB of memory, and this machine can spare "
+            f"{path}{counted} would fill {size / 1e9:,.1f} GB of memory, and this machine can spare "
             f"{LARGEST_TABLE / 1e9:,.1f} GB: leave out rows or columns"
         )
 
 
-def _check_names(path: Path, names: Sequence[str]) -> None:
-    if len(names) > 1 and all(is_number(name) for name in names):
+def read_vectors(path: Path, rows: int, of: str) -> pd.DataFrame:
+    """One vector per row of a table, as columns "feature 1", "feature 2", ...
+
+    Parameters
+    ----------
+    path
+        A .npy file, a .npz file of one array, or a Parquet file of numbers or of one column of lists.
+    rows, of
+        How many rows the table named `of` has.
+    """
+    vectors = _vectors(path)
+    if vectors.ndim != 2 or vectors.dtype.kind not in "fiub" or len(vectors) != rows:
         raise InvalidInputError(
-            f"{path} has no header: its first line holds numbers ({listed(names, 4)}), but must hold the names of the "
-            "columns"
+            f"{path} must hold a vector of numbers for each of the {rows} rows of {of}, shape ({rows}, columns), got "
+            f"{vectors.dtype} {vectors.shape}"
         )
-    if odd := next((name for name in names if "\0" in name), None):
-        raise InvalidInputError(f"{path}: the name of the column {odd!r} has a zero byte in it: is this a text file?")
-    nameless = [place + 1 for place, name in enumerate(names) if not name]
-    if nameless:
-        raise InvalidInputError(f"{path}: column {nameless[0]} has no name in the header")
-    twice = sorted(name for name, count in Counter(names).items() if count > 1)
-    if twice:
-        raise InvalidInputError(f"{path} has more than one column named {listed(twice)}: names must differ")
+    return pd.DataFrame(vectors, columns=[f"feature {place}" for place in range(1, vectors.shape[1] + 1)])
+
+
+def _vectors(path: Path) -> np.ndarray:
+    if not path.exists():
+        raise MissingFileError(f"{path}: there is no such file")
+    if path.suffix.lower() == ".npy":
+        return np.asarray(_mapped(path))
+    if path.suffix.lower() == ".npz":
+        try:
+            with np.load(path, allow_pickle=False) as arrays:
+                if len(arrays.files) != 1:
+                    raise InvalidInputError(f"{path} holds the arrays {listed(arrays.files)}: one is needed")
+                return arrays[arrays.files[0]]
+        except (OSError, ValueError, zipfile.BadZipFile) as error:
+            if isinstance(error, InvalidInputError):
+                raise
+            raise InvalidInputError(f"{path} is damaged ({first_line(error)})") from None
+    if path.suffix.lower() not in PARQUET_FILES:
+        raise InvalidInputError(f"{path}: the name of a file of vectors ends in .npy, .npz or .parquet")
+    (frame,) = _ParquetFile(path, "label").read(slice(None), set())
+    if len(frame.columns) == 1 and frame.dtypes.iloc[0].kind == "O":
+        return np.stack(frame.iloc[:, 0].to_list())
+    return frame.to_numpy()
 
 
 class _TextFile:
@@ -211,69 +275,54 @@ class _TextFile:
 
     def __init__(self, path: Path, label: str) -> None:
         self.path = path
-        with path.open("rb") as file:
-            start = file.read(1 << 20)
-        if not start.removeprefix(codecs.BOM_UTF8).strip():
-            raise InvalidInputError(f"{path} is empty")
-        if start[:2] == b"PK":
-            raise InvalidInputError(
-                f"{path} is not text but a spreadsheet or an archive: export it as CSV (UTF-8) first"
-            )
-        try:
-            names, self.separator = _header(start)
-        except UnicodeDecodeError:
-            raise _wrong_encoding(path) from None
-        except csv.Error as error:
-            raise InvalidInputError(f"{path}: the header cannot be taken apart ({error})") from None
-        _check_names(path, names)
-        self.columns = dict.fromkeys(names, "text")
+        self.header = text_header(path)
+        self.notes = self.header.notes
+        self.columns = dict.fromkeys(self.header.names, "text")
 
     def count(self) -> int:
         return sum(len(piece) for piece in self._pieces(set(), PIECE))
 
     def read(self, rows: slice, texts: set[str]) -> list[pd.DataFrame]:
         if rows == slice(None):
-            check_size(self.path, self.path.stat().st_size // CHARACTERS * 8)
-            return list(self._pieces(texts, None))
+            return list(self._checked(self._pieces(texts, PIECE)))
         wanted = (piece.loc[rows.start : rows.stop - 1] for piece in self._pieces(texts, PIECE))
         return [piece for piece in wanted if len(piece)]
 
-    def _pieces(self, texts: set[str], size: int | None) -> Iterator[pd.DataFrame]:
+    def _checked(self, pieces: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
+        """Pieces, refused as soon as their size in memory tells that all of them are too many."""
+        size, rows, whole = 0, 0, self.path.stat().st_size
+        for piece in pieces:
+            size, rows = size + int(piece.memory_usage(deep=True).sum()), rows + len(piece)
+            if len(piece) == PIECE and self.path.suffix.lower() not in COMPRESSED:
+                share = max(1.0, whole / self._bytes)  # of the file, to what was read of it
+                check_size(self.path, int(COPIES * size * share), int(rows * share))
+            else:
+                check_size(self.path, COPIES * size, rows)
+            yield piece
+
+    def _pieces(self, texts: set[str], size: int) -> Iterator[pd.DataFrame]:
         """The rows, so many at a time, numbered through."""
         names = list(self.columns)
         try:
-            with warnings.catch_warnings():
+            with warnings.catch_warnings(), open_bytes(self.path) as file:
                 warnings.simplefilter("error", pd.errors.ParserWarning)
                 found: Any = pd.read_csv(
-                    self.path, sep=self.separator, names=names, header=0, encoding="utf-8-sig", index_col=False,
-                    dtype={name: str for name in names if name in texts}, keep_default_na=False, na_values=[""],
-                    skipinitialspace=True, low_memory=False, chunksize=size,
+                    io.TextIOWrapper(file, encoding=self.header.encoding, newline=""), sep=self.header.separator,
+                    names=names, header=0, index_col=False, dtype={name: str for name in names if name in texts},
+                    keep_default_na=False, na_values=[""], skipinitialspace=True, low_memory=False, chunksize=size,
                     skip_blank_lines=len(names) > 1,  # in a table of one column, a blank line is an empty cell
                 )  # fmt: skip
-                for piece in [found] if size is None else found:
+                for piece in found:
+                    self._bytes = max(1, file.tell())
                     yield map_texts(piece, plain_formula)
-        except UnicodeDecodeError:
-            raise _wrong_encoding(self.path) from None
         except pd.errors.ParserWarning:
             raise InvalidInputError(
                 f"{self.path}: the rows have more cells than the header has names ({len(names)})"
             ) from None
-        except (pd.errors.ParserError, ValueError) as error:
-            raise InvalidInputError(
-                f"{self.path}: the table cannot be taken apart ({_parser_message(error)})"
-            ) from None
-
-
-def _header(content: bytes) -> tuple[list[str], str]:
-    """The names above the first row, and what separates them: the candidate that gives most names."""
-    readings: dict[str, list[str]] = {}
-    for mark in SEPARATORS:
-        lines = io.TextIOWrapper(io.BytesIO(content), encoding="utf-8-sig", newline="")
-        readings[mark] = next(
-            (names for names in csv.reader(lines, delimiter=mark, skipinitialspace=True) if names), []
-        )
-    separator = max(SEPARATORS, key=lambda mark: len(readings[mark]))
-    return [name.strip() for name in readings[separator]], separator
+        except (pd.errors.ParserError, ValueError, EOFError, OSError) as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise
+            raise InvalidInputError(f"{self.path}: the table cannot be parsed ({_parser_message(error)})") from None
 
 
 def _parser_message(error: Exception) -> str:
@@ -292,20 +341,6 @@ def _parser_message(error: Exception) -> str:
     return str(error).splitlines()[0]
 
 
-def _wrong_encoding(path: Path) -> InvalidInputError:
-    content = path.read_bytes()
-    try:
-        content.decode("utf-8")
-        where = ""
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        where = f" (byte {content[error.start]:#04x} in line {line})"
-    return InvalidInputError(
-        f"{path} is not in the encoding UTF-8{where}: save it again as UTF-8, in spreadsheets under 'Save as', "
-        "'CSV UTF-8'"
-    )
-
-
 class _ParquetFile:
     """A Parquet file, of which the row groups that hold the rows asked for are read."""
 
@@ -316,7 +351,9 @@ class _ParquetFile:
         with self._damage_named(), parquet.ParquetFile(path) as file:
             self.metadata, self.schema = file.metadata, file.schema_arrow
             names = [name.strip() for name in self.schema.names]
-        _check_names(path, names)
+        check_names(path, names)
+        if distinct(names) != tuple(names):
+            raise InvalidInputError(f"{path} has columns without a name, or several of one name: {listed(names)}")
         self.columns = {part.name.strip(): str(part.type) for part in self.schema if part.name not in self._index}
 
     @cached_property
@@ -435,6 +472,6 @@ def _mapped(path: Path) -> np.ndarray:
 _KINDS = {
     **dict.fromkeys(TEXT_FILES, _TextFile),
     **dict.fromkeys(PARQUET_FILES, _ParquetFile),
-    ".npy": _ArrayFile,
+    **dict.fromkeys(ARRAY_FILES, _ArrayFile),
 }
 """How a file is read, by the ending of its name."""

@@ -10,13 +10,14 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from ..errors import InvalidInputError, MissingExtraError, did_you_mean
-from ..ranks import Ranks
+
+if TYPE_CHECKING:  # a table is read before torch is loaded
+    from ..ranks import Ranks
 
 try:
     import pandas as pd
@@ -50,6 +51,8 @@ class Table:
         How many rows of the whole table are before them, and how many it has (None: these).
     place
         What rows are counted below, for messages.
+    notes
+        What the user should know of how it was read.
     """
 
     name: str
@@ -57,6 +60,7 @@ class Table:
     first: int = 0
     all_rows: int | None = None
     place: str = "below the header"
+    notes: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.frame)
@@ -83,6 +87,12 @@ class Table:
     def rows(self, mask: np.ndarray) -> Table:
         """The rows where `mask` is true, counted anew."""
         return Table(self.name, self.frame[mask].reset_index(drop=True))
+
+    def beside(self, frame: Any) -> Table:
+        """The table with further columns."""
+        if twice := [name for name in frame.columns if name in self.columns]:
+            raise InvalidInputError(f"{self.name} has the column {twice[0]!r} already: rename it")
+        return replace(self, frame=pd.concat([self.frame, frame], axis=1))
 
     def require(self, column: str, option: str) -> None:
         """Raise if the table has no such column."""
@@ -119,12 +129,21 @@ def shortened(value: Any, limit: int = 40) -> str:
 # --- labels and marks -------------------------------------------------------------------------------------------------
 
 
+def is_filled(table: Table, column: str) -> np.ndarray:
+    """Which cells of a column are not empty, shape (n,); spaces are nothing."""
+    values = table.column(column)
+    here = values.notna().to_numpy()
+    return here & (values.astype(str).str.strip() != "").to_numpy() if values.dtype == object else here
+
+
 def labels_of(table: Table, column: str, ranks: Ranks | None = None) -> tuple[np.ndarray, np.ndarray]:
     """The labels of the rows, shape (n,), and all labels that rows of any rank have, sorted.
 
     They are whole numbers, truth values or texts, whichever fits all of them. Numbers with a fractional part are texts:
     scikit-learn takes them for measurements.
     """
+    from ..ranks import Ranks
+
     ranks = Ranks() if ranks is None else ranks
     values: Any = None
     here: list[Any] = []
@@ -360,6 +379,8 @@ def gathered(frame: pd.DataFrame, ranks: Ranks) -> pd.DataFrame:
     """On rank 0 the rows of all ranks below each other, with their index; elsewhere the frame itself."""
     if ranks.size == 1:
         return frame
+    import torch
+
     content = pyarrow.BufferOutputStream()
     table = pyarrow.Table.from_pandas(frame, preserve_index=True)
     with pyarrow.ipc.new_stream(content, table.schema) as stream:

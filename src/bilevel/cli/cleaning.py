@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
+from ..cleaning.headers import check_headers
 from ..cleaning.options import CleanOptions
-from ..errors import InvalidInputError
+from ..errors import InvalidInputError, escape_control_chars
 from .common import check_there, command_line, one_thread
+
+if TYPE_CHECKING:
+    from ..cleaning.tables import Table
 
 
 def add_to(app: App) -> None:
@@ -24,9 +29,9 @@ def clean(options: Annotated[CleanOptions, Parameter(name="*")]) -> int:
 
     You have a table of training rows with doubtful labels, and a few rows whose labels you have checked (fifty are a
     good start, several per label). The command learns how far each label can be trusted, so that a model trained on the
-    rows does well on the checked ones. It shows which labels are suspicious, and compares the accuracy of logistic
-    regression on all rows, on the rows that are kept, and of the cleaned model. Tables are CSV files (UTF-8, with a
-    header), Parquet files, NumPy arrays (`rows.npy` next to `labels.npy`), or folders of such files. Columns may be
+    rows does well on the checked ones. It shows which labels are suspicious, and measures whether models get better
+    without these rows, or with the suggested labels. Tables are CSV files (with a header; they may be compressed),
+    Parquet files, NumPy arrays (`rows.npy` next to `labels.npy`), or folders of such files. Columns may be
     numbers, categories, texts or dates, with missing cells.
 
     For tables that are too large for one process, `torchrun --nproc-per-node 8 -m bilevel clean folder ...` divides the
@@ -42,12 +47,22 @@ def clean(options: Annotated[CleanOptions, Parameter(name="*")]) -> int:
         raise InvalidInputError(
             f"--timeout {options.timeout:g} needs torchrun: there are no other processes to wait for"
         )
-    if not several:
-        check_there(*options.inputs.values())
+    training = None if several else first_look(options)
     from ..cleaning import command
 
     one_thread()
-    return command.clean(options, tuple(command_line))
+    return command.clean(options, tuple(command_line), training)
+
+
+def first_look(options: CleanOptions) -> Table:
+    """The training table, after wrong options, files and names of columns were reported; without torch."""
+    check_there(*options.inputs.values())
+    options.check()
+    check_headers(options, command_line)
+    print(f"bilevel: reading {escape_control_chars(str(options.table))}", file=sys.stderr, flush=True)
+    from ..cleaning.table_files import read_training
+
+    return read_training(options)
 
 
 def predict(
@@ -59,13 +74,14 @@ def predict(
     allow_unknown: bool = False,
     force: bool = False,
     raw: bool = False,
+    features: Path | None = None,
 ) -> int:
     """Predict the labels of new rows with a model that `bilevel clean --model` saved.
 
     Parameters
     ----------
     model
-        The .safetensors file.
+        The file.
     table
         A CSV or Parquet file with the columns of the table that the model was trained on; a label column is ignored.
     out
@@ -77,9 +93,11 @@ def predict(
         Replace a file that exists.
     raw
         Write texts as they are. Otherwise texts that a spreadsheet would take for formulas are written after a '.
+    features
+        A .npy, .npz or Parquet file with one vector per row, if the model was trained with --features.
     """
-    check_there(model, table)
+    check_there(model, table, features)
     from ..cleaning import command
 
     one_thread()
-    return command.predict(model, table, out=out, allow_unknown=allow_unknown, force=force, raw=raw)
+    return command.predict(model, table, out=out, allow_unknown=allow_unknown, force=force, raw=raw, features=features)

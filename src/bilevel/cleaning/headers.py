@@ -1,0 +1,287 @@
+"""The first look at a table's file: names of columns, separator, encoding, compression. Nothing heavy is imported.
+
+So that a wrong name of a file, an option or a column is reported at once.
+"""
+
+from __future__ import annotations
+
+import bz2
+import codecs
+import csv
+import gzip
+import io
+import lzma
+import shlex
+import zipfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from ..errors import InvalidInputError, did_you_mean
+
+if TYPE_CHECKING:
+    from .options import CleanOptions
+
+TEXT_FILES, PARQUET_FILES, ARRAY_FILES = (".csv", ".tsv", ".txt"), (".parquet", ".pq"), (".npy",)
+COMPRESSED: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open, ".zip": None}
+SEPARATORS = ",;\t|"
+START = 1 << 20
+"""Bytes that the separator and the names of columns are found in."""
+ENCODINGS = {"cp1252": "Windows-1252", "latin-1": "ISO 8859-1", "utf-16": "UTF-16"}
+"""What is tried beside UTF-8, and what people call it."""
+
+
+@dataclass(frozen=True)
+class TextHeader:
+    """What the start of a CSV file says; `notes` are for the user."""
+
+    names: tuple[str, ...]
+    separator: str
+    encoding: str
+    notes: tuple[str, ...]
+
+
+def ending(path: Path) -> str:
+    """The ending that says what kind of table a file is, without that of a compression.
+
+    Examples
+    --------
+    >>> ending(Path("train.CSV.gz")), ending(Path("train.zip")), ending(Path("rows.npy"))
+    ('.csv', '.csv', '.npy')
+    """
+    suffix = path.suffix.lower()
+    if suffix not in COMPRESSED:
+        return suffix
+    return Path(path.stem).suffix.lower() or ".csv"
+
+
+def open_bytes(path: Path) -> BinaryIO:
+    """A file, decompressed."""
+    suffix = path.suffix.lower()
+    if suffix == ".zip":
+        return _only_member(path)
+    return COMPRESSED[suffix](path, "rb") if suffix in COMPRESSED else path.open("rb")
+
+
+def _only_member(path: Path) -> BinaryIO:
+    try:
+        archive = zipfile.ZipFile(path)
+    except zipfile.BadZipFile:
+        raise InvalidInputError(f"{path} is not a zip file, or it is damaged") from None
+    members = [name for name in archive.namelist() if not name.endswith("/") and "__MACOSX" not in name]
+    if len(members) != 1:
+        raise InvalidInputError(f"{path} holds {len(members)} files: a table is one file, compressed by itself")
+    return archive.open(members[0])  # type: ignore[return-value]
+
+
+def blocks(path: Path) -> Iterator[bytes]:
+    """The decompressed bytes of a file, piece by piece."""
+    try:
+        with open_bytes(path) as file:
+            while block := file.read(START):
+                yield block
+    except (EOFError, gzip.BadGzipFile, lzma.LZMAError, zipfile.BadZipFile) as error:
+        raise InvalidInputError(f"{path} is damaged, or not compressed as its name says ({error})") from None
+
+
+def text_header(path: Path) -> TextHeader:
+    """The header of a CSV file; columns without a name get one, and repeated names a number."""
+    about = path.stat()
+    return _text_header(path, about.st_mtime_ns, about.st_size)
+
+
+@lru_cache(maxsize=16)
+def _text_header(path: Path, *version: int) -> TextHeader:
+    start = next(blocks(path), b"")
+    if not start.removeprefix(codecs.BOM_UTF8).strip():
+        raise InvalidInputError(f"{path} is empty")
+    if start[:2] == b"PK":
+        raise InvalidInputError(f"{path} is not text but a spreadsheet or an archive: export it as CSV first")
+    if start[:2] == b"\x1f\x8b":
+        raise InvalidInputError(f"{path} is compressed: its name should end in .csv.gz")
+    encoding = _encoding(path)
+    notes = []
+    if encoding in ENCODINGS:
+        notes.append(f"{path.name} is not in UTF-8 and was read as {ENCODINGS[encoding]}")
+    try:
+        raw, separator = _names(start, encoding)
+    except csv.Error as error:
+        raise InvalidInputError(f"{path}: the header cannot be parsed ({error})") from None
+    check_names(path, raw)
+    names = distinct(raw)
+    if renamed := [name for name, before in zip(names, raw, strict=True) if name != before and name[-1:].isdigit()]:
+        shown = ", ".join(map(repr, renamed[:5]))
+        notes.append(f"{path.name} has columns without a name, or several of one name: they are called {shown}")
+    return TextHeader(names, separator, encoding, tuple(notes))
+
+
+def _encoding(path: Path) -> str:
+    """UTF-8 if every byte agrees, UTF-16 by its mark, otherwise Windows-1252 or ISO 8859-1."""
+    if next(blocks(path), b"")[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+        return "utf-16"
+    return next((name for name in ("utf-8-sig", "cp1252") if _decodes(path, name)), "latin-1")
+
+
+def _decodes(path: Path, encoding: str) -> bool:
+    decoder = codecs.getincrementaldecoder(encoding)()
+    try:
+        for block in blocks(path):
+            decoder.decode(block)
+        decoder.decode(b"", final=True)
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _names(start: bytes, encoding: str) -> tuple[list[str], str]:
+    """The names above the first row, and what separates them: the candidate that gives most names."""
+    readings: dict[str, list[str]] = {}
+    for mark in SEPARATORS:
+        lines = io.TextIOWrapper(io.BytesIO(start), encoding=encoding, errors="replace", newline="")
+        readings[mark] = next(
+            (names for names in csv.reader(lines, delimiter=mark, skipinitialspace=True) if names), []
+        )
+    separator = max(SEPARATORS, key=lambda mark: len(readings[mark]))
+    return [name.strip() for name in readings[separator]], separator
+
+
+def distinct(names: Sequence[str]) -> tuple[str, ...]:
+    """Names that differ: an empty one becomes "unnamed 3" by its place, a repeated one "x 2".
+
+    Examples
+    --------
+    >>> distinct(["", "x", "y", "x"])
+    ('unnamed 1', 'x', 'y', 'x 2')
+    """
+    taken = set(names)
+    found: list[str] = []
+    for place, name in enumerate(names):
+        choice = name or f"unnamed {place + 1}"
+        number = 2
+        while choice in found or (choice != name and choice in taken):
+            choice, number = f"{name or 'unnamed'} {number}", number + 1
+        found.append(choice)
+    return tuple(found)
+
+
+def check_names(path: Path, names: Sequence[str]) -> None:
+    """Raise if the first line is no header."""
+    if len(names) > 1 and all(_is_number(name) for name in names):
+        shown = ", ".join(map(repr, names[:4])) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+        raise InvalidInputError(
+            f"{path} has no header: its first line holds numbers ({shown}), but must hold the names of the columns"
+        )
+    if odd := next((name for name in names if "\0" in name), None):
+        raise InvalidInputError(f"{path}: the name of the column {odd!r} has a zero byte in it: is this a text file?")
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def column_names(path: Path) -> tuple[str, ...] | None:
+    """The columns of a CSV or Parquet file; None where only reading it tells."""
+    if not path.is_file() or path.stat().st_size == 0:
+        return None
+    if ending(path) in TEXT_FILES:
+        return text_header(path).names
+    if ending(path) in PARQUET_FILES:
+        import pyarrow
+        import pyarrow.parquet as parquet
+
+        try:
+            return tuple(name.strip() for name in parquet.read_schema(path).names)
+        except (pyarrow.ArrowException, OSError):
+            return None  # reading it says what is wrong
+    return None
+
+
+# --- all problems in one message --------------------------------------------------------------------------------------
+
+
+class Problems:
+    """Problems with the input, reported together.
+
+    Examples
+    --------
+    >>> problems = Problems()
+    >>> for name in ("a", "b"):
+    ...     with problems.collect():
+    ...         raise InvalidInputError(f"{name} is wrong")
+    >>> problems.report()
+    Traceback (most recent call last):
+    ...
+    bilevel.errors.InvalidInputError: 2 problems:
+      - a is wrong
+      - b is wrong
+    """
+
+    def __init__(self) -> None:
+        self.found: list[str] = []
+        self.replacements: dict[str, str] = {}
+
+    @contextmanager
+    def collect(self) -> Iterator[None]:
+        """Take note of an `InvalidInputError` and go on."""
+        try:
+            yield
+        except InvalidInputError as error:
+            self.found.append(str(error))
+
+    def report(self, arguments: Sequence[str] = ()) -> None:
+        """Raise if there is a problem; if other words on the command line would solve all of them, show the command."""
+        if not self.found:
+            return
+        text = self.found[0]
+        if len(self.found) > 1:
+            text = "\n  - ".join([f"{len(self.found)} problems:", *self.found])
+        if arguments and len(self.replacements) == len(self.found):
+            words = [self.replacements.get(word, word) for word in arguments]
+            text += f"\nTry: {shlex.join(['bilevel', *words])}"
+        raise InvalidInputError(text)
+
+
+def check_headers(options: CleanOptions, arguments: Sequence[str] = ()) -> None:
+    """Raise if the tables lack columns that the options name; all of them are in one message."""
+    names, problems = column_names(options.table), Problems()
+    if names is None:
+        return
+    if len(names) < 2 and not options.features:
+        shown = ", ".join(map(repr, names))
+        raise InvalidInputError(
+            f"{options.table} has only the column {shown}: a label column and at least one other are needed, and the "
+            "first line must hold their names, separated by commas"
+        )
+    for option, wanted in options.named_columns.items():
+        for name in wanted:
+            if name not in names:
+                _note_missing(problems, options.table, names, option, name)
+    for path in filter(None, (options.trusted, options.test)):
+        there = column_names(path)
+        if there is not None and options.label in names and options.label not in there:
+            problems.found.append(
+                f"{path} lacks the label column {options.label!r}: its columns are {_some(there)}."
+                f"{did_you_mean(options.label, there)}"
+            )
+    problems.report(arguments)
+
+
+def _note_missing(problems: Problems, table: Path, names: Sequence[str], option: str, name: str) -> None:
+    hint = did_you_mean(name, names)
+    which = ", and there is no such file" if option == "--verified" else ": its columns are " + _some(names)
+    which = "" if problems.found else which  # once is enough
+    problems.found.append(f"{table} has no column {name!r}, which {option} names{which}.{hint}")
+    if hint:
+        problems.replacements[name] = next(each for each in names if repr(each) in hint)
+
+
+def _some(names: Sequence[str], limit: int = 12) -> str:
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(map(repr, names[:limit])) + more
