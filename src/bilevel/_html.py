@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
+import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,8 +54,8 @@ class Picture:
     content: str
 
 
-def render_page(folder: Path, template: str, **values: Any) -> str:
-    """The page as text, from a template in `folder`; `values` are its variables."""
+def render_page(folder: Path, template: str, *, script: str = "", **values: Any) -> str:
+    """The page as text, from a template in `folder` with the variables `values`; `script` is added to the page's."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader([folder, TEMPLATES]),
         autoescape=True,
@@ -63,10 +64,17 @@ def render_page(folder: Path, template: str, **values: Any) -> str:
     )
     environment.filters["percent"] = lambda share: f"{100 * share:.1f} %"
     environment.filters["count"] = lambda number: f"{number:,}".replace(",", "\u202f")
-    digest = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
+    program = SCRIPT + script
+    digest = base64.b64encode(hashlib.sha256(program.encode()).digest()).decode()
     return environment.get_template(template).render(
-        css=Markup(CSS), script=Markup(SCRIPT), script_digest=digest, **values
+        css=Markup(CSS), script=Markup(program), script_digest=digest, **values
     )
+
+
+def json_block(content: Any) -> Markup:
+    """JSON for a <script type="application/json"> element, which no text of the user can end."""
+    text = json.dumps(content, allow_nan=False, separators=(",", ":"))
+    return Markup(text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e"))
 
 
 def style_on_white(salt: str) -> dict[Any, Any]:

@@ -116,7 +116,7 @@ class ColumnEncoder:
             raise InvalidInputError(f"no column is left to learn from ({reasons})")
         if self.prose_:
             self.vectorizer_: Any = _prose_vectorizer()
-            self.vectorizer_.fit(self._joined(table))
+            self.vectorizer_.fit(self.texts(table))
         else:
             self.vectorizer_ = _table_vectorizer(self._kind) if self._others else None
             if self._others:
@@ -138,7 +138,7 @@ class ColumnEncoder:
             hints = "".join(f"{name!r}{did_you_mean(name, names)} " for name in missing[:5]).strip()
             raise InvalidInputError(f"the table lacks columns that the model uses: {hints}")
         if self.prose_:
-            return self.vectorizer_.transform(self._joined(table))
+            return self.vectorizer_.transform(self.texts(table))
         numbers = [self._converted(name, table[name]) for name in self.columns_ if self._kind[name] == "number"]
         parts = [np.column_stack(numbers)] if numbers else []
         if self._others:
@@ -187,7 +187,11 @@ class ColumnEncoder:
             return _dates(column, day_first=name in self.day_first_)
         return _numbers(column, comma=name in self.comma_) if kind == "number" else _texts(column)
 
-    def _joined(self, table: Any) -> Any:
+    def plain(self, name: str, column: Any) -> Any:
+        """A column in use as numbers, or as it is."""
+        return self._converted(name, column) if self._kind.get(name) == "number" else column
+
+    def texts(self, table: Any) -> Any:
         """The texts of each row, one after the other."""
         return self._typed(table).fillna("").astype(str).agg(" ".join, axis=1)
 

@@ -184,7 +184,20 @@ def contradictions(X: Any, given: np.ndarray) -> list[np.ndarray]:
     return [rows for rows in groups if len(np.unique(given[rows])) > 1]
 
 
-def wrong_among_suspected(fit: CorrectedFit, fair: np.ndarray | None = None) -> tuple[int, int, int] | None:
+def precision_threshold(fit: CorrectedFit, precision: float) -> float:
+    """The largest quality t such that labels of unchecked rows with a quality below t are wrong in this share.
+
+    By the stated probabilities: the mean of 1 - q over all rows with q < t is at least `precision`.
+    """
+    q = np.sort(fit.correction.label_quality[fit.correction.evidence.unchecked])
+    share = np.cumsum(1 - q) / np.arange(1, len(q) + 1)  # it falls
+    count = int((share >= precision).sum())
+    return float(q[count]) if count < len(q) else 1.0
+
+
+def wrong_among_suspected(
+    fit: CorrectedFit, fair: np.ndarray | None = None, threshold: float | None = None
+) -> tuple[int, int, int] | None:
     """How many suspicions of unchecked labels are right: an interval of 95 %, and how many suspicions there are.
 
     Of the verified rows that are suspected without their right label, k of n are wrong: the number among N suspicions
@@ -195,6 +208,8 @@ def wrong_among_suspected(fit: CorrectedFit, fair: np.ndarray | None = None) -> 
     fair
         Which rows were drawn at random to be looked at, shape (all rows,); default every verified row. Rows that were
         looked at because they are suspicious say nothing of the others.
+    threshold
+        Suspect only labels with a quality below this.
 
     Returns
     -------
@@ -203,11 +218,13 @@ def wrong_among_suspected(fit: CorrectedFit, fair: np.ndarray | None = None) -> 
     from scipy.stats import betabinom
 
     found, evidence = fit.correction, fit.correction.evidence
-    total = int(found.is_issue[evidence.unchecked].sum())
+    limit = 1.0 if threshold is None else threshold
+    total = int((found.is_issue & (found.label_quality < limit))[evidence.unchecked].sum())
     if fit.held_out is None or total == 0:
         return None
     given, right = evidence.given[evidence.checked], evidence.right[evidence.checked]
     flagged = suspected(fit.held_out, given, found.prior)
+    flagged &= np.take_along_axis(fit.held_out, np.maximum(given, 0)[:, None], axis=1)[:, 0] < limit
     if fair is not None:
         flagged &= fair[evidence.checked]
     n, k = int(flagged.sum()), int((flagged & (given != right)).sum())

@@ -267,8 +267,8 @@ def check_headers(options: CleanOptions, arguments: Sequence[str] = ()) -> None:
         there = column_names(path)
         if there is not None and options.label in names and options.label not in there:
             problems.found.append(
-                f"{path} lacks the label column {options.label!r}: its columns are {_some(there)}."
-                f"{did_you_mean(options.label, there)}"
+                f"{path} lacks a column of {options.table}: {options.label!r}, the label; its columns are "
+                f"{_some(there)}.{did_you_mean(options.label, there)}"
             )
     problems.report(arguments)
 

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from .._html import ACCENT, CARD, INK, MUTED, SOFT, STYLE, WARN, Picture, make_picture, render_page
+from .._html import ACCENT, CARD, INK, MUTED, SOFT, STYLE, WARN, Picture, json_block, make_picture, render_page
 from ..errors import MissingExtraError
-from .result import SUSPECTS, Accuracy, CleaningResult, quality_text
+from .result import Accuracy, CleaningResult
 from .tables import plain
 
 try:
@@ -28,8 +28,10 @@ try:
 except ImportError:
     raise MissingExtraError("The report", "apps") from None
 
-COLUMNS, CORRECTIONS, GALLERY = 8, 10, 24
-"""How many columns of each suspicious row, how many pairs of labels and how many pictures the page shows."""
+COLUMNS, DETAILS, CORRECTIONS, GALLERY = 8, 40, 10, 24
+"""How many columns of the list, columns of a row to check, pairs of labels and pictures the page shows."""
+MOST_ROWS = 20_000
+"""The page holds so many rows, those of lowest quality."""
 WEIGHTS = {
     "correction": "probability that the given label is right",
     "rows": "weight of a row in training",
@@ -43,60 +45,162 @@ LARGEST_HEAT_MAP = 20
 
 def render_report(result: CleaningResult) -> str:
     """The page as text."""
+    labels, confusion = result.confusion()
     return render_page(
         Path(__file__).parent,
         "report.html.j2",
+        script=(Path(__file__).parent / "report.js").read_text(encoding="utf-8"),
         result=result,
         pictures=_pictures(result),
-        table=_suspicious_rows(result),
+        gallery=_gallery(result),
         corrections=result.corrections(CORRECTIONS),
-        gallery=GALLERY,
-        quality=quality_text,
+        labels=[str(label) for label in labels],
+        confusion=confusion.tolist() if len(labels) <= LARGEST_HEAT_MAP else None,
+        headline=headline(result),
+        shown=_shown_columns(result),
+        data=json_block(_data(result)),
     )
 
 
+def headline(result: CleaningResult) -> dict[str, str]:
+    """What could be measured, or that nothing could: a few words, and a sentence."""
+    found = result.measurement
+    if found is None:
+        return {
+            "kind": "none",
+            "title": "Not measured",
+            "text": f"Whether cleaning helps was not measured: {result.unmeasured}.",
+        }
+    parts = [part for part in (found, found.second) if part is not None]
+    helped = [part for part in parts if part.advice != "do not filter"]
+    if not helped:
+        worse = any(gain < -error for part in parts for gain, error in part.changes.values())
+        title = "Do not filter" if worse else "No difference measured"
+        reason = "made a model worse" if worse else "made no measurable difference"
+        return {"kind": "none", "title": title, "text": (
+            f"Leaving suspected rows out, or using suggested labels, {reason} on {found.where}. Keep all rows for "
+            f"training, and use the list to correct labels. {found.caution}")}  # fmt: skip
+    best = max(helped, key=lambda part: max(gain for gain, _ in part.changes.values()))
+    name, (gain, error) = max(best.changes.items(), key=lambda change: change[1][0])
+    what = {"kept": "leaving the suspected rows out", "suggested": "using the suggested labels"}[name]
+    others = [part for part in parts if part not in helped]
+    other = "".join(f" It does not help {part.plain}: do not filter for that." for part in others)
+    return {"kind": "good", "title": f"{100 * gain:+.1f} points", "text": (
+        f"accuracy of {best.plain} by {what} (± {100 * error:.1f}), on {found.where}.{other} {found.caution}")}  # fmt: skip
+
+
 def _pictures(result: CleaningResult) -> dict[str, Picture | None]:
-    suspected = result.rows["is_label_issue"].to_numpy(bool)
-    weights, quality = (result.rows[name].to_numpy(float) for name in ("weight", "label_quality"))
+    rows = result.rows[result.rows["label_quality"].notna()]
+    suspected = rows["is_label_issue"].to_numpy(bool)
+    weights, quality = (rows[name].to_numpy(float) for name in ("weight", "label_quality"))
     lines, columns = ("given label", "true label") if result.noise == "class-pairs" else ("true label", "given label")
     pairs = None if result.transition is None else pair_map(result.transition, result.classes, lines, columns)
+    same = result.noise == "correction"  # then the weight is the quality
     return {
         "accuracy": accuracy_bars(result.measurement.models) if result.measurement else None,
-        "weights": histogram(weights, suspected, "Weights of the rows", WEIGHTS[result.noise]),
+        "weights": None if same else histogram(weights, suspected, "Weights of the rows", WEIGHTS[result.noise]),
         "quality": histogram(quality, suspected, "Quality of the labels", "probability of the given label"),
         "pairs": pairs,
         "convergence": convergence(result.history),
     }
 
 
-def _suspicious_rows(result: CleaningResult) -> dict[str, Any]:
-    """The names of further columns, and for each suspicious row its numbers, picture and cells."""
-    suspects = result.suspects(SUSPECTS)
-    shown, shape, largest = [], (), 0.0
+# --- rows -------------------------------------------------------------------------------------------------------------
+
+
+def _gallery(result: CleaningResult) -> list[dict[str, Any]]:
+    """The most suspicious rows as pictures."""
     if result.pixels is None:
-        shown = list(result.features.columns[:COLUMNS])
-    else:
-        pixels, shape = result.pixels
-        largest = float(result.features[pixels].to_numpy(float).max())
-    rows = []
-    for place, row in zip(suspects.index, suspects.to_dict("records"), strict=True):
-        picture = None
-        if result.pixels is not None:
-            picture = row_picture(result.features.loc[place, result.pixels[0]].to_numpy(float), shape, largest)
-        cells = [_cell(result.features.loc[place, name]) for name in shown]
-        rows.append({key: plain(value) for key, value in row.items()} | {"picture": picture, "cells": cells})
-    return {"columns": shown, "left_out": len(result.features.columns) - len(shown), "rows": rows}
+        return []
+    pixels, shape = result.pixels
+    suspects = result.suspects(GALLERY)
+    largest = float(result.features[pixels].to_numpy(float).max())
+    return [
+        {"row": row["row"], "given": row["given_label"], "seen": row[result.suggestion],
+         "picture": row_picture(result.features.loc[place, pixels].to_numpy(float), shape, largest)}
+        for place, row in zip(suspects.index, suspects.to_dict("records"), strict=True)
+    ]  # fmt: skip
 
 
-def _cell(value: Any) -> dict[str, Any]:
-    """What is shown of a cell, and what it is sorted by when it is a number."""
+def _shown_columns(result: CleaningResult) -> list[str]:
+    """Columns of the list of rows: names first, then what speaks most against labels; none of pictures."""
+    if result.pixels is not None:
+        return []
+    there = [str(name) for name in result.features.columns]
+    named = [] if result.names is None else [name for name in result.names.columns if name in there]
+    by_weight = [] if result.review is None else [name for name in result.review.columns if name in there]
+    return list(dict.fromkeys([*named, *(by_weight or there)]))[:COLUMNS]
+
+
+def _data(result: CleaningResult) -> dict[str, Any]:
+    """What the script of the page reads: rows, those to check, and what is known of them."""
+    number = {label: place for place, label in enumerate(result.classes)}
+    held = result.rows.sort_values(["label_quality", "row"])
+    review = result.review
+    if len(held) > MOST_ROWS:
+        wanted = [] if review is None else result.rows.index[[*review.queue, *review.decisions]]
+        held = held[held.index.isin(held.index[:MOST_ROWS]) | held.index.isin(wanted)]
+    shown = _shown_columns(result)
+    there = held.index.intersection(result.features.index)
+    cells = {name: dict(zip(there, map(_text, result.features.loc[there, name]), strict=True)) for name in shown}
+    probability = held["suggested_probability"] if "suggested_probability" in held else held["label_quality"]
+    parts = (held.index, held["row"], held["given_label"], held[result.suggestion], held["label_quality"], probability,
+             held["is_label_issue"])  # fmt: skip
+    rows = [
+        [int(row), number.get(given, -1), number.get(best, -1), _rounded(quality), _rounded(chance), int(issue),
+         [cells[name].get(place, "") for name in shown]]
+        for place, row, given, best, quality, chance, issue in zip(*parts, strict=True)
+    ]  # fmt: skip
+    made = result.date.strftime("%Y%m%d%H%M%S")
+    return {
+        "id": f"{result.table}-{made}", "file": f"decisions-{Path(result.table).stem}.csv", "total": len(result.rows),
+        "classes": [str(label) for label in result.classes], "rows": rows, **_review_data(result, number),
+    }  # fmt: skip
+
+
+def _review_data(result: CleaningResult, number: Mapping[Any, int]) -> dict[str, Any]:
+    review = result.review
+    if review is None:
+        return {"queue": [], "reasons": {}, "typical": {}, "decisions": [], "details": [], "cells": {}, "prose": False}
+    row_of = result.rows["row"].to_numpy()
+    names = [name for name in review.columns if name in result.features.columns][:DETAILS]
+    named = [] if result.names is None else [name for name in result.names.columns if name in result.features.columns]
+    details = list(dict.fromkeys([*named, *names]))
+    there = result.features.index
+    places = [place for place in review.queue if result.rows.index[place] in there]
+    reasons = {
+        int(row_of[place]): {
+            "against": [[name, round(strength, 3)] for name, strength in reason.against],
+            "nearest": [[name, number.get(label, -1)] for name, label in reason.nearest],
+        }
+        for place, reason in review.reasons.items()
+    }
+    typical = {
+        name: {number[label]: _text(value) for label, value in values.items() if label in number}
+        for name, values in review.typical.items() if name in details
+    }  # fmt: skip
+    decisions = [
+        [int(row_of[place]), verdict, number.get(right), drawn]
+        for place, (verdict, right, drawn) in review.decisions.items()
+    ]
+    cells = {int(row_of[place]): [_text(result.features.loc[result.rows.index[place], name], 400) for name in details]
+             for place in places}  # fmt: skip
+    queue = [[int(row_of[place]), bool(drawn)] for place, drawn in zip(review.queue, review.drawn, strict=True)]
+    return {"queue": queue, "reasons": reasons, "typical": typical, "decisions": decisions, "details": details,
+            "cells": cells, "prose": not review.typical}  # fmt: skip
+
+
+def _rounded(value: Any) -> float | None:
+    return None if value is None or not math.isfinite(value) else round(float(value), 5)
+
+
+def _text(value: Any, limit: int = 80) -> str:
+    """A cell as a text."""
     value = plain(value)
-    if isinstance(value, float):
-        return {"text": f"{value:.6g}", "number": value if math.isfinite(value) else None}
-    if isinstance(value, int):
-        return {"text": str(value), "number": value}
-    text = str(value)
-    return {"text": text if len(text) <= 80 else text[:79] + "…", "number": None}
+    if value is None or (isinstance(value, float) and math.isnan(value)) or str(value) in ("NaT", "<NA>"):
+        return ""
+    text = f"{value:.6g}" if isinstance(value, float) else str(value)
+    return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
 # --- pictures ---------------------------------------------------------------------------------------------------------

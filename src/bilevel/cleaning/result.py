@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
@@ -14,7 +14,7 @@ import pandas as pd
 from sklearn.linear_model import LogisticRegression
 
 from ..ranks import Ranks
-from .corrected_fit import wrong_among_suspected
+from .corrected_fit import precision_threshold, wrong_among_suspected
 from .design import replicated, spaced_rows
 from .encoding import SAMPLE
 from .estimator import HyperCleaner
@@ -23,13 +23,14 @@ from .model_file import json_value, versions
 from .options import CleanOptions
 from .out_of_fold import boosting, fitted, ridge_logistic
 from .prepare import CleaningData
+from .review import review_of
 from .tables import gathered
 
 ROW_COLUMNS = ("row", "given_label", "predicted_label", "label_quality", "is_label_issue", "weight")
 """The columns of the table of rows, in the file as on the page."""
 
 SUSPECTS = 100
-"""How many suspicious rows the page shows."""
+"""How many suspicious rows have their cells on the page, of pictures and of tables that ranks divide."""
 ENOUGH_ROWS = 50
 """Accuracies measured on fewer rows are rough."""
 
@@ -71,17 +72,22 @@ class Measurement:
     before
         A plain model trained on all rows as they are.
     others
-        The same model trained otherwise, for comparison.
+        Other models, for comparison.
     after
-        The same model trained on the rows that are kept.
+        The same model as `before`, trained on the rows that are kept.
     cleaned
         The cleaned model itself.
     differing
         On how many rows exactly one of `before` and `after` is right.
+    relabelled
+        The plain model trained with suggested labels, and on how many rows exactly one of it and `before` is right;
+        None where no labels are suggested.
     seen
         How many of the rows are also among those that trained.
     plain
         What the plain model is.
+    second
+        The same with another plain model, or None.
     """
 
     where: str
@@ -90,13 +96,16 @@ class Measurement:
     after: Accuracy
     cleaned: Accuracy
     differing: int
+    relabelled: tuple[Accuracy, int] | None = None
     seen: int = 0
     plain: str = "logistic regression"
+    second: Measurement | None = None
 
     @property
     def models(self) -> tuple[Accuracy, ...]:
         """All of them, the cleaned one last."""
-        return (self.before, *self.others, self.after, self.cleaned)
+        relabelled = () if self.relabelled is None else self.relabelled[:1]
+        return (self.before, *self.others, self.after, *relabelled, self.cleaned)
 
     @property
     def rows(self) -> int:
@@ -110,14 +119,8 @@ class Measurement:
 
     @property
     def gain_error(self) -> float:
-        """sqrt(d / n - gain^2) / sqrt(n), the standard error of the gain, where d of n rows differ.
-
-        Both models see the same rows, so only rows that differ count. As for one share, half a row is added to each of
-        the four cases (right or wrong, before and after; Agresti and Min, 2005), so that it is never zero.
-        """
-        size = self.rows + 2
-        gain = (self.after.right - self.before.right) / size
-        return math.sqrt(((self.differing + 1) / size - gain**2) / size)
+        """The standard error of the gain: see `paired_error`."""
+        return paired_error(self.before, self.after, self.differing)
 
     @property
     def verdict(self) -> str:
@@ -129,11 +132,39 @@ class Measurement:
         return "No difference between all rows and the rows that are kept could be measured on these rows."
 
     @property
+    def changes(self) -> dict[str, tuple[float, float]]:
+        """What leaving rows out, and suggested labels, change in the accuracy, with standard errors."""
+        found = {"kept": (self.gain, self.gain_error)}
+        if self.relabelled is not None:
+            after, differing = self.relabelled
+            found["suggested"] = (after.share - self.before.share, paired_error(self.before, after, differing))
+        return found
+
+    @property
+    def advice(self) -> str:
+        """What to do with the suspected rows, by what was measured with this model."""
+        better = {name: gain for name, (gain, error) in self.changes.items() if gain > error}
+        if not better:
+            return "do not filter"
+        return {"kept": "leave out", "suggested": "relabel"}[max(better, key=lambda name: better[name])]
+
+    @property
     def caution(self) -> str:
         """What to say of a measurement on few rows; empty when there are enough."""
         if self.rows >= ENOUGH_ROWS:
             return ""
         return f"{self.rows} rows give a rough figure: --test FILE with at least {ENOUGH_ROWS} gives a better one."
+
+
+def paired_error(before: Accuracy, after: Accuracy, differing: int) -> float:
+    """sqrt(d / n - gain^2) / sqrt(n), the standard error of the gain, where d of n rows differ.
+
+    Both models see the same rows, so only rows that differ count. As for one share, half a row is added to each of the
+    four cases (right or wrong, before and after; Agresti and Min, 2005), so that it is never zero.
+    """
+    size = before.rows + 2
+    gain = (after.right - before.right) / size
+    return math.sqrt(((differing + 1) / size - gain**2) / size)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,8 +208,8 @@ class CleaningResult:
     seconds
         Time spent in training.
     features
-        The columns of the training table without the label, to show rows: at least the `SUSPECTS` most suspicious ones,
-        with the index of `rows`.
+        The columns of the training table without the label, with the index of `rows`; of pictures and of tables that
+        ranks divide, the `SUSPECTS` most suspicious rows.
     pixels
         Names of the columns that are pixels and the shape of the pictures, or None.
     command, versions, date
@@ -189,6 +220,12 @@ class CleaningResult:
         A pandas data frame of rows whose check would help most, or None.
     wrong_suspected
         By the verified rows: from how many to how many of so many suspected labels are wrong (95 %); None without them.
+    threshold
+        The quality below which labels are suspected, for --precision.
+    review
+        What people need to check rows on the page, a `Review`; None where labels are not corrected.
+    verified_rows
+        How many rows of the table were verified.
     notes
         What the user should know about the input.
     """
@@ -218,6 +255,9 @@ class CleaningResult:
     columns: Sequence[Any] = ()
     to_check: Any = None
     wrong_suspected: tuple[int, int, int] | None = None
+    threshold: float | None = None
+    review: Any = None
+    verified_rows: int = 0
     notes: Sequence[str] = ()
 
     @property
@@ -229,11 +269,29 @@ class CleaningResult:
         """The rows of lowest label quality among those that are not trusted, most suspicious first."""
         return most_suspicious(self.rows, self.trusted, count)
 
+    @property
+    def suggestion(self) -> str:
+        """The column with the label that each row should have."""
+        return "suggested_label" if "suggested_label" in self.rows else "predicted_label"
+
+    def counts(self) -> list[tuple[Any, int, int]]:
+        """For each label that was given: how many rows are kept, and how many are suspected."""
+        issue = self.rows["is_label_issue"].groupby(self.rows["given_label"], observed=True)
+        sizes, suspected = issue.size(), issue.sum()
+        return [(label, int(sizes[label] - suspected[label]), int(suspected[label])) for label in sizes.index]
+
+    def confusion(self) -> tuple[list[Any], np.ndarray]:
+        """Labels, and how many rows that were given each (line) are suggested to have each (column)."""
+        given = self.rows["given_label"].dropna()
+        best = self.rows[self.suggestion].where(self.rows["is_label_issue"], self.rows["given_label"])[given.index]
+        labels = list(self.classes)
+        table = pd.crosstab(given, best).reindex(index=labels, columns=labels, fill_value=0)
+        return labels, table.to_numpy()
+
     def corrections(self, count: int) -> list[tuple[Any, Any, int]]:
         """The most frequent pairs of given and predicted label among the suspected rows, with their numbers."""
         suspected = self.rows[self.rows["is_label_issue"]]
-        seen = "suggested_label" if "suggested_label" in suspected else "predicted_label"
-        pairs = suspected.groupby(["given_label", seen], observed=True).size()
+        pairs = suspected.groupby(["given_label", self.suggestion], observed=True).size()
         frequent = pairs.sort_values(ascending=False, kind="stable").head(count)
         return [(given, predicted, int(size)) for (given, predicted), size in frequent.items()]  # type: ignore[misc]
 
@@ -247,7 +305,10 @@ class CleaningResult:
                 **{entry.model: entry.share for entry in self.measurement.models},
                 "gain": self.measurement.gain,
                 "gain_standard_error": self.measurement.gain_error,
-            }
+                "advice": self.measurement.advice,
+                "models": {part.plain: {entry.model: entry.share for entry in part.models}
+                           for part in (self.measurement, self.measurement.second) if part is not None},
+            }  # fmt: skip
         return json_value(
             {
                 "status": self.status,
@@ -262,6 +323,8 @@ class CleaningResult:
                 "radius": self.radius,
                 "transition": self.transition,
                 "wrong_among_suspected": self.wrong_suspected,
+                "threshold": self.threshold,
+                "to_check": None if self.to_check is None else self.to_check.to_dict("records"),
                 "columns": [dict(vars(decision)) for decision in self.columns],
                 "most_suspicious_rows": self.suspects(10).to_dict("records"),
                 "seconds": round(self.seconds, 3),
@@ -290,7 +353,7 @@ def quality_text(quality: float) -> str:
 # --- how it comes about -----------------------------------------------------------------------------------------------
 
 
-def measure(cleaner: Any, data: CleaningData, ranks: Ranks) -> Measurement | None:
+def measure(cleaner: Any, data: CleaningData, ranks: Ranks, issue: np.ndarray) -> Measurement | None:
     """Logistic regression trained on various rows, and the cleaned model, on rows kept from training.
 
     All ranks train the same models, of at most `SAMPLE` of the rows that are not trusted.
@@ -298,7 +361,7 @@ def measure(cleaner: Any, data: CleaningData, ranks: Ranks) -> Measurement | Non
     if data.measured is None:
         return None
     if data.corrects:
-        return measure_correction(cleaner, data)
+        return measure_correction(cleaner, data, issue)
     counts = ranks.gather(len(data.noisy))
     mine = spaced_rows(sum(counts[: ranks.rank]), len(data.noisy), sum(counts), SAMPLE)
     issues = cleaner.label_issues()["is_label_issue"].to_numpy()[mine]
@@ -323,33 +386,46 @@ def measure(cleaner: Any, data: CleaningData, ranks: Ranks) -> Measurement | Non
     )  # fmt: skip
 
 
-def measure_correction(cleaner: Any, data: CleaningData) -> Measurement:
-    """Boosting (of texts, logistic regression) trained on various rows, and the corrected model, on rows kept aside."""
-    measured: Any = data.measured
+def measure_correction(cleaner: Any, data: CleaningData, issue: np.ndarray) -> Measurement:
+    """Boosting and a linear model trained on various rows, and the corrected model, on rows kept aside."""
     dense = isinstance(data.noisy.features, np.ndarray)
     linear = ridge_logistic(0.1) if dense else ridge_logistic(3.0, sparse=True)
-    plain = boosting() if dense else linear
-    issues, trusted = cleaner.label_issues(), data.trusted
-    kept = ~issues["is_label_issue"].to_numpy()
-    given, features = data.noisy.labels, data.noisy.features
-    suggested = np.where(kept, given, issues["suggested_label"])
+    measured: Any = data.measured
+    right = {"cleaned": cleaner.predict(measured.features) == measured.labels}
+    if len(np.unique(data.trusted.labels)) > 1:
+        alone = fitted(linear, data.trusted.features, data.trusted.labels)
+        right["trusted rows only"] = alone.predict(measured.features) == measured.labels
+    name = "a linear model" if dense else "logistic regression of texts"
+    second = _measured_with(linear, name, cleaner, data, issue, right)
+    if not dense:
+        return second
+    return replace(_measured_with(boosting(), "boosted trees", cleaner, data, issue, right), second=second)
+
+
+def _measured_with(
+    model: Any, name: str, cleaner: Any, data: CleaningData, issue: np.ndarray, right: Mapping[str, np.ndarray]
+) -> Measurement:
+    """One model, trained on all rows, with suggested labels and on the rows that are kept."""
+    measured: Any = data.measured
+    given, features, trusted = data.noisy.labels, data.noisy.features, data.trusted
+    suggested = np.where(issue, cleaner.label_issues()["suggested_label"], given)
     checked = (trusted.features,) if len(trusted) else ()
     chosen = {
-        "all rows as they are": (plain, joined(features, *checked), np.append(given, trusted.labels)),
-        "trusted rows only": (linear, trusted.features, trusted.labels),
-        "suggested labels": (plain, joined(features, *checked), np.append(suggested, trusted.labels)),
-        "rows that are kept": (plain, joined(features[kept], *checked), np.append(given[kept], trusted.labels)),
+        "all rows as they are": (joined(features, *checked), np.append(given, trusted.labels)),
+        "suggested labels": (joined(features, *checked), np.append(suggested, trusted.labels)),
+        "rows that are kept": (joined(features[~issue], *checked), np.append(given[~issue], trusted.labels)),
     }
-    possible = {name: parts for name, parts in chosen.items() if len(np.unique(parts[2])) > 1}
-    models = {name: fitted(*parts) for name, parts in possible.items()}
-    right = {name: model.predict(measured.features) == measured.labels for name, model in models.items()}
-    right["cleaned"] = cleaner.predict(measured.features) == measured.labels
+    right = dict(right)
+    for rows, (X, y) in chosen.items():
+        predicted = fitted(model, X, y).predict(measured.features) if len(np.unique(y)) > 1 else y[:1]
+        right[rows] = predicted == measured.labels
     scores = {name: Accuracy(name, int(hits.sum()), len(hits)) for name, hits in right.items()}
-    before, after, cleaned = (scores.pop(name) for name in ("all rows as they are", "rows that are kept", "cleaned"))
+    names = ("all rows as they are", "rows that are kept", "suggested labels", "cleaned")
+    before, after, again, cleaned = (scores.pop(each) for each in names)
+    differing = {each.model: int((right[before.model] != right[each.model]).sum()) for each in (after, again)}
     return Measurement(
         where=data.where, before=before, others=tuple(scores.values()), after=after, cleaned=cleaned,
-        differing=int((right[before.model] != right[after.model]).sum()), seen=data.seen,
-        plain="boosted trees (trusted rows only: logistic regression)" if dense else "logistic regression of texts",
+        differing=differing[after.model], relabelled=(again, differing[again.model]), seen=data.seen, plain=name,
     )  # fmt: skip
 
 
@@ -407,9 +483,9 @@ def rows_to_look_at(cleaner: Any, data: CleaningData, count: int | None) -> Any:
     return pd.DataFrame({"row": rows, "drawn_at_random": found["drawn_at_random"].to_numpy()})
 
 
-def suspicions(cleaner: Any, data: CleaningData) -> tuple[int, int, int] | None:
+def suspicions(cleaner: Any, data: CleaningData, threshold: float | None = None) -> tuple[int, int, int] | None:
     """How many suspicions are right, where verified rows tell."""
-    return wrong_among_suspected(cleaner.correction_, fair_rows(data)) if data.corrects else None
+    return wrong_among_suspected(cleaner.correction_, fair_rows(data), threshold) if data.corrects else None
 
 
 def fair_rows(data: CleaningData) -> np.ndarray | None:
@@ -421,12 +497,12 @@ def fair_rows(data: CleaningData) -> np.ndarray | None:
 
 def notes_on_probabilities(data: CleaningData) -> tuple[str, ...]:
     """What the stated probabilities rest on."""
-    if not data.corrects or not len(data.trusted) or data.verified is not None:
+    if not data.corrects or data.verified is not None:
         return ()
     return (
-        "How many labels are wrong rests on an assumption (about a fifth), since the given labels of the checked rows "
-        "are not known: the order of the rows is by evidence, the level of their probabilities is not. --verified "
-        "names rows of the table whose right label is known.",
+        "The probabilities rest on a prior (about a fifth of the labels is wrong), because no row is known by both its "
+        "given and its correct label: the order of the rows is evidence, the level of the probabilities is not. "
+        "--verified names rows of the table that were checked.",
     )
 
 
@@ -452,15 +528,19 @@ def collect(
 ) -> CleaningResult:
     """All that is shown, as plain data; rank 0 has the rows of all ranks."""
     status, unmeasured, measurement = cleaner.status_, data.where, None
+    rows, threshold = rows_frame(cleaner, data), None
+    if options.precision is not None:
+        threshold = precision_threshold(cleaner.correction_, options.precision)
+        rows["is_label_issue"] &= rows["label_quality"] < threshold
     try:
-        measurement = measure(cleaner, data, ranks)
+        measurement = measure(cleaner, data, ranks, rows["is_label_issue"].to_numpy(bool)[data.is_noisy])
     except KeyboardInterrupt:
         if ranks.size > 1:  # the others wait
             raise
         unmeasured = status = "interrupted"
-    rows = rows_frame(cleaner, data)
     ignored, table = (frame.set_index(rows.index) for frame in (data.ignored, data.table.frame))
-    worst = most_suspicious(rows, data.marked, SUSPECTS).index
+    worst = rows.index if ranks.size == 1 else most_suspicious(rows, data.marked, SUSPECTS).index
+    worst = most_suspicious(rows, data.marked, SUSPECTS).index if data.pixels is not None else worst
     return CleaningResult(
         table=options.table.name,
         rows=gathered(rows, ranks),
@@ -481,7 +561,10 @@ def collect(
         date=datetime.now().astimezone(),
         settings=settings_shown(options, cleaner),
         columns=data.encoder.decisions_ if data.corrects else (),
-        wrong_suspected=suspicions(cleaner, data),
+        wrong_suspected=suspicions(cleaner, data, threshold),
+        threshold=threshold,
+        review=review_of(cleaner, data, rows) if options.report is not None and data.corrects else None,
         to_check=rows_to_look_at(cleaner, data, options.next),
+        verified_rows=0 if data.verified is None else sum(each is not None for each in data.verified),
         notes=(*data.notes, *notes, *notes_on_probabilities(data)),
     )

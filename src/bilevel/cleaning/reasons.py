@@ -1,0 +1,155 @@
+"""Why a label is suspected: the columns that speak most against it, and the nearest checked rows.
+
+A column speaks against the given label g of a row x by
+
+    mean over r of  log p_g(x with the column of row r) - log p_g(x),
+
+where r are a few rows of the same label that are believed: how much more likely the label would be if this one column
+were as in such rows. For a table of prose, words take the place of columns: log p_g(x without the word) - log p_g(x).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from .prepare import CleaningData
+
+COLUMNS, WORDS, NEAREST = 4, 6, 3
+"""How many columns, words and checked rows are shown for a row."""
+REFERENCES = 4
+"""Believed rows of the same label that lend their columns."""
+BLOCK = 20_000
+"""Rows that are predicted together."""
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why the label of one row is suspected.
+
+    Parameters
+    ----------
+    against
+        (column or word, how strongly it speaks against the given label), the strongest first.
+    nearest
+        (which row, its checked label), the nearest first.
+    """
+
+    against: tuple[tuple[str, float], ...]
+    nearest: tuple[tuple[str, Any], ...]
+
+
+def reasons_of(cleaner: Any, data: CleaningData, places: Sequence[int]) -> dict[int, Reason]:
+    """A `Reason` for each of some noisy rows of the table, by their place in it (from 0)."""
+    noisy = np.flatnonzero(data.is_noisy)
+    within = np.searchsorted(noisy, places)
+    given = np.searchsorted(cleaner.classes_, data.given[list(places)])
+    against = _words_against if data.encoder.prose_ else _columns_against
+    found = against(cleaner, data, within, given)
+    near = _nearest(cleaner, data, within)
+    return {int(place): Reason(*parts) for place, *parts in zip(places, found, near, strict=True)}
+
+
+def _columns_against(cleaner: Any, data: CleaningData, within: np.ndarray, given: np.ndarray) -> list[Any]:
+    sources, model = np.array(data.encoder.sources_), cleaner.correction_.model
+    names = list(dict.fromkeys(sources.tolist()))
+    X, rows = data.noisy.features, data.noisy.features[within]
+    labels, weight = np.searchsorted(cleaner.classes_, data.noisy.labels), cleaner.sample_weight_
+    rng = np.random.default_rng(0)
+    lenders = np.stack([_believed(labels, weight, label, rng) for label in given])  # (rows, REFERENCES)
+    before = _log_probability(model, rows, given)
+    scores = np.zeros((len(rows), len(names)))
+    for place, name in enumerate(names):
+        mine = np.flatnonzero(sources == name)
+        changed = np.repeat(rows, REFERENCES, axis=0)
+        changed[:, mine] = X[lenders.reshape(-1)][:, mine]
+        after = _log_probability(model, changed, np.repeat(given, REFERENCES)).reshape(-1, REFERENCES)
+        scores[:, place] = after.mean(1) - before
+    order = np.argsort(-scores, axis=1)[:, :COLUMNS]
+    return [
+        tuple((names[place], float(scores[row, place])) for place in places if scores[row, place] > 0)
+        for row, places in enumerate(order)
+    ]
+
+
+def _believed(labels: np.ndarray, weight: np.ndarray, label: int, rng: np.random.Generator) -> np.ndarray:
+    """Rows of a label that is probably right: drawn from the better half."""
+    members = np.flatnonzero(labels == label)
+    best = members[np.argsort(-weight[members], kind="stable")][: max(1, len(members) // 2)]
+    return rng.choice(best, REFERENCES)
+
+
+def _log_probability(model: Any, X: Any, labels: np.ndarray) -> np.ndarray:
+    parts = [model.predict_proba(X[start : start + BLOCK]) for start in range(0, X.shape[0], BLOCK)]
+    P = np.concatenate(parts) if parts else np.zeros((0, 1))
+    return np.log(P[np.arange(len(labels)), labels] + 1e-6)
+
+
+def _words_against(cleaner: Any, data: CleaningData, within: np.ndarray, given: np.ndarray) -> list[Any]:
+    encoder, model = data.encoder, cleaner.correction_.model
+    frame = data.table.frame[data.is_noisy].iloc[within]
+    texts = encoder.texts(frame).tolist()
+    words = [list(dict.fromkeys(re.findall(r"\w+", text)))[:60] for text in texts]
+    without = [
+        re.sub(rf"\b{re.escape(word)}\b", " ", text) for text, each in zip(texts, words, strict=True) for word in each
+    ]
+    counts = [len(each) for each in words]
+    before = _log_probability(model, data.noisy.features[within], given)
+    after = _log_probability(model, encoder.vectorizer_.transform(without), np.repeat(given, counts)) if without else []
+    gains = np.split(np.asarray(after) - np.repeat(before, counts), np.cumsum(counts)[:-1])
+    return [
+        tuple((each[place], float(gain[place])) for place in np.argsort(-gain)[:WORDS] if gain[place] > 0)
+        for each, gain in zip(words, gains, strict=True)
+    ]
+
+
+def _nearest(cleaner: Any, data: CleaningData, within: np.ndarray) -> list[tuple[tuple[str, Any], ...]]:
+    """The nearest rows whose label was checked: distances of standardised features, every column counting alike."""
+    checked, labels, names = [data.trusted.features], list(data.trusted.labels), []
+    names = [f"checked row {place + 1}" for place in range(len(data.trusted))]
+    if data.verified is not None:
+        known = np.flatnonzero([each is not None for each in data.verified])
+        checked.append(data.noisy.features[known])
+        labels += data.verified[known].tolist()
+        names += [f"row {place + 1}" for place in np.flatnonzero(data.is_noisy)[known]]
+    if not labels:
+        return [()] * len(within)
+    from sklearn.neighbors import NearestNeighbors
+
+    scale = _scaling(data)
+    tree = NearestNeighbors(n_neighbors=min(NEAREST, len(labels))).fit(scale(_stacked(checked)))
+    found = tree.kneighbors(scale(data.noisy.features[within]), return_distance=False)
+    return [tuple((names[place], labels[place]) for place in places) for places in found]
+
+
+def _stacked(parts: Sequence[Any]) -> Any:
+    import scipy.sparse as sp
+
+    parts = [part for part in parts if part.shape[0]]
+    return sp.vstack(parts).tocsr() if sp.issparse(parts[0]) else np.vstack(parts)
+
+
+def _scaling(data: CleaningData) -> Any:
+    """A function that makes features comparable; sparse ones have unit length already."""
+    if data.encoder.prose_:
+        return lambda X: X
+    X = data.noisy.features
+    mean, spread = np.nanmean(X, axis=0), np.nanstd(X, axis=0)
+    sizes = pd.Series(data.encoder.sources_).map(pd.Series(data.encoder.sources_).value_counts()).to_numpy(float)
+    weight = 1 / np.where(spread > 0, spread, 1.0) / np.sqrt(sizes)
+    return lambda rows: np.nan_to_num((rows - mean) * weight)
+
+
+def typical_value(column: Any) -> str:
+    """The median of numbers, otherwise the most frequent value, as a text."""
+    column = column.dropna()
+    if not len(column):
+        return ""
+    if pd.api.types.is_numeric_dtype(column) and not pd.api.types.is_bool_dtype(column):
+        return f"{column.median():.6g}"
+    return str(column.mode().iloc[0])
