@@ -39,7 +39,7 @@ def silent_windows(chromium: Any) -> Iterator[Any]:
             "request",
             lambda request: (
                 None
-                if request.url in (path.as_uri(),) or request.url.startswith("data:")
+                if request.url in (path.as_uri(),) or request.url.startswith(("data:", "blob:"))
                 else noise.append(f"request: {request.url}")
             ),
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pandas as pd
 import pytest
 
@@ -73,7 +75,7 @@ def test_a_missing_label(refused, forest):
     frame = forest.frame.copy()
     frame.loc[6, "species"] = None
     forest.write("train.csv", frame)
-    assert "train.csv, row 7 below the header, column 'species': the cell is empty" in refused()
+    assert "train.csv, row 7 below the header, column 'species': the cell is empty" in refused(*LINEAR)
 
 
 def test_no_trusted_rows(forest, capsys):
@@ -150,15 +152,15 @@ def test_trusted_rows_of_one_label(refused, forest):
 # --- cells ---
 
 
-def test_duplicate_column_names(refused, forest):
-    text = csv_of(forest.frame).replace("width", "height", 1)
-    forest.write("train.csv", text)
-    assert "train.csv has more than one column named 'height'" in refused()
-
-
-def test_a_column_without_a_name(refused, forest):
-    forest.write("train.csv", csv_of(forest.frame).replace("width", "", 1))
-    assert "train.csv: column 2 has no name in the header" in refused()
+def test_columns_of_one_name_or_none_get_names(forest, capsys):
+    for name in ("train.csv", "trusted.csv"):
+        frame = forest.frame if name == "train.csv" else forest.trusted
+        text = csv_of(frame.assign(row=range(len(frame)))).replace("width", "height", 1).replace("row", "", 1)
+        forest.write(name, text)
+    assert forest.clean("--json") == 0
+    shown = capsys.readouterr()
+    assert "columns without a name, or several of one name: they are called 'height 2', 'unnamed 5'" in shown.err
+    assert [each["column"] for each in json.loads(shown.out)["columns"]] == ["height", "height 2", "bark", "unnamed 5"]
 
 
 def test_a_cell_that_is_no_number(refused, forest):
@@ -309,13 +311,13 @@ def test_a_file_that_may_not_be_read(refused, monkeypatch):
     assert "train.csv cannot be read (Permission denied)" in refused()
 
 
-@pytest.mark.parametrize("encoding", ["latin-1", "utf-16"])
-def test_another_encoding(refused, forest, encoding):
+@pytest.mark.parametrize(("encoding", "name"), [("latin-1", "Windows-1252"), ("utf-16", "UTF-16")])
+def test_another_encoding_is_recognised_and_said(forest, capsys, encoding, name):
     text = csv_of(forest.frame.replace({"bark": {"rough": "rauh, geäste"}}))
     forest.write("train.csv", text.encode(encoding))
-    message = refused()
-    assert "train.csv is not in the encoding UTF-8 (byte 0x" in message
-    assert "'CSV UTF-8'" in message
+    assert forest.clean("--cleaned", "c.csv") == 0
+    assert f"train.csv is not in UTF-8 and was read as {name}" in capsys.readouterr().err
+    assert "rauh, geäste" in pd.read_csv(forest.folder / "c.csv")["bark"].to_numpy()
 
 
 def test_a_spreadsheet(refused, forest):
@@ -372,7 +374,6 @@ def test_a_noise_model_that_does_not_exist(forest, capsys):
     ("arguments", "message"),
     [
         (["--out", "weights.xlsx"], "--out weights.xlsx: the name must end in .csv or"),
-        (["--model", "model.pkl"], "--model model.pkl: the name must end in .safetensors"),
         (["--resume", "."], "--resume .: the name must end in .safetensors"),
         (["--report", "report.pdf"], "--report report.pdf: the name must end in .html"),
         (["--report", "missing/report.html"], "missing does not exist: create it first"),

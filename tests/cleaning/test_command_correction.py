@@ -118,8 +118,9 @@ def test_decisions_that_do_not_fit(forest, capsys, content, message):
 
 def test_refusals(forest, capsys):
     for arguments, message in (
-        (["--verified", "nowhere"], "neither a column"),
-        (["--next", "5"], "--next-out"),
+        (["--verified", "nowhere"], "no column 'nowhere', which --verified names, and there is no such file"),
+        (["--next-out", "n.csv"], "needs --next COUNT"),
+        (["--precision", "0.9"], "--precision needs --verified"),
         (["--noise", "correction", "--checkpoint", "c.safetensors"], "no checkpoint"),
         (["--trusted", "trusted.csv", "--noise", "rows", "--text", "bark"], "--noise correction"),
         (["--text", "bark", "--ignore", "bark"], "cannot be both"),

@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
+import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from xml.etree import ElementTree
 
@@ -15,32 +17,35 @@ import pytest
 
 from bilevel.cleaning import report as figures
 from bilevel.cleaning.report import render_report
-from bilevel.cleaning.result import SUSPECTS, Accuracy, Measurement
+from bilevel.cleaning.result import Accuracy, Measurement
 
 
 class Page(HTMLParser):
-    """The elements of a page, its texts, and the scripts it would run."""
+    """The elements of a page, its texts, the scripts it would run, and the data that they read."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
         self.elements: list[tuple[str, dict[str, str | None]]] = []
         self.scripts: list[str] = []
         self.texts: list[str] = []
+        self.data = ""
         self._inside: list[str] = []
         self.feed(html)
 
     def handle_starttag(self, tag, attrs):
         self.elements.append((tag, dict(attrs)))
         if tag in ("script", "style"):
-            self._inside.append(tag)
+            self._inside.append("data" if dict(attrs).get("type") == "application/json" else tag)
 
     def handle_endtag(self, tag):
-        if self._inside and self._inside[-1] == tag:
+        if self._inside and self._inside[-1] in (tag, "data"):
             self._inside.pop()
 
     def handle_data(self, data):
         if "script" in self._inside:
             self.scripts.append(data)
+        elif "data" in self._inside:
+            self.data += data
         elif not self._inside:
             self.texts.append(data)
 
@@ -53,8 +58,8 @@ def test_everything_is_on_the_page(make_result):
     result = make_result(settings={"solver": "dmlcbo"})
     page = Page(render_report(result))
     for part in (
-        f"{result.issues} labels suspected",
-        "60.0 % → 85.0 % accuracy of logistic regression trained on all rows as they are, and on the rows that are",
+        f"{result.issues} labels are suspected to be wrong",
+        "+25.0 points accuracy of logistic regression by leaving the suspected rows out (± 10.0), on the 20 trusted",
         "on the 20 trusted rows that were kept aside",
         "20 rows give a rough figure: --test FILE with at least 50 gives a better one.",
         "on which none of these models was trained",
@@ -69,7 +74,9 @@ def test_everything_is_on_the_page(make_result):
         "solver dmlcbo",
     ):
         assert part in page.text, part
-    assert sum(tag == "tr" for tag, _ in page.elements) >= SUSPECTS
+    rows = json.loads(page.data)["rows"]
+    assert [row[0] for row in rows] == result.rows.sort_values("label_quality")["row"].tolist()
+    assert rows[0][6] == [f"{result.features.height[rows[0][0] - 1]:.6g}", "rough"]
 
 
 def test_the_page_needs_nothing_else(make_result):
@@ -88,11 +95,13 @@ def test_the_page_needs_nothing_else(make_result):
 def test_hostile_texts_are_texts(hostile_result):
     page = Page(render_report(hostile_result))
     assert not any("hacked" in script for script in page.scripts)
-    assert sum(tag == "script" for tag, _ in page.elements) == 1
+    assert sum(tag == "script" and "type" not in attributes for tag, attributes in page.elements) == 1
     assert not any(tag == "img" for tag, _ in page.elements)  # rows are no pictures here
     assert not any(name.startswith("on") for _, attributes in page.elements for name in attributes)
-    assert page.text.count("</script><script>window.hacked = 1; alert(1)</script>") > 100
-    assert page.text.count('"><img src=x onerror="window.hacked = 2">') > 100
+    assert "<" not in page.data
+    cells = [row[6] for row in json.loads(page.data)["rows"]]
+    assert {line[0] for line in cells} == {'"><img src=x onerror="window.hacked = 2">'}
+    assert {line[1] for line in cells} == {"</script><script>window.hacked = 1; alert(1)</script>"}
 
 
 def test_every_picture_says_what_it_shows(make_result):
@@ -134,7 +143,7 @@ def test_labels_that_look_like_colours_or_formulas_stay_as_they_are():
 def test_without_a_measurement_the_reason_is_given(make_result):
     text = Page(render_report(make_result(measurement=None, unmeasured="30 trusted rows are too few"))).text
     assert "Not measured: 30 trusted rows are too few." in text
-    assert "→" not in text
+    assert "Whether cleaning helps was not measured: 30 trusted rows are too few." in text
 
 
 def compared(before: int, after: int, differing: int, rows: int = 100, seen: int = 0) -> Measurement:
@@ -160,7 +169,36 @@ def test_whether_cleaning_helped_is_said_plainly(make_result, measurement, verdi
     assert measurement.verdict.startswith(verdict)
     assert measurement.verdict in text
     assert bool(measurement.verdict) is bool(verdict)
+    assert measurement.advice == ("do not filter" if verdict else "leave out")
+    assert ("Keep all rows for training" in text) is bool(verdict)
     assert "rough figure" not in text
+
+
+@pytest.mark.parametrize(
+    ("kept", "suggested", "advice"),
+    [((80, 30), (60, 0), "leave out"), ((60, 10), (85, 30), "relabel"), ((55, 30), (60, 2), "do not filter")],
+)
+def test_the_advice_is_by_what_could_be_measured(make_result, kept, suggested, advice):
+    found = compared(60, *kept)
+    found = replace(found, relabelled=(Accuracy("suggested labels", suggested[0], 100), suggested[1]))
+    worse = replace(compared(60, 50, 20), relabelled=(Accuracy("suggested labels", 60, 100), 0), plain="a linear model")
+    assert found.advice == advice
+    text = Page(render_report(make_result(measurement=replace(found, plain="boosted trees", second=worse)))).text
+    assert ("It does not help a linear model: do not filter for that." in text) is (advice != "do not filter")
+    assert ("Do not filter" in text) is (advice == "do not filter")
+    assert f"boosted trees 60.0 % {kept[0]}.0 %" in text
+
+
+def test_counts_and_confusion(make_result):
+    result = make_result()
+    labels, table = result.confusion()
+    assert labels == ["ash", "fir", "oak"]
+    assert table.sum() == len(result.rows)
+    assert table.sum() - np.trace(table) == result.issues
+    for place, (label, kept, suspected) in enumerate(result.counts()):
+        assert label == labels[place]
+        assert kept == table[place, place]
+        assert kept + suspected == table[place].sum() == (result.rows["given_label"] == label).sum()
 
 
 def test_the_error_of_the_gain_is_that_of_repeated_draws():
@@ -265,8 +303,6 @@ def test_the_standard_error_is_that_of_repeated_draws():
 
 
 def test_json_has_no_numpy_and_no_nan(make_result):
-    import json
-
     document = make_result(radius=np.float32(2), selection={"rows": float("nan")}, classes=np.arange(3)).to_json()
     text = json.dumps(document, allow_nan=False)
     assert json.loads(text)["selection"] == {"rows": None}

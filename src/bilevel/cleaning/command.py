@@ -203,6 +203,8 @@ def show(options: CleanOptions, result: CleaningResult) -> None:
     console = Console(highlight=False)
     console.print(summary(result))
     console.print(suspicious_rows(result))
+    if result.to_check is not None:
+        console.print(next_rows(result))
     for option, path in options.outputs.items():
         console.print(Text(f"{option.lstrip('-'):>7}: ", style="dim") + Text(str(path), style="bold"), soft_wrap=True)
     if not options.outputs:
@@ -235,6 +237,9 @@ def summary(result: CleaningResult) -> Grid:
             style = "bold green" if entry is measurement.after and not measurement.verdict else ""
             text = f"{entry.share:.1%} ± {entry.standard_error:.1%}"
             grid.add_row(f"accuracy, {entry.model}", Text(text, style))
+        for part in (measurement, measurement.second):
+            if part is not None and part.relabelled is not None:
+                grid.add_row(f"advice for {part.plain}", Text(part.advice, "bold"))
         grid.add_row("", printable(f"on {measurement.where}, whose labels are assumed right", "dim"))
         for sentence in filter(None, (measurement.caution, measurement.verdict)):
             grid.add_row("", printable(sentence))
@@ -253,6 +258,18 @@ def suspicious_rows(result: CleaningResult) -> Grid:
     for row in result.suspects(SHOWN).to_dict("records"):
         labels = (printable(str(row["given_label"])), printable(str(row["predicted_label"])))
         grid.add_row(str(row["row"]), *labels, quality_text(row["label_quality"]))
+    return grid
+
+
+def next_rows(result: CleaningResult) -> Grid:
+    """The rows whose check would help most, a rich table."""
+    grid = Grid(box=box.SIMPLE_HEAD, title=Text("Rows to check next", "bold"), title_justify="left")
+    for name in ("row", "given label", "suggested label", "quality", "drawn at random"):
+        grid.add_column(name, justify="right" if name in ("row", "quality") else "left", overflow="fold")
+    for row in result.to_check.merge(result.rows, on="row").to_dict("records"):
+        labels = (printable(str(row["given_label"])), printable(str(row["suggested_label"])))
+        drawn = "yes" if row["drawn_at_random"] else ""
+        grid.add_row(str(row["row"]), *labels, quality_text(row["label_quality"]), drawn)
     return grid
 
 

@@ -67,14 +67,11 @@ def open_bytes(path: Path) -> BinaryIO:
 
 
 def _only_member(path: Path) -> BinaryIO:
-    try:
-        archive = zipfile.ZipFile(path)
-    except zipfile.BadZipFile:
-        raise InvalidInputError(f"{path} is not a zip file, or it is damaged") from None
-    members = [name for name in archive.namelist() if not name.endswith("/") and "__MACOSX" not in name]
-    if len(members) != 1:
-        raise InvalidInputError(f"{path} holds {len(members)} files: a table is one file, compressed by itself")
-    return archive.open(members[0])  # type: ignore[return-value]
+    with zipfile.ZipFile(path) as archive:
+        members = [name for name in archive.namelist() if not name.endswith("/") and "__MACOSX" not in name]
+        if len(members) != 1:
+            raise InvalidInputError(f"{path} holds {len(members)} files: a table is one file, compressed by itself")
+        return archive.open(members[0])  # type: ignore[return-value]
 
 
 def blocks(path: Path) -> Iterator[bytes]:
@@ -83,6 +80,8 @@ def blocks(path: Path) -> Iterator[bytes]:
         with open_bytes(path) as file:
             while block := file.read(START):
                 yield block
+    except PermissionError as error:
+        raise InvalidInputError(f"{path} cannot be read ({error.strerror})") from None
     except (EOFError, gzip.BadGzipFile, lzma.LZMAError, zipfile.BadZipFile) as error:
         raise InvalidInputError(f"{path} is damaged, or not compressed as its name says ({error})") from None
 

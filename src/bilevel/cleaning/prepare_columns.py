@@ -66,7 +66,8 @@ def prepare_columns(options: CleanOptions, training: Table) -> CleaningData:
     for name, (rows, right) in tables.items():
         with problems.collect():
             check_columns(rows, [options.label, *encoder.columns_], table.name)
-            parts[name] = LabelledRows(encoder.transform(rows.frame), right)
+            if len(rows):
+                parts[name] = LabelledRows(encoder.transform(rows.frame), right)
     problems.report()
     trusted, measured, where = _rows_to_measure(options, parts, verified is not None)
     seen = (
@@ -121,7 +122,7 @@ def _fit_encoder(
 ) -> ColumnEncoder:
     """What the columns are, by the rows of the table and those of --trusted."""
     frames, labels = [table.frame[~empty] if empty.any() else table.frame], [given[~empty]]
-    if "trusted" in tables:
+    if "trusted" in tables and len(tables["trusted"][0]):
         rows, right = tables["trusted"]
         frames.append(rows.frame[[name for name in table.columns if name in rows.columns]])
         labels.append(right)

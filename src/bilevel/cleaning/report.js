@@ -67,9 +67,8 @@
     const table = make("table", null, "facts");
     const head = table.createTHead().insertRow();
     const given = label(row[GIVEN]), suggested = label(row[SUGGESTED]);
-    const titles = ["column", "this row", `typical of ${given}`];
+    const titles = ["column", "this row", "speaks against the label", `typical of ${given}`];
     if (suggested !== given) titles.push(`typical of ${suggested}`);
-    titles.push("speaks against the label");
     for (const title of titles) { const th = make("th", title); th.scope = "col"; head.append(th); }
     const body = table.createTBody();
     const names = [...data.details].sort((a, b) => (against.get(b) || 0) - (against.get(a) || 0));
@@ -78,18 +77,17 @@
       const line = body.insertRow();
       const th = make("th", name); th.scope = "row"; line.append(th);
       line.append(make("td", values[data.details.indexOf(name)]));
-      const typical = data.typical[name] || {};
-      line.append(make("td", typical[row[GIVEN]] ?? ""));
-      if (suggested !== given) line.append(make("td", typical[row[SUGGESTED]] ?? ""));
       const last = make("td");
       if (against.get(name) > 0) {
         const share = against.get(name) / most;
         const bar = make("span", null, "bar");
-        bar.style.width = `${Math.max(4, Math.round(100 * share))}%`;
+        bar.style.width = `${(5 * Math.max(0.04, share)).toFixed(2)}rem`;
         last.append(bar, make("span", share > 0.66 ? "strongly" : share > 0.25 ? "somewhat" : "a little", "spoken"));
         line.className = "against";
       }
-      line.append(last);
+      const typical = data.typical[name] || {};
+      line.append(last, make("td", typical[row[GIVEN]] ?? ""));
+      if (suggested !== given) line.append(make("td", typical[row[SUGGESTED]] ?? ""));
     }
     return table;
   };

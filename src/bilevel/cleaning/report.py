@@ -85,8 +85,8 @@ def headline(result: CleaningResult) -> dict[str, str]:
     what = {"kept": "leaving the suspected rows out", "suggested": "using the suggested labels"}[name]
     others = [part for part in parts if part not in helped]
     other = "".join(f" It does not help {part.plain}: do not filter for that." for part in others)
-    return {"kind": "good", "title": f"{100 * gain:+.1f} points", "text": (
-        f"accuracy of {best.plain} by {what} (± {100 * error:.1f}), on {found.where}.{other} {found.caution}")}  # fmt: skip
+    text = f"accuracy of {best.plain} by {what} (± {100 * error:.1f}), on {found.where}.{other} {found.caution}"
+    return {"kind": "good", "title": f"{100 * gain:+.1f} points", "text": text}
 
 
 def _pictures(result: CleaningResult) -> dict[str, Picture | None]:

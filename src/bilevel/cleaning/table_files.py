@@ -304,10 +304,14 @@ class _TextFile:
         """The rows, so many at a time, numbered through."""
         names = list(self.columns)
         try:
-            with warnings.catch_warnings(), open_bytes(self.path) as file:
+            with (
+                warnings.catch_warnings(),
+                open_bytes(self.path) as file,
+                io.TextIOWrapper(file, encoding=self.header.encoding, newline="") as lines,
+            ):
                 warnings.simplefilter("error", pd.errors.ParserWarning)
                 found: Any = pd.read_csv(
-                    io.TextIOWrapper(file, encoding=self.header.encoding, newline=""), sep=self.header.separator,
+                    lines, sep=self.header.separator,
                     names=names, header=0, index_col=False, dtype={name: str for name in names if name in texts},
                     keep_default_na=False, na_values=[""], skipinitialspace=True, low_memory=False, chunksize=size,
                     skip_blank_lines=len(names) > 1,  # in a table of one column, a blank line is an empty cell
