@@ -155,7 +155,7 @@ def test_pictures_are_recognised(forest, capsys):
     arguments = ["--trusted", "known.csv", "--report", "r.html", "--model", "m.safetensors"]
     assert forest.clean(*QUICK, *arguments, table="digits.csv", label="digit") == 0
     page = forest.read("r.html")
-    assert page.count("data:image/png;base64,") == 100 + 24
+    assert page.count("data:image/png;base64,") == 100
     encoder = load_cleaner("m.safetensors").encoder
     assert encoder is not None
     assert set(encoder.scales) == {16.0}
@@ -347,7 +347,7 @@ def test_ctrl_c_before_there_is_anything_to_keep(forest, monkeypatch, capsys):
     monkeypatch.setattr(pd, "read_csv", stopped)
     before = forest.files()
     assert forest.clean(*QUICK, "--out", "w.csv") == 130
-    assert capsys.readouterr().err == "bilevel: stopped by Ctrl-C\n"
+    assert capsys.readouterr().err.endswith("\nbilevel: stopped by Ctrl-C\n")
     assert forest.files() == before
 
 

@@ -28,7 +28,7 @@ try:
 except ImportError:
     raise MissingExtraError("The report", "apps") from None
 
-COLUMNS, DETAILS, CORRECTIONS, GALLERY = 8, 40, 10, 24
+COLUMNS, DETAILS, CORRECTIONS, GALLERY = 8, 40, 10, 100
 """How many columns of the list, columns of a row to check, pairs of labels and pictures the page shows."""
 MOST_ROWS = 20_000
 """The page holds so many rows, those of lowest quality."""
