@@ -21,7 +21,7 @@ for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
 
 import numpy as np
 
-from .cleaning_real import NAMES, NOISES, table_files
+from .cleaning_real_data import NAMES, NOISES, table_files
 from .environments import peer_python
 from .harness import hardware
 

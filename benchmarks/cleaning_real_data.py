@@ -39,18 +39,23 @@ class Task:
         return replace(self, X=self.X[:rows], given=self.given[:rows], truth=self.truth[:rows], groups=groups)
 
 
+def table_files(python: Path, name: str, noise: str, seed: int, checked: int | None) -> Path:
+    """A folder with train.csv, checked.csv, test.csv and truth.csv, written once."""
+    folder = PEERS / "tables" / f"{noise}-{seed}-{checked or 'default'}"
+    if not (folder / name / "about.json").exists():
+        options = [] if checked is None else ["--checked", str(checked)]
+        command = [python, SCRIPTS / "real_tables.py", folder, name, "--seed", str(seed), "--noise", noise, *options]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    return folder / name
+
+
 def table_task(python: Path, name: str, noise: str, seed: int, checked: int | None) -> Task:
     """A table as `bilevel clean` sees it: columns are encoded by train and checked rows."""
     import pandas as pd
 
     from bilevel.cleaning.columns import ColumnEncoder
 
-    folder = PEERS / "tables" / f"{noise}-{seed}-{checked or 'default'}"
-    if not (folder / name / "about.json").exists():
-        options = [] if checked is None else ["--checked", str(checked)]
-        command = [python, SCRIPTS / "real_tables.py", folder, name, "--seed", str(seed), "--noise", noise, *options]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    folder = folder / name
+    folder = table_files(python, name, noise, seed, checked)
     label = json.loads((folder / "about.json").read_text())["label"]
     train, known, test = (pd.read_csv(folder / f"{stem}.csv") for stem in ("train", "checked", "test"))
     labels = [frame[label].astype(str) for frame in (train, pd.read_csv(folder / "truth.csv"), known, test)]
