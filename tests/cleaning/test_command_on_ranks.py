@@ -107,7 +107,7 @@ def test_what_cannot_be_is_refused_by_name(tmp_path, monkeypatch, capsys):
         assert alone(monkeypatch, *arguments("train", *words)) == 2
         assert told in capsys.readouterr().err
     assert cli.main(arguments("train.parquet", "--timeout", "3")) == 2
-    assert "--timeout 3 goes with torchrun" in capsys.readouterr().err
+    assert "--timeout 3 needs torchrun" in capsys.readouterr().err
 
 
 def test_labels_and_cells_that_are_empty_are_named_by_their_row(tmp_path, monkeypatch):

@@ -530,7 +530,7 @@ def collect(
     status, unmeasured, measurement = cleaner.status_, data.where, None
     rows, threshold = rows_frame(cleaner, data), None
     if options.precision is not None:
-        threshold = precision_threshold(cleaner.correction_, options.precision)
+        threshold = precision_threshold(cleaner.correction_, options.precision)  # type: ignore[arg-type]
         rows["is_label_issue"] &= rows["label_quality"] < threshold
     try:
         measurement = measure(cleaner, data, ranks, rows["is_label_issue"].to_numpy(bool)[data.is_noisy])

@@ -55,7 +55,9 @@ def review_of(cleaner: Any, data: CleaningData, rows: pd.DataFrame) -> Review:
     open_rows = np.flatnonzero(data.is_noisy & ~known)
     queue, drawn = queue_of(rows["label_quality"].to_numpy(), open_rows)
     explain = data.encoder.prose_ or len(set(data.encoder.sources_)) <= EXPLAINED
-    reasons = reasons_of(cleaner, data, np.sort(queue)) if explain and cleaner.correction_.model is not None else {}
+    reasons = (
+        reasons_of(cleaner, data, np.sort(queue).tolist()) if explain and cleaner.correction_.model is not None else {}
+    )
     weight: dict[str, float] = {}
     for reason in reasons.values():
         for name, strength in reason.against:
