@@ -6,8 +6,6 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import torch
-
 from .spaces import Space, Vector, leaves
 
 Operator = Callable[[Any], Any]  # of vectors
@@ -73,61 +71,3 @@ def conjugate_gradients(
         if square < best_square:
             best, best_square = x, square
     return LinearSolution(best, best_square**0.5 / scale, max_iterations)
-
-
-def gmres(
-    operator: Operator,
-    b: Vector,
-    start: Vector | None,
-    space: Space,
-    *,
-    tol: float,
-    max_iterations: int,
-    restart: int = 50,
-) -> LinearSolution:
-    """Solve A x = b for any A by restarted GMRES (Saad & Schultz 1986)."""
-    scale = float(space.norm(b))
-    if not 0.0 < scale < math.inf:  # infinity and NaN must reach the caller, not look like a solution
-        return LinearSolution(space.scaled(b, scale), scale, 0)
-    x = space.zeros_like(b) if start is None else start
-    iterations = 0
-    while True:
-        residual = space.add(b, operator(x), -1.0)
-        length = float(space.norm(residual))
-        if not length > tol * scale or iterations >= max_iterations:
-            return LinearSolution(x, length / scale, iterations)
-        steps = min(restart, max_iterations - iterations)
-        correction, used = _arnoldi_cycle(operator, residual, length, space, tol * scale, steps)
-        x, iterations = space.add(x, correction), iterations + used
-
-
-def _arnoldi_cycle(
-    operator: Operator, residual: Vector, length: float, space: Space, target: float, steps: int
-) -> tuple[Vector, int]:
-    """The best correction in the Krylov space of `residual`: minimise |length e_1 - Hess c| over c."""
-    basis = [space.scaled(residual, 1.0 / length)]
-    hessenberg = torch.zeros(steps + 1, steps, dtype=torch.float64)
-    right = torch.zeros(steps + 1, 1, dtype=torch.float64)
-    right[0] = length
-    for j in range(steps):
-        v = operator(basis[j])
-        size = float(space.norm(v))
-        for _ in range(2):  # modified Gram-Schmidt, twice: orthogonal to rounding
-            for i, q in enumerate(basis):
-                overlap = float(space.dot(q, v))
-                hessenberg[i, j] += overlap
-                v = space.add(v, q, -overlap)
-        norm = float(space.norm(v))
-        if not math.isfinite(norm):  # an infinite product must reach the caller, not LAPACK
-            return space.scaled(residual, math.nan), j + 1
-        hessenberg[j + 1, j] = norm
-        small, rhs = hessenberg[: j + 2, : j + 1], right[: j + 2]
-        coefficients = torch.linalg.lstsq(small, rhs, driver="gelsd").solution
-        left = float((rhs - small @ coefficients).norm())
-        if left <= target or norm <= 1e-14 * size or j == steps - 1:
-            break
-        basis.append(space.scaled(v, 1.0 / norm))
-    correction = space.zeros_like(residual)
-    for c, q in zip(coefficients[:, 0].tolist(), basis, strict=False):
-        correction = space.add(correction, q, c)
-    return correction, j + 1

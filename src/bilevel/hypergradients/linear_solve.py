@@ -8,7 +8,7 @@ from typing import Literal
 from .. import tolerances
 from .._checks import check_count, check_number, check_object
 from ..errors import InvalidInputError
-from ..krylov import LinearSolution, conjugate_gradients, gmres
+from ..krylov import LinearSolution, conjugate_gradients
 from ..linearization import Linearization
 from ..random import RandomStreams
 from ..sets.base import ProjectionJacobian
@@ -122,13 +122,13 @@ class LinearSolve:
     def _general(
         self, lin: Linearization, face: ProjectionJacobian, space: Space, eta: float, start: Vector | None, tol: float
     ) -> LinearSolution:
-        """(I - H + eta H G_yy) q = H f_y."""
+        """A q = H f_y with A = H (I - H) + eta H G_yy H; H q is the unique part of the solution."""
 
         def operator(q: Vector) -> Vector:
-            turned = face.apply(space.add(q, lin.lower_hvp(q), -eta))
-            return space.add(q, turned, -1.0)
+            turned = face.apply(q)
+            return face.apply(space.add(space.add(q, turned, -1.0), lin.lower_hvp(turned), eta))
 
-        return gmres(
+        solution = conjugate_gradients(
             operator,
             face.apply(lin.upper_grad_y),
             None if start is None else space.scaled(start, 1.0 / eta),
@@ -136,6 +136,7 @@ class LinearSolve:
             tol=tol,
             max_iterations=self.max_iterations,
         )
+        return solution._replace(value=face.apply(solution.value))
 
     def _through(self, lin: Linearization, space: Space, w: Vector, eta: float) -> Vector:
         """u = f_y + w/eta - G_yy w: the whole u, not only its part on the face (method section 2)."""
