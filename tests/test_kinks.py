@@ -133,3 +133,36 @@ def test_a_claim_needs_a_convex_lower_level():
     solution = bilevel.minimize(problem, vector(0.1), vector(0.1))
     assert solution.status is bilevel.Status.STALLED
     assert "not convex" in solution.message or "local minimum" in solution.message
+
+
+def mixed(size):
+    """A symmetric matrix with eigenvalues around 1 that mixes all coordinates."""
+    ramp = torch.arange(size * size, dtype=DOUBLE).reshape(size, size).sin()
+    return torch.eye(size, dtype=DOUBLE) + 0.2 * (ramp + ramp.T) / size
+
+
+PSD_TARGET = torch.tensor([[1.0, 0.3], [0.3, 0.8]], dtype=DOUBLE)
+KINK_STARTS = {
+    "orthant": (sets.NonNegative(), vector(0.0, 0.0, 0.0), vector(1.0, 0.5, 0.3)),
+    "corner of a box": (sets.Box(0.0, 1.0), vector(0.0, 1.0, 0.0), vector(0.5, 0.3, 0.6)),
+    "vertex of the l1 ball": (sets.L1Ball(1.0), vector(1.0, 0.0, 0.0), vector(0.2, 0.3, -0.2)),
+    "vertex of the simplex": (sets.Simplex(1.0), vector(1.0, 0.0, 0.0), vector(0.2, 0.5, 0.3)),
+    "apex of the PSD cone": (sets.PSDCone(), torch.zeros(2, 2, dtype=DOUBLE), PSD_TARGET),
+    "apex of the second-order cone": (sets.SecondOrderCone(), vector(0.0, 0.0, 0.0), vector(1.0, 0.5, 0.2)),
+}
+
+
+@pytest.mark.parametrize("mix", [False, True], ids=["separate", "mixed"])
+@pytest.mark.parametrize("name", KINK_STARTS)
+def test_dmlcbo_leaves_kinks(name, mix):
+    """f = |y - t|^2, g = |y - x|^2_M from x = y on a kink, where the exact hypergradient may vanish: F at least halves."""
+    constraint, start, target = KINK_STARTS[name]
+    matrix = mixed(start.numel()) if mix else torch.eye(start.numel(), dtype=DOUBLE)
+    problem = bilevel.Problem(
+        lambda x, y: (y - target).square().sum(),
+        lambda x, y: (y - x).reshape(-1) @ matrix @ (y - x).reshape(-1) / 2,
+        constraint,
+    )
+    solution = bilevel.minimize(problem, start, start, solver=bilevel.DMLCBO(), steps=300)
+    first, last = (float(bilevel.upper_value(problem, x, start)) for x in (start, solution.x))
+    assert last < 0.5 * first

@@ -1,9 +1,20 @@
 """Hypergradients: from the derivatives of f and g at a point, and a set, to the gradient of F."""
 
+from .averaged_adjoint import AveragedAdjoint
 from .base import Estimator, Hypergradient
 from .linear_solve import LinearSolve
 from .neumann import Neumann
 from .smoothing import Exact, Perturbed, TwoPoint
 from .unrolled import Unrolled
 
-__all__ = ["Estimator", "Exact", "Hypergradient", "LinearSolve", "Neumann", "Perturbed", "TwoPoint", "Unrolled"]
+__all__ = [
+    "AveragedAdjoint",
+    "Estimator",
+    "Exact",
+    "Hypergradient",
+    "LinearSolve",
+    "Neumann",
+    "Perturbed",
+    "TwoPoint",
+    "Unrolled",
+]

@@ -94,7 +94,7 @@ class LinearSolve:
             "iterations": float(solution.iterations),
             "indefinite": float(solution.indefinite),
         }
-        drawn_at = self.smoothing.point(z, space, streams) if moving else z
+        drawn_at = self.smoothing.point(lin.constraint, z, space, streams) if moving else z
         return Hypergradient(assemble(near, w, drawn_at, u), w, stats)
 
     def _on_face(

@@ -78,7 +78,7 @@ class Neumann:
         u = space.scaled(total, weight)
         w = space.scaled(faces[0].apply(u), eta)
         stats = {"eta": eta, "terms": float(products + 1)}
-        drawn_at = self.smoothing.point(z, space, streams, 0) if lin.problem.moving else z
+        drawn_at = self.smoothing.point(lin.constraint, z, space, streams, 0) if lin.problem.moving else z
         return Hypergradient(assemble(near, w, drawn_at, u), w, stats)
 
     def length(self, streams: RandomStreams) -> tuple[int, float]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
@@ -18,6 +19,8 @@ from ..random import RandomStreams
 from ..sets.base import ConvexSet, ProjectionJacobian
 from ..spaces import Space, Vector, leaves, tree_map
 
+ANNEALING = 60
+"""Steps after which an automatic radius begins to fall."""
 NO_SMOOTHING = "; for no smoothing use Exact()"
 
 
@@ -36,7 +39,7 @@ class Exact:
     Exact()
     """
 
-    def point(self, z: Vector, space: Space, streams: RandomStreams, index: int = 0) -> Vector:
+    def point(self, constraint: ConvexSet, z: Vector, space: Space, streams: RandomStreams, index: int = 0) -> Vector:
         """z itself."""
         return z
 
@@ -54,7 +57,10 @@ class Perturbed:
     Parameters
     ----------
     radius
-        delta, in the units of y.
+        delta, in the units of y. "auto" goes from coarse to fine: at step k of a run it is sqrt(n) max|z - P_Y(z)|
+        (1 + k/60)^(-3/2), n the number of entries of y, so that at first constraints become inactive whose multipliers
+        are as large as the largest one, and in the end none. On a kink itself, where multipliers vanish, it is tiny
+        but positive: half of the constraints that meet there are then inactive.
 
     References
     ----------
@@ -67,21 +73,31 @@ class Perturbed:
     Perturbed(radius=0.001)
     """
 
-    radius: float = 1e-6
+    radius: float | Literal["auto"] = 1e-6
 
     def __post_init__(self) -> None:
-        check_number("radius", self.radius, remedy=NO_SMOOTHING)
+        check_number("radius", self.radius, or_auto=True, remedy=NO_SMOOTHING)
 
-    def point(self, z: Vector, space: Space, streams: RandomStreams, index: int = 0) -> Vector:
+    def point(self, constraint: ConvexSet, z: Vector, space: Space, streams: RandomStreams, index: int = 0) -> Vector:
         """z + radius u for draw `index` of this step."""
         generator = streams.generator("smoothing", index, leaves(z)[0].device)
-        return space.add(z, space.ball(z, generator), self.radius)
+        radius = _annealed(constraint, z, space, streams.step) if isinstance(self.radius, str) else self.radius
+        return space.add(z, space.ball(z, generator), radius)
 
     def sample(
         self, constraint: ConvexSet, z: Vector, space: Space, streams: RandomStreams, index: int = 0
     ) -> ProjectionJacobian:
         """H(z + radius u)."""
-        return constraint.jacobian(self.point(z, space, streams, index))
+        return constraint.jacobian(self.point(constraint, z, space, streams, index))
+
+
+def _annealed(constraint: ConvexSet, z: Vector, space: Space, step: int) -> float:
+    """The radius that "auto" means at this step."""
+    pairs = zip(leaves(z), leaves(constraint.project(z)), strict=True)
+    multiplier = max(float((u - v).abs().max()) for u, v in pairs)
+    size, limits = max(float(u.abs().max()) for u in leaves(z)), torch.finfo(leaves(z)[0].dtype)
+    annealed = multiplier * space.size(z) ** 0.5 * (1.0 + step / ANNEALING) ** -1.5
+    return max(annealed, limits.eps**0.75 * size, limits.tiny**0.25)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +140,7 @@ class TwoPoint:
         if self.directions is not None:
             check_count("directions", self.directions)
 
-    def point(self, z: Vector, space: Space, streams: RandomStreams, index: int = 0) -> Vector:
+    def point(self, constraint: ConvexSet, z: Vector, space: Space, streams: RandomStreams, index: int = 0) -> Vector:
         """z: the differences are centred there."""
         return z
 

@@ -8,7 +8,14 @@ One loop moves both levels; v and w are momentum estimates of grad_y g and of th
     v_{k+1} = (1 - c2 eta_k) v_k + c2 eta_k grad_y g(x_{k+1}, y_{k+1})
     m_i     = 0.99 m_i + 0.01 (raw estimate)^2,        eta_k = t / sqrt(m + k)
 
-y stays in Y because it is a convex combination of points of Y.
+y stays in Y because it is a convex combination of points of Y. With upper_step="auto" no setting has a unit:
+
+    x_{k+1} = P_X( x_k - r_k^2 / sqrt(sum_i r_i^2 |h_i|^2) w_k ),    r_k = max_{i<=k} |x_i - x_1|     (DoWG)
+    y_{k+1} = as many accelerated projected steps 1/L as change f by less than the step of x is to change it
+    h       = f_x - G_xy w with H at z + delta_k u,    delta_k = sqrt(n) max|z - P_Y(z)| (1 + k/60)^(-3/2)
+
+Khaled, Mishchenko & Jin (2023), DoWG: the step is the distance gone so far, which grows from the first small step to
+the distance of the solution, over gradients weighted by it.
 """
 
 from __future__ import annotations
@@ -24,14 +31,25 @@ from torch import Tensor
 from .._checks import check_choice, check_count, check_fields, check_object
 from ..curvature import Eigenpair, update_curvature
 from ..errors import AdaptivityWarning, InvalidInputError
-from ..hypergradients import Estimator, LinearSolve, Neumann
-from ..hypergradients.smoothing import TwoPoint
+from ..hypergradients import AveragedAdjoint, Estimator, LinearSolve, Neumann
+from ..hypergradients.smoothing import Exact, Perturbed, TwoPoint
 from ..linearization import Linearization
+from ..lower import safe_step, solve_from
 from ..problem import Problem
 from ..random import RandomStreams, Seeds
 from ..spaces import Space, Vector, tree_map
 from .base import JACOBIAN, PROJECTION, Need, State, batch_of, like_x, like_y
 
+FIRST_DECREASE = 1e-2
+"""The first automatic step of x is the one that promises this share of |f|."""
+LARGEST_GROWTH = 2.0
+"""The distance behind automatic steps grows by at most this factor per step."""
+PACE = 0.3
+"""The lower level may move f by this share of the change that a step of x promises."""
+FIRST_STEPS, FIRST_RESIDUAL = 300, 1e-3
+"""Before the first automatic step y takes so many steps, or until its gradient mapping has fallen to this share."""
+LAGGING, LAG_STEPS = 0.5, 50
+"""A user is told when y was not in pace at more than this share of about so many steps."""
 SETTLING = 20
 """After this number of steps y0 has little effect, and estimates have the size that "auto" bounds refer to."""
 
@@ -49,7 +67,22 @@ class DMLCBOState(State):
     adjoint: Any = like_y(reset="none")  # warm start of the linear solve
     curvature: float  # L, refreshed at fixed step numbers
     curvature_direction: Any = like_y(reset="none", default=None)  # where g curves by L: the start of the next refresh
+    first_x: Any = like_x(default=None)  # x_1, for automatic steps
+    distance: float = 0.0  # r_k
+    weighted_squares: float = 0.0  # sum of r_i^2 |h_i|^2
+    price: float = math.nan  # how much f may change with a residual of the lower level
+    lag: float = 0.0  # the share of the last steps at which y was not in pace with x
     stats: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def remark(self) -> str:
+        """Whether the lower level lags behind x."""
+        if self.lag <= LAGGING:
+            return ""
+        return (
+            f"the lower level lagged behind x at {100 * self.lag:.0f} % of the last steps, so that hypergradients were "
+            "inexact: raise lower_steps, or give g more curvature"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,15 +92,19 @@ class DMLCBO:
     Parameters
     ----------
     upper_step
-        gamma: the step of x in units of its scaled hypergradient.
+        "auto" needs no unit of x, y, f or g (see the formulas above). A number is gamma of the paper: the step of x in
+        units of its scaled hypergradient.
     lower_step
         tau: the same for y. "auto" is 1/(eta_k L), with L the largest curvature of g in y, so that y moves by 1/L times
         its gradient for any averaging weight eta_k. With a `sampler` it is 1/L, so that the noise of the batches is
         averaged out as eta_k decreases.
+    lower_steps
+        With both steps "auto" and no sampler: how many steps y takes at most after each step of x to keep pace.
     hypergradient
         The estimator of h, which defines Q, eta and delta: `LinearSolve`, `Neumann(terms=Q, eta=...,
-        smoothing=Perturbed(radius=delta))` or `Unrolled`. With a `sampler`, f, g and all products of a step share
-        one batch: on small batches (not many times the dimension of y) any inverse of a batch's Hessian is biased.
+        smoothing=Perturbed(radius=delta))` or `Unrolled`. "auto" is `AveragedAdjoint` with a sampler, because the
+        inverse of a small batch's Hessian is biased; else `LinearSolve`, smoothed by `Perturbed(radius="auto")` where
+        the upper step is automatic too, so that runs leave kinks.
     rate, delay
         t and m of eta_k = t / sqrt(m + k).
     upper_momentum, lower_momentum
@@ -94,9 +131,10 @@ class DMLCBO:
 
     needs: ClassVar[tuple[Need, ...]] = (PROJECTION, JACOBIAN)
 
-    upper_step: float = 0.1
+    upper_step: float | Literal["auto"] = "auto"
     lower_step: float | Literal["auto"] = "auto"
-    hypergradient: Estimator = LinearSolve(tol=1e-3, max_iterations=30)
+    lower_steps: int = 100
+    hypergradient: Estimator | Literal["auto"] = "auto"
     rate: float = 1.0
     delay: float = 100.0
     upper_momentum: float = 10.0
@@ -109,13 +147,14 @@ class DMLCBO:
     refresh: int = 100
 
     def __post_init__(self) -> None:
-        check_object("hypergradient", self.hypergradient, "LinearSolve()", "estimate")
-        check_fields(self, "upper_step", "rate", "smallest_scale", "offset", "upper_momentum", "lower_momentum")
-        check_fields(self, "lower_step", "largest_scale", or_auto=True)
+        if self.hypergradient != "auto":
+            check_object("hypergradient", self.hypergradient, "LinearSolve()", "estimate")
+        check_fields(self, "rate", "smallest_scale", "offset", "upper_momentum", "lower_momentum")
+        check_fields(self, "upper_step", "lower_step", "largest_scale", or_auto=True)
         check_fields(self, "delay", closed="left")
         check_fields(self, "moment_decay", high=1.0, closed="left")
         check_choice("adaptivity", self.adaptivity, ("scalar", "elementwise"))
-        check_fields(self, "refresh", check=check_count)
+        check_fields(self, "refresh", "lower_steps", check=check_count)
         if self.largest_scale != "auto" and self.smallest_scale > self.largest_scale:
             raise InvalidInputError(
                 f"smallest_scale (c_l) is {self.smallest_scale:g}, above largest_scale (c_u) {self.largest_scale:g}"
@@ -163,13 +202,27 @@ class DMLCBO:
         """eta_k = t / sqrt(m + k)."""
         return self.rate / math.sqrt(self.delay + k)
 
+    def estimator(self, problem: Problem) -> Estimator:
+        """The estimator of h that "auto" means for this problem."""
+        if not isinstance(self.hypergradient, str):
+            return self.hypergradient
+        if problem.sampler is not None:
+            return AveragedAdjoint()
+        smoothing = Perturbed(radius="auto") if self.upper_step == "auto" else Exact()
+        return LinearSolve(tol=1e-3, max_iterations=30, smoothing=smoothing)
+
     def init(self, problem: Problem, x: Vector, y: Vector, seeds: Seeds) -> DMLCBOState:
         """v_1 = grad_y g, w_1 = one hypergradient sample, m_i = their squares."""
         self._warn_if_elementwise(problem, x)
         streams = RandomStreams(seeds, 0)
         lin = problem.linearize(x, y, batch_of(problem, streams, y))
         curvature, direction = self._curvature(lin, streams, Eigenpair(math.nan, None))
-        sample = self.hypergradient.estimate(lin, streams, curvature=curvature)
+        if self._keeps_pace(problem):
+            tol = FIRST_RESIDUAL * float(problem.y_space(lin.constraint).norm(lin.lower_grad_y))
+            solved = solve_from(problem, x, y, curvature=curvature, tol=tol, max_steps=FIRST_STEPS)
+            y, curvature = solved.y, solved.curvature
+            lin = problem.linearize(x, y)
+        sample = self.estimator(problem).estimate(lin, streams, curvature=curvature)
         h, v = sample.gradient, lin.lower_grad_y
         x_space, y_space = problem.x_space, problem.y_space(lin.constraint)
         return DMLCBOState(
@@ -186,6 +239,9 @@ class DMLCBO:
             curvature=curvature,
             curvature_direction=direction,
             stats=sample.stats,
+            first_x=x,
+            **self._distances(lin, h, 0.0, 0.0),
+            price=self._price(lin, sample.adjoint, curvature),
         )
 
     def next_x(self, problem: Problem, state: DMLCBOState) -> Vector:
@@ -193,26 +249,34 @@ class DMLCBO:
         return self._next_x(problem, state, self.averaging(state.step + 1))
 
     def _next_x(self, problem: Problem, state: DMLCBOState, average: float) -> Vector:
-        """P_X(x - eta_k scale w)."""
-        scale = self._scale(state.upper_moment, state.upper_floor, -average * self.upper_step)
+        """P_X(x - scale w)."""
+        if self.upper_step != "auto":
+            scale = self._scale(state.upper_moment, state.upper_floor, -average * float(self.upper_step))
+        elif state.weighted_squares > 0:
+            scale = -(state.distance**2) / math.sqrt(state.weighted_squares)
+        else:
+            return state.x
         return problem.project_x(problem.x_space.add(state.x, state.upper_momentum, scale))
 
     def step(self, problem: Problem, state: DMLCBOState) -> DMLCBOState:
         """One pass through the box."""
         k = state.step + 1
         average, streams = self.averaging(k), RandomStreams(state.seeds, k)
-        x, y = self._next_x(problem, state, average), self._next_y(problem, state, average)
-        if problem.moving:  # brought back into the set that x has moved
-            y = problem.project(problem.constraint_at(x), y)
+        x = self._next_x(problem, state, average)
+        y, curvature, lag = self._next_y(problem, state, x, average)
         lin = problem.linearize(x, y, batch_of(problem, streams, y))
-        known = Eigenpair(state.curvature, state.curvature_direction)
-        curvature, direction = self._curvature(lin, streams, known)
-        sample = self.hypergradient.estimate(lin, streams, curvature=curvature, start=state.adjoint)
+        curvature, direction = self._curvature(lin, streams, Eigenpair(curvature, state.curvature_direction))
+        sample = self.estimator(problem).estimate(lin, streams, curvature=curvature, start=state.adjoint)
         h, v = sample.gradient, lin.lower_grad_y
         x_space, y_space, settled = problem.x_space, problem.y_space(lin.constraint), k == SETTLING
         lower_moment = state.lower_moment  # of the start; steps 1/L need none
         if self.lower_step != "auto":
             lower_moment = self._moment(y_space, v, lower_moment)
+        distances = {}
+        if self.upper_step == "auto":
+            gone = float(x_space.norm(x_space.add(x, state.first_x, -1.0)))
+            distance = max(state.distance, min(gone, LARGEST_GROWTH * state.distance))
+            distances = self._distances(lin, h, distance, state.weighted_squares)
         return DMLCBOState(
             x=x,
             y=y,
@@ -228,12 +292,53 @@ class DMLCBO:
             curvature=curvature,
             curvature_direction=direction,
             stats=sample.stats,
+            first_x=state.first_x,
+            **distances,
+            price=self._price(lin, sample.adjoint, curvature),
+            lag=state.lag + (lag - state.lag) / min(k, LAG_STEPS),
         )
 
-    def _next_y(self, problem: Problem, state: DMLCBOState, average: float) -> Vector:
+    def _distances(self, lin: Linearization, h: Vector, distance: float, squares: float) -> dict[str, float]:
+        """r_k and the sum of r_i^2 |h_i|^2; the first r is the step that promises 1 % of |f|."""
+        if self.upper_step != "auto":
+            return {}
+        size = float(lin.problem.x_space.norm(h))
+        if distance == 0.0 and size > 0.0:
+            value = abs(float(lin.upper_value))
+            distance = FIRST_DECREASE * (value / size if value > 0 else float(lin.problem.x_space.norm(lin.x)) or 1.0)
+        return {"distance": distance, "weighted_squares": squares + (distance * size) ** 2}
+
+    def _keeps_pace(self, problem: Problem) -> bool:
+        return self.upper_step == self.lower_step == "auto" and problem.sampler is None
+
+    def _price(self, lin: Linearization, adjoint: Vector | None, curvature: float) -> float:
+        """|w| + |f_y|/L, how much f may change with the residual of the lower level (`_double_loop.hidden_change`)."""
+        if not self._keeps_pace(lin.problem) or adjoint is None:
+            return math.nan
+        space = lin.problem.y_space(lin.constraint)
+        return float(space.norm(adjoint)) + float(space.norm(lin.upper_grad_y)) * safe_step(curvature)
+
+    def _next_y(self, problem: Problem, state: DMLCBOState, x: Vector, average: float) -> tuple[Vector, float, float]:
+        """y_{k+1}, the curvature that its steps have seen, and 1 if it is not in pace with x."""
+        if not self._keeps_pace(problem):
+            y = self._averaged_y(problem, state, average)
+            if problem.moving:  # brought back into the set that x has moved
+                y = problem.project(problem.constraint_at(x), y)
+            return y, state.curvature, 0.0
+        y, space = state.y, problem.x_space
+        if problem.moving:
+            y = problem.project(problem.constraint_at(x), y)
+        promise = abs(float(space.dot(space.add(x, state.x, -1.0), state.upper_momentum)))
+        tol = max(PACE * promise / state.price, 1e-300) if state.price > 0 else 1e-300
+        solved = solve_from(problem, x, y, curvature=state.curvature, tol=tol, max_steps=self.lower_steps)
+        return solved.y, solved.curvature, float(not solved.converged)
+
+    def _averaged_y(self, problem: Problem, state: DMLCBOState, average: float) -> Vector:
         """(1 - eta_k) y + eta_k P_Y(y - scale v) in the set at x_k."""
         constraint = problem.constraint_at(state.x)
         space = problem.y_space(constraint)
+        if self.upper_step == self.lower_step == "auto":  # in pace with x, and averaged as v is
+            average = min(1.0, self.lower_momentum * average)
         if self.lower_step == "auto":
             weight = average if problem.sampler is None else 1.0
             scale = -1.0 / (weight * state.curvature) if state.curvature > 0 else -1.0

@@ -1,0 +1,89 @@
+"""DMLCBO without a step size: the same run in other units, pace of the lower level, noisy batches."""
+
+import pytest
+import torch
+
+import bilevel
+from bilevel import sets
+from bilevel.hypergradients import AveragedAdjoint
+
+DOUBLE = torch.float64
+ROWS = torch.randn(40, 6, generator=torch.Generator().manual_seed(0), dtype=DOUBLE)
+TARGETS = torch.randn(40, generator=torch.Generator().manual_seed(1), dtype=DOUBLE)
+
+
+def weights(f=1.0, g=1.0, x_unit=1.0, y_unit=1.0):
+    """Row weights x under an l1 ball, with f, g, x = x_unit u and y = y_unit v in other units."""
+
+    def upper(u, v):
+        return f * (ROWS[:15] @ (y_unit * v) - TARGETS[:15]).square().mean()
+
+    def lower(u, v):
+        weight, y = (x_unit * u).sigmoid(), y_unit * v
+        return g * ((weight * (ROWS[15:] @ y - TARGETS[15:]).square()).mean() + 1e-2 * y @ y)
+
+    return bilevel.Problem(upper, lower, sets.L1Ball(0.5 / y_unit))
+
+
+def trajectory(problem, x_unit=1.0):
+    x0, y0 = torch.zeros(25, dtype=DOUBLE), torch.zeros(6, dtype=DOUBLE)
+    found = []
+    bilevel.minimize(
+        problem, x0, y0, solver=bilevel.DMLCBO(), steps=60, evaluate_every=20,
+        callbacks=[lambda record, state: found.append(x_unit * state.x)],
+    )  # fmt: skip
+    return torch.stack(found)
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1e3])
+@pytest.mark.parametrize("what", ["f", "g", "x_unit", "y_unit"])
+def test_automatic_steps_do_not_depend_on_units(what, scale):
+    usual = trajectory(weights())
+    other = trajectory(weights(**{what: scale}), scale if what == "x_unit" else 1.0)
+    assert float((usual - other).abs().max()) < 1e-3 * float(usual.abs().max())
+
+
+def test_an_optimum_far_away_is_reached():
+    """F = |x - 1000|^2 / 2 from x = 0: a step in units of x would take thousands of steps."""
+    problem = bilevel.Problem(
+        lambda x, y: (y - 1000.0).square().sum() / 2, lambda x, y: (y - x).square().sum() / 2, sets.FreeSpace()
+    )
+    solution = bilevel.minimize(
+        problem, torch.zeros(2, dtype=DOUBLE), torch.zeros(2, dtype=DOUBLE), solver=bilevel.DMLCBO(), steps=400
+    )
+    assert float((solution.x - 1000.0).abs().max()) < 10.0
+
+
+def test_a_lagging_lower_level_is_reported():
+    scale = torch.logspace(0, -8, 10, dtype=DOUBLE)
+    problem = bilevel.Problem(
+        lambda x, y: (y - 1.0).square().sum(),
+        lambda x, y: (scale * (y - x).square()).sum(),
+        sets.Box(-5.0, 5.0),
+    )
+    start = torch.zeros(10, dtype=DOUBLE)
+    slow = bilevel.minimize(problem, start, start, solver=bilevel.DMLCBO(lower_steps=1), steps=60)
+    assert "lagged" in slow.message
+
+
+def test_the_averaged_adjoint_removes_the_bias_of_batches():
+    """G is 0.5 or 1.5, f_y = 1: the mean of inverses is 4/3, the inverse of the mean is 1."""
+    problem = bilevel.Problem(
+        lambda x, y, batch=None: y.sum(),
+        lambda x, y, batch=None: ((1.0 if batch is None else batch) * y.square() / 2 - x * y).sum(),
+        sets.FreeSpace(),
+        sampler=lambda generator: 0.5 + float(torch.randint(2, (), generator=generator)),
+    )
+    x = torch.zeros(1, dtype=DOUBLE)
+
+    def mean_adjoint(method):
+        adjoint, total = None, 0.0
+        for k in range(4000):
+            streams = bilevel.solvers.State(x=x, y=x, step=k).streams()
+            lin = problem.linearize(x, x, problem.sampler(streams.generator("data")))
+            found = method.estimate(lin, streams, curvature=2.0, start=adjoint)
+            adjoint, total = found.adjoint, total + float(found.gradient)
+        return total / 4000
+
+    assert mean_adjoint(AveragedAdjoint()) == pytest.approx(1.0, abs=0.03)
+    assert mean_adjoint(bilevel.LinearSolve()) == pytest.approx(4 / 3, abs=0.03)
