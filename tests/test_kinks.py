@@ -155,7 +155,7 @@ KINK_STARTS = {
 @pytest.mark.parametrize("mix", [False, True], ids=["separate", "mixed"])
 @pytest.mark.parametrize("name", KINK_STARTS)
 def test_dmlcbo_leaves_kinks(name, mix):
-    """f = |y - t|^2, g = |y - x|^2_M from x = y on a kink, where the exact hypergradient may vanish: F at least halves."""
+    """f = |y - t|^2, g = |y - x|^2_M from x = y on a kink, where h may vanish: F at least halves."""
     constraint, start, target = KINK_STARTS[name]
     matrix = mixed(start.numel()) if mix else torch.eye(start.numel(), dtype=DOUBLE)
     problem = bilevel.Problem(
