@@ -225,6 +225,7 @@ class DMLCBO:
         sample = self.estimator(problem).estimate(lin, streams, curvature=curvature)
         h, v = sample.gradient, lin.lower_grad_y
         x_space, y_space = problem.x_space, problem.y_space(lin.constraint)
+        distance, squares = self._distances(lin, h, 0.0, 0.0)
         return DMLCBOState(
             x=x,
             y=y,
@@ -240,7 +241,8 @@ class DMLCBO:
             curvature_direction=direction,
             stats=sample.stats,
             first_x=x,
-            **self._distances(lin, h, 0.0, 0.0),
+            distance=distance,
+            weighted_squares=squares,
             price=self._price(lin, sample.adjoint, curvature),
         )
 
@@ -272,11 +274,11 @@ class DMLCBO:
         lower_moment = state.lower_moment  # of the start; steps 1/L need none
         if self.lower_step != "auto":
             lower_moment = self._moment(y_space, v, lower_moment)
-        distances = {}
+        distance = squares = 0.0
         if self.upper_step == "auto":
             gone = float(x_space.norm(x_space.add(x, state.first_x, -1.0)))
             distance = max(state.distance, min(gone, LARGEST_GROWTH * state.distance))
-            distances = self._distances(lin, h, distance, state.weighted_squares)
+            distance, squares = self._distances(lin, h, distance, state.weighted_squares)
         return DMLCBOState(
             x=x,
             y=y,
@@ -293,20 +295,21 @@ class DMLCBO:
             curvature_direction=direction,
             stats=sample.stats,
             first_x=state.first_x,
-            **distances,
+            distance=distance,
+            weighted_squares=squares,
             price=self._price(lin, sample.adjoint, curvature),
             lag=state.lag + (lag - state.lag) / min(k, LAG_STEPS),
         )
 
-    def _distances(self, lin: Linearization, h: Vector, distance: float, squares: float) -> dict[str, float]:
+    def _distances(self, lin: Linearization, h: Vector, distance: float, squares: float) -> tuple[float, float]:
         """r_k and the sum of r_i^2 |h_i|^2; the first r is the step that promises 1 % of |f|."""
         if self.upper_step != "auto":
-            return {}
+            return 0.0, 0.0
         size = float(lin.problem.x_space.norm(h))
         if distance == 0.0 and size > 0.0:
             value = abs(float(lin.upper_value))
             distance = FIRST_DECREASE * (value / size if value > 0 else float(lin.problem.x_space.norm(lin.x)) or 1.0)
-        return {"distance": distance, "weighted_squares": squares + (distance * size) ** 2}
+        return distance, squares + (distance * size) ** 2
 
     def _keeps_pace(self, problem: Problem) -> bool:
         return self.upper_step == self.lower_step == "auto" and problem.sampler is None
