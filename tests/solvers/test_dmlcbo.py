@@ -29,7 +29,7 @@ def trajectory(problem, x_unit=1.0):
     x0, y0 = torch.zeros(25, dtype=DOUBLE), torch.zeros(6, dtype=DOUBLE)
     found = []
     bilevel.minimize(
-        problem, x0, y0, solver=bilevel.DMLCBO(), steps=60, evaluate_every=20,
+        problem, x0, y0, solver=bilevel.DMLCBO(upper_step="auto"), steps=60, evaluate_every=20,
         callbacks=[lambda record, state: found.append(x_unit * state.x)],
     )  # fmt: skip
     return torch.stack(found)
@@ -49,7 +49,11 @@ def test_an_optimum_far_away_is_reached():
         lambda x, y: (y - 1000.0).square().sum() / 2, lambda x, y: (y - x).square().sum() / 2, sets.FreeSpace()
     )
     solution = bilevel.minimize(
-        problem, torch.zeros(2, dtype=DOUBLE), torch.zeros(2, dtype=DOUBLE), solver=bilevel.DMLCBO(), steps=400
+        problem,
+        torch.zeros(2, dtype=DOUBLE),
+        torch.zeros(2, dtype=DOUBLE),
+        solver=bilevel.DMLCBO(upper_step="auto"),
+        steps=400,
     )
     assert float((solution.x - 1000.0).abs().max()) < 10.0
 
@@ -62,7 +66,7 @@ def test_a_lagging_lower_level_is_reported():
         sets.Box(-5.0, 5.0),
     )
     start = torch.zeros(10, dtype=DOUBLE)
-    slow = bilevel.minimize(problem, start, start, solver=bilevel.DMLCBO(lower_steps=1), steps=60)
+    slow = bilevel.minimize(problem, start, start, solver=bilevel.DMLCBO(upper_step="auto", pace=1), steps=60)
     assert "lagged" in slow.message
 
 

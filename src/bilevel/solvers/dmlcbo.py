@@ -10,12 +10,12 @@ One loop moves both levels; v and w are momentum estimates of grad_y g and of th
 
 y stays in Y because it is a convex combination of points of Y. With upper_step="auto" no setting has a unit:
 
-    x_{k+1} = P_X( x_k - r_k^2 / sqrt(sum_i r_i^2 |h_i|^2) w_k ),    r_k = max_{i<=k} |x_i - x_1|     (DoWG)
+    x_{k+1} = P_X( x_k - r_k^2 / sqrt(sum_i r_i^2 |h_i|^2) w_k ),    r_k = max_i |x_i - x_1|  (DoWG)
     y_{k+1} = as many accelerated projected steps 1/L as change f by less than the step of x is to change it
     h       = f_x - G_xy w with H at z + delta_k u,    delta_k = sqrt(n) max|z - P_Y(z)| (1 + k/60)^(-3/2)
 
 Khaled, Mishchenko & Jin (2023), DoWG: the step is the distance gone so far, which grows from the first small step to
-the distance of the solution, over gradients weighted by it.
+the distance of the solution, over gradients weighted by it. Here r grows only with steps that lower f.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from torch import Tensor
 from .._checks import check_choice, check_count, check_fields, check_object
 from ..curvature import Eigenpair, update_curvature
 from ..errors import AdaptivityWarning, InvalidInputError
-from ..hypergradients import AveragedAdjoint, Estimator, LinearSolve, Neumann
+from ..hypergradients import Estimator, LinearSolve, Neumann
 from ..hypergradients.smoothing import Exact, Perturbed, TwoPoint
 from ..linearization import Linearization
 from ..lower import safe_step, solve_from
@@ -44,7 +44,7 @@ FIRST_DECREASE = 1e-2
 """The first automatic step of x is the one that promises this share of |f|."""
 LARGEST_GROWTH = 2.0
 """The distance behind automatic steps grows by at most this factor per step."""
-PACE = 0.3
+PACE_SHARE = 0.3
 """The lower level may move f by this share of the change that a step of x promises."""
 FIRST_STEPS, FIRST_RESIDUAL = 300, 1e-3
 """Before the first automatic step y takes so many steps, or until its gradient mapping has fallen to this share."""
@@ -70,6 +70,7 @@ class DMLCBOState(State):
     first_x: Any = like_x(default=None)  # x_1, for automatic steps
     distance: float = 0.0  # r_k
     weighted_squares: float = 0.0  # sum of r_i^2 |h_i|^2
+    lowest: float = math.inf  # the lowest f so far
     price: float = math.nan  # how much f may change with a residual of the lower level
     lag: float = 0.0  # the share of the last steps at which y was not in pace with x
     stats: dict[str, float] = field(default_factory=dict)
@@ -81,7 +82,7 @@ class DMLCBOState(State):
             return ""
         return (
             f"the lower level lagged behind x at {100 * self.lag:.0f} % of the last steps, so that hypergradients were "
-            "inexact: raise lower_steps, or give g more curvature"
+            "inexact: raise pace, or give g more curvature"
         )
 
 
@@ -92,19 +93,20 @@ class DMLCBO:
     Parameters
     ----------
     upper_step
-        "auto" needs no unit of x, y, f or g (see the formulas above). A number is gamma of the paper: the step of x in
-        units of its scaled hypergradient.
+        gamma: the step of x in units of its scaled hypergradient. "auto" needs no unit of x, y, f or g (see the
+        formulas above); it is for problems without a sampler.
     lower_step
         tau: the same for y. "auto" is 1/(eta_k L), with L the largest curvature of g in y, so that y moves by 1/L times
         its gradient for any averaging weight eta_k. With a `sampler` it is 1/L, so that the noise of the batches is
         averaged out as eta_k decreases.
-    lower_steps
-        With both steps "auto" and no sampler: how many steps y takes at most after each step of x to keep pace.
+    pace
+        With both steps "auto": how many steps y takes at most after each step of x to keep pace.
     hypergradient
         The estimator of h, which defines Q, eta and delta: `LinearSolve`, `Neumann(terms=Q, eta=...,
-        smoothing=Perturbed(radius=delta))` or `Unrolled`. "auto" is `AveragedAdjoint` with a sampler, because the
-        inverse of a small batch's Hessian is biased; else `LinearSolve`, smoothed by `Perturbed(radius="auto")` where
-        the upper step is automatic too, so that runs leave kinks.
+        smoothing=Perturbed(radius=delta))` or `Unrolled`. "auto" is `LinearSolve`, smoothed by
+        `Perturbed(radius="auto")` where the upper step is automatic too, so that runs leave kinks. With a `sampler`, f,
+        g and all products of a step share one batch: on small batches (not many times the dimension of y) any inverse
+        of a batch's Hessian is biased, which `AveragedAdjoint()` avoids.
     rate, delay
         t and m of eta_k = t / sqrt(m + k).
     upper_momentum, lower_momentum
@@ -131,9 +133,9 @@ class DMLCBO:
 
     needs: ClassVar[tuple[Need, ...]] = (PROJECTION, JACOBIAN)
 
-    upper_step: float | Literal["auto"] = "auto"
+    upper_step: float | Literal["auto"] = 0.1
     lower_step: float | Literal["auto"] = "auto"
-    lower_steps: int = 100
+    pace: int = 100
     hypergradient: Estimator | Literal["auto"] = "auto"
     rate: float = 1.0
     delay: float = 100.0
@@ -154,7 +156,7 @@ class DMLCBO:
         check_fields(self, "delay", closed="left")
         check_fields(self, "moment_decay", high=1.0, closed="left")
         check_choice("adaptivity", self.adaptivity, ("scalar", "elementwise"))
-        check_fields(self, "refresh", "lower_steps", check=check_count)
+        check_fields(self, "refresh", "pace", check=check_count)
         if self.largest_scale != "auto" and self.smallest_scale > self.largest_scale:
             raise InvalidInputError(
                 f"smallest_scale (c_l) is {self.smallest_scale:g}, above largest_scale (c_u) {self.largest_scale:g}"
@@ -206,18 +208,18 @@ class DMLCBO:
         """The estimator of h that "auto" means for this problem."""
         if not isinstance(self.hypergradient, str):
             return self.hypergradient
-        if problem.sampler is not None:
-            return AveragedAdjoint()
         smoothing = Perturbed(radius="auto") if self.upper_step == "auto" else Exact()
         return LinearSolve(tol=1e-3, max_iterations=30, smoothing=smoothing)
 
     def init(self, problem: Problem, x: Vector, y: Vector, seeds: Seeds) -> DMLCBOState:
         """v_1 = grad_y g, w_1 = one hypergradient sample, m_i = their squares."""
         self._warn_if_elementwise(problem, x)
+        if self.upper_step == "auto" and problem.sampler is not None:
+            raise InvalidInputError('upper_step="auto" is for problems without a sampler: give a number, such as 0.1')
         streams = RandomStreams(seeds, 0)
         lin = problem.linearize(x, y, batch_of(problem, streams, y))
         curvature, direction = self._curvature(lin, streams, Eigenpair(math.nan, None))
-        if self._keeps_pace(problem):
+        if self.keeps_pace:
             tol = FIRST_RESIDUAL * float(problem.y_space(lin.constraint).norm(lin.lower_grad_y))
             solved = solve_from(problem, x, y, curvature=curvature, tol=tol, max_steps=FIRST_STEPS)
             y, curvature = solved.y, solved.curvature
@@ -243,6 +245,7 @@ class DMLCBO:
             first_x=x,
             distance=distance,
             weighted_squares=squares,
+            lowest=float(lin.upper_value),
             price=self._price(lin, sample.adjoint, curvature),
         )
 
@@ -274,10 +277,12 @@ class DMLCBO:
         lower_moment = state.lower_moment  # of the start; steps 1/L need none
         if self.lower_step != "auto":
             lower_moment = self._moment(y_space, v, lower_moment)
-        distance = squares = 0.0
+        distance, squares, value = state.distance, 0.0, math.inf
         if self.upper_step == "auto":
+            value = float(lin.upper_value)
             gone = float(x_space.norm(x_space.add(x, state.first_x, -1.0)))
-            distance = max(state.distance, min(gone, LARGEST_GROWTH * state.distance))
+            if value < state.lowest:  # steps do not grow where F is flat
+                distance = min(max(gone, distance), LARGEST_GROWTH * distance)
             distance, squares = self._distances(lin, h, distance, state.weighted_squares)
         return DMLCBOState(
             x=x,
@@ -297,6 +302,7 @@ class DMLCBO:
             first_x=state.first_x,
             distance=distance,
             weighted_squares=squares,
+            lowest=min(value, state.lowest),
             price=self._price(lin, sample.adjoint, curvature),
             lag=state.lag + (lag - state.lag) / min(k, LAG_STEPS),
         )
@@ -311,19 +317,21 @@ class DMLCBO:
             distance = FIRST_DECREASE * (value / size if value > 0 else float(lin.problem.x_space.norm(lin.x)) or 1.0)
         return distance, squares + (distance * size) ** 2
 
-    def _keeps_pace(self, problem: Problem) -> bool:
-        return self.upper_step == self.lower_step == "auto" and problem.sampler is None
+    @property
+    def keeps_pace(self) -> bool:
+        """Whether y takes as many steps as it needs."""
+        return self.upper_step == self.lower_step == "auto"
 
     def _price(self, lin: Linearization, adjoint: Vector | None, curvature: float) -> float:
         """|w| + |f_y|/L, how much f may change with the residual of the lower level (`_double_loop.hidden_change`)."""
-        if not self._keeps_pace(lin.problem) or adjoint is None:
+        if not self.keeps_pace or adjoint is None:
             return math.nan
         space = lin.problem.y_space(lin.constraint)
         return float(space.norm(adjoint)) + float(space.norm(lin.upper_grad_y)) * safe_step(curvature)
 
     def _next_y(self, problem: Problem, state: DMLCBOState, x: Vector, average: float) -> tuple[Vector, float, float]:
         """y_{k+1}, the curvature that its steps have seen, and 1 if it is not in pace with x."""
-        if not self._keeps_pace(problem):
+        if not self.keeps_pace:
             y = self._averaged_y(problem, state, average)
             if problem.moving:  # brought back into the set that x has moved
                 y = problem.project(problem.constraint_at(x), y)
@@ -332,16 +340,14 @@ class DMLCBO:
         if problem.moving:
             y = problem.project(problem.constraint_at(x), y)
         promise = abs(float(space.dot(space.add(x, state.x, -1.0), state.upper_momentum)))
-        tol = max(PACE * promise / state.price, 1e-300) if state.price > 0 else 1e-300
-        solved = solve_from(problem, x, y, curvature=state.curvature, tol=tol, max_steps=self.lower_steps)
+        tol = max(PACE_SHARE * promise / state.price, 1e-300) if state.price > 0 else 1e-300
+        solved = solve_from(problem, x, y, curvature=state.curvature, tol=tol, max_steps=self.pace)
         return solved.y, solved.curvature, float(not solved.converged)
 
     def _averaged_y(self, problem: Problem, state: DMLCBOState, average: float) -> Vector:
         """(1 - eta_k) y + eta_k P_Y(y - scale v) in the set at x_k."""
         constraint = problem.constraint_at(state.x)
         space = problem.y_space(constraint)
-        if self.upper_step == self.lower_step == "auto":  # in pace with x, and averaged as v is
-            average = min(1.0, self.lower_momentum * average)
         if self.lower_step == "auto":
             weight = average if problem.sampler is None else 1.0
             scale = -1.0 / (weight * state.curvature) if state.curvature > 0 else -1.0
