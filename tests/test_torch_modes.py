@@ -1,11 +1,14 @@
 """Modes of torch around a call: the answer is the same, or the mode is refused by its name."""
 
 import contextlib
+import copy
 
+import numpy as np
 import pytest
 import torch
 
 import bilevel
+from bilevel.few_shot import ConvNet, Episodes, generated_images
 
 
 def problem(dtype=torch.float64):
@@ -21,16 +24,70 @@ def problem(dtype=torch.float64):
     )
 
 
+torch.manual_seed(0)
+NETWORK = ConvNet(image_size=16, width=2)
+EPISODES = Episodes(generated_images(10, 8, 16), ways=3, shots=2, queries=4)
+
+
+def verdict(p):
+    check = bilevel.check_hypergradient(p, p.x0, directions=1)
+    numbers = [list(type(check.cause)).index(check.cause), check.error, check.lower_residual]
+    return torch.tensor(numbers, dtype=torch.float64).nan_to_num(-1.0)
+
+
+def projected(p):
+    z = 3 * torch.randn(20, 6, generator=torch.Generator().manual_seed(1), dtype=p.y0.dtype)
+    return torch.cat([p.constraint.project(z), p.constraint.jacobian(z).apply(z)])
+
+
+def pulled_back(p):
+    x = p.x0.clone().requires_grad_()
+    with torch.enable_grad():
+        bilevel.argmin(p, x).square().sum().backward()
+    return x.grad
+
+
+def constants(p):
+    found = bilevel.diagnostics.estimate_constants(p, p.x0, samples=2)
+    return torch.tensor([found.mu, found.smoothness, found.cross], dtype=torch.float64)
+
+
+def cleaned(p):
+    X = np.random.default_rng(0).normal(size=(60, 3))
+    cleaner = bilevel.HyperCleaner(steps=2, random_state=0, noise="transition")
+    return torch.from_numpy(cleaner.fit(X, X[:, 0] > 0, trusted=np.arange(60) < 20).predict_proba(X))
+
+
+def learned(p):
+    network, episodes = copy.deepcopy((NETWORK, EPISODES))
+    learner = bilevel.MetaLearner(network, bilevel.SVMHead(ways=3), tasks_per_step=1)
+    learner.fit(episodes, steps=1)
+    return torch.cat([parameter.detach().reshape(-1) for parameter in network.parameters()])
+
+
 CALLS = {
     "solve_lower": lambda p: bilevel.solve_lower(p, p.x0).y,
     "upper_value": lambda p: bilevel.upper_value(p, p.x0),
     "lower_residual": lambda p: torch.as_tensor(bilevel.lower_residual(p, p.x0, p.y0), dtype=p.y0.dtype),
     "hypergradient": lambda p: bilevel.hypergradient(p, p.x0, p.y0),
     "argmin": lambda p: bilevel.argmin(p, p.x0),
-    "minimize": lambda p: bilevel.minimize(p, steps=5, solver=bilevel.DMLCBO()).x,
+    "argmin backward": pulled_back,
+    "minimize": lambda p: bilevel.minimize(p, steps=2).x,
+    "minimize DMLCBO": lambda p: bilevel.minimize(p, steps=5, solver=bilevel.DMLCBO()).x,
     "iterate": lambda p: next(iter(bilevel.iterate(p, p.x0, p.y0))).x,
     "compare": lambda p: bilevel.compare(p, [bilevel.DMLCBO()], bilevel.run.Budget(cost=30)).solutions["DMLCBO"].x,
+    "check_hypergradient": verdict,
+    "certificate": lambda p: torch.tensor(bilevel.certificate(p, p.x0, 0.1, samples=20).eps, dtype=torch.float64),
+    "goldstein_measure": lambda p: torch.tensor(
+        bilevel.diagnostics.goldstein_measure(p, p.x0, 0.1, samples=2).value, dtype=torch.float64
+    ),
+    "estimate_constants": constants,
+    "project": projected,
+    "HyperCleaner": cleaned,
+    "MetaLearner": learned,
 }
+WITHOUT_DERIVATIVES = ["project", "HyperCleaner"]
+"""What takes no derivatives by autograd is right under inference_mode too."""
 
 
 @contextlib.contextmanager
@@ -80,12 +137,21 @@ def test_the_answer_is_that_without_the_mode(call, mode, dtype):
     assert torch.equal(found, expected)
 
 
-@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("call", [call for call in CALLS if call not in WITHOUT_DERIVATIVES])
 @pytest.mark.parametrize("mode", REFUSED)
 def test_a_mode_without_derivatives_or_precision_is_refused(call, mode):
     given = problem(torch.float32)
     with REFUSED[mode](), pytest.raises(bilevel.IncompatibleError, match=f"torch.{mode}"):
         CALLS[call](given)
+
+
+@pytest.mark.parametrize("call", WITHOUT_DERIVATIVES)
+@pytest.mark.parametrize("mode", REFUSED)
+def test_what_takes_no_derivatives_is_right_there_too(call, mode):
+    given = problem(torch.float32)
+    expected = CALLS[call](given)
+    with REFUSED[mode]():
+        assert torch.equal(CALLS[call](given), expected)
 
 
 @pytest.mark.parametrize("level", ["upper", "lower"])

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from .errors import BilevelError, IncompatibleError, InvalidInputError, InvalidTypeError
+from .errors import BilevelError, IncompatibleError, InvalidInputError, InvalidTypeError, NonFiniteError
 from .linearization import AutogradLinearization, Linearization
 from .problem import Problem
 from .sets.base import ConvexSet, check_holds_values
@@ -133,6 +133,15 @@ def call_function(lin: Linearization, name: str, point: str) -> Tensor:
     for argument, was, now in zip("xy", before, [_versions(lin.x), _versions(lin.y)], strict=True):
         if was != now:
             raise InvalidInputError(f"{name} changes {argument} in place: let it work on a copy, {argument}.clone()")
+    return value
+
+
+def check_finite(value: Tensor) -> Tensor:
+    """f(x, y), which is a number."""
+    if not math.isfinite(value):
+        raise NonFiniteError(
+            f"upper(x, y) is {float(value)}: check the data for NaN or infinite values, and logarithms"
+        )
     return value
 
 

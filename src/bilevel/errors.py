@@ -162,6 +162,10 @@ class LinearSystemWarning(UserWarning):
     """The linear system of a hypergradient was not solved, for example because the lower level is flat."""
 
 
+class ProblemWarning(UserWarning):
+    """f, g or a set is not what methods rely on: derivatives that do not agree with differences, random values."""
+
+
 class PrecisionWarning(UserWarning):
     """A finite difference that the dtype cannot resolve."""
 

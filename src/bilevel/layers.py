@@ -8,7 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._checks import check_calls, check_feasible, check_lower_start, check_method, check_set_only, check_vector
+from ._checks import (
+    check_calls,
+    check_feasible,
+    check_finite,
+    check_lower_start,
+    check_method,
+    check_set_only,
+    check_vector,
+)
+from ._derivatives import warn_of_flaws
 from .errors import InvalidInputError, LinearSystemWarning
 from .hypergradients import Estimator, Hypergradient, LinearSolve
 from .linearization import Linearization
@@ -82,6 +91,9 @@ def hypergradient(
         y = check_lower_start(problem, constraint, y)
         check_feasible("y", constraint, y)
     lin = check_calls(problem, x, y)
+    check_finite(lin.upper_value)
+    warn_of_flaws(problem, x, y)
+    warn_of_flaws(problem, x, y, beside=True)
     result: Hypergradient = (method or LinearSolve()).estimate(lin, RandomStreams(Seeds.from_seed(seed)))
     _warn_if_loose(result)
     return result if details else result.gradient

@@ -12,7 +12,16 @@ import torch
 from torch import Tensor
 
 from . import tolerances
-from ._checks import call_function, check_count, check_lower_start, check_number, check_problem, check_vector
+from ._checks import (
+    call_function,
+    check_count,
+    check_finite,
+    check_lower_start,
+    check_number,
+    check_problem,
+    check_vector,
+)
+from ._derivatives import warn_of_flaws
 from .curvature import largest_curvature
 from .errors import LowerLevelWarning, NonFiniteError
 from .linearization import Costs
@@ -125,6 +134,7 @@ def solve_lower(
     check_number("tol", tol)
     check_count("max_steps", max_steps)
     call_function(uncounted(problem).linearize(x, y), "lower", "x, y0")
+    warn_of_flaws(uncounted(problem), x, y, upper=False)
     rule = _CarefulSteps(problem, x, problem.project(constraint, y), tol)
     if rule.best.converged:
         return rule.best
@@ -324,7 +334,7 @@ def upper_value(
     problem = uncounted(problem)
     solution = solve_lower(problem, x, y0, tol=tol, max_steps=max_steps)
     warn_if_unsolved(solution)
-    return call_function(problem.linearize(x, solution.y), "upper", "x, y")
+    return check_finite(call_function(problem.linearize(x, solution.y), "upper", "x, y"))
 
 
 def warn_if_unsolved(solution: LowerSolution) -> None:

@@ -35,6 +35,15 @@ VECTORS = [
     sets.Permutahedron(draw(8)),
     sets.SecondOrderCone(),
     sets.MonotoneCone(),
+    sets.FreeSpace(),
+    sets.NonNegative(),
+    sets.WeightedL1Ball(draw(8), draw(())),
+    sets.BoxSection(-draw(8), draw(8), draw(8), 0.1 * draw(())),
+    sets.Intersection(sets.L1Ball(draw(())), sets.Box(-draw(8), draw(8))),
+    sets.ProductSet([sets.Simplex(draw(())), sets.L2Ball(draw(()))], sizes=[5, 3]),
+    sets.Translated(sets.Simplex(draw(())), draw(8)),
+    sets.Scaled(sets.L1Ball(draw(())), draw(())),
+    sets.from_projection(torch.relu),
 ]
 MATRICES = [
     sets.PSDCone(),
@@ -42,7 +51,16 @@ MATRICES = [
     sets.SpectralNormBall(draw(())),
     sets.BirkhoffPolytope(5),
     sets.TransportPolytope(shares(5), shares(5)),
+    sets.Flattened(sets.L1Ball(draw(())), 2),
 ]
+PENALTIES = [
+    sets.L1Penalty(draw(())),
+    sets.ElasticNetPenalty(draw(8), draw(())),
+    sets.GroupL1Penalty(torch.arange(8) // 2, draw(())),
+    sets.Indicator(sets.Simplex(draw(()))),
+]
+ELSEWHERE = {"ConvexSet", "Membership", "Proximal", "ProjectionJacobian", "from_projection", "from_cvxpy"}
+"""What is no set, and sets made by functions: from_projection is above, and a program of cvxpy is solved in float64."""
 
 
 @pytest.mark.parametrize(
@@ -58,3 +76,18 @@ def test_random_points_are_projected(Y, shape):
     assert y.dtype == torch.float32
     assert bool(Y.contains(y))
     assert bool(torch.isfinite(Y.jacobian(z).apply(v)).all())
+
+
+@pytest.mark.parametrize("penalty", PENALTIES, ids=lambda penalty: type(penalty).__name__)
+def test_proximal_maps_of_random_points(penalty):
+    generator = torch.Generator().manual_seed(1)
+    z, v = (torch.randn(COUNT, 8, generator=generator) for _ in range(2))
+    y = penalty.prox(z, 0.5)
+    assert y.dtype == torch.float32
+    assert float((y - penalty.prox(z.double(), 0.5)).abs().max()) < 1e-5
+    assert bool(torch.isfinite(penalty.jacobian(z, 0.5).apply(v)).all())
+
+
+def test_every_set_is_here():
+    here = {type(Y).__name__ for Y in (*VECTORS, *MATRICES, *PENALTIES)}
+    assert set(sets.__all__) - ELSEWHERE <= here

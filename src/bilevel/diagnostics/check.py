@@ -22,7 +22,7 @@ from .method_checks import DRAWS, GradientUnderTest, Path, SlopeComparison
 from .report import Cause, HypergradientCheck
 
 SOLVED = 1e-6
-"""A lower level with a residual below this, relative to max(1, |y|), counts as solved."""
+"""A lower level with a residual below this, or what the dtype allows, relative to max(1, |y|), counts as solved."""
 
 
 def check_hypergradient(
@@ -94,7 +94,7 @@ def check_hypergradient(
     if tol is not None:
         _checks.check_number("tol", tol, high=1.0)
     seeds = Seeds.from_seed(seed)
-    probe = Probe.checked(problem, x, y if problem.y0 is None else None)
+    probe = Probe.checked(problem, x, y if problem.y0 is None else None, warn=False)
     x = tree_map(Tensor.detach, _checks.check_vector("x", x))
     if y is not None:
         y = _checks.check_lower_start(problem, problem.constraint_at(x), y)
@@ -156,7 +156,7 @@ def _solved(probe: Probe, generator: torch.Generator) -> tuple[Tensor, float]:
 
 
 def _is_solved(y: Tensor, residual: float) -> bool:
-    return residual <= SOLVED * max(1.0, float(y.norm()))
+    return residual <= max(SOLVED, tolerances.lower_residual(y.dtype)) * max(1.0, float(y.norm()))
 
 
 def _lower_flaw(probe: Probe, y: Tensor, residual: float, generator: torch.Generator) -> Finding | None:

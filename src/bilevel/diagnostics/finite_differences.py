@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .._checks import CALL_ERRORS, check_calls, check_lower_start, check_vector
+from .._derivatives import warn_of_flaws
 from ..hypergradients import LinearSolve
 from ..lower import LowerSolution, solve_lower, uncounted
 from ..problem import Linearization, Problem
@@ -31,6 +32,7 @@ class Probe:
 
     def __init__(self, problem: Problem, x: Vector, y: Vector) -> None:
         self.problem = uncounted(problem)
+        self.problem.looked_at = None
         for space, point in ((problem.x_space, x), (problem.y_space(problem.constraint_at(x)), y)):
             space.ravel(point)  # refused where it is divided among processes
         wide_x, wide_y = (tree_map(Tensor.double, v) for v in (x, y))
@@ -41,11 +43,13 @@ class Probe:
         self.x, self.y = SPACE.ravel(self._x), SPACE.ravel(self._y)
 
     @classmethod
-    def checked(cls, problem: Problem, x: Vector, y: Vector | None) -> Self:
-        """At a user's x, with a user's start y of the lower level (default `problem.y0`)."""
+    def checked(cls, problem: Problem, x: Vector, y: Vector | None, *, warn: bool = True) -> Self:
+        """At a user's x, with a user's start y of the lower level (default `problem.y0`); warns of wrong derivatives."""
         x = tree_map(Tensor.detach, check_vector("x", x))
         start = check_lower_start(problem, problem.constraint_at(x), y)
         check_calls(uncounted(problem), x, start)
+        if warn:
+            warn_of_flaws(uncounted(problem), x, start, stacklevel=4)
         return cls(problem, x, start)
 
     def as_x(self, x: Tensor) -> Any:

@@ -207,7 +207,8 @@ class SlopeComparison:
     def __init__(self, path: Path, drawn: list[Tensor], step: float, noise: float, h: Averaged, tol: float) -> None:
         self.drawn, self.step, self.h, self.tol = drawn, step, h, tol
         self.slopes = tuple(slope(lambda t, d=d: path.value(d, t), float(h.mean @ d), step, noise) for d in drawn)
-        numbers = torch.tensor([(s.predicted, s.central, s.forward, s.backward) for s in self.slopes]).double()
+        rows = [(s.predicted, s.central, s.forward, s.backward) for s in self.slopes]
+        numbers = torch.tensor(rows, dtype=torch.float64)
         self.scale = float(numbers.abs().max())  # NaN if one of them is
         size = self.scale if self.scale > 0 else 1.0
         self.error = max(s.error for s in self.slopes) / size if math.isfinite(self.scale) else math.nan

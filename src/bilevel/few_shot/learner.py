@@ -16,7 +16,7 @@ from .._checks import check_count, check_number
 from .._fingerprint import fingerprint
 from .._storable import matches
 from ..errors import InvalidInputError, NonFiniteError
-from ..linearization import Costs
+from ..linearization import Costs, check_modes
 from ..random import RandomStreams, Seeds
 from ..ranks import Ranks
 from ..run._encoding import storable
@@ -286,6 +286,7 @@ class MetaLearner:
             not shorten a training of so many minutes.
         """
         with self.ranks.guard("checking the arguments of fit"):
+            check_modes(next(self.network.parameters()).device)
             stage = MetaTraining(self, episodes, validate, validate_count)
             limits = _limits(steps, minutes, evaluate_every, clock)
             self._resume(checkpoint, resume)

@@ -24,6 +24,7 @@ from .._checks import (
     check_solver_object,
     check_start,
 )
+from .._derivatives import warn_of_flaws
 from .._fingerprint import fingerprint
 from ..errors import BilevelError, IncompatibleError, InvalidInputError, InvalidTypeError
 from ..hypergradients import LinearSolve
@@ -55,6 +56,8 @@ SAME_PROBLEM = 1e-3
 CERTIFICATE_SAMPLES = 50
 """How many Jacobians a certificate looks at when it decides whether to stop: its eps is a bound with any number."""
 SAME_ARITHMETIC = "the same arithmetic gave other bits there: use processors, libraries and threads of one kind"
+SOLVING_STEPS, HIGHER = 500, 1e-3
+"""A run ends above its start if F, after at most so many lower-level steps, is higher by this part of it."""
 POLISHING_STEPS = 50
 """Lower-level steps before f is compared in output="best": f at an unconverged y is too optimistic."""
 
@@ -249,6 +252,8 @@ class SolverStage(Stage):
         self._seeds = seeds or Seeds()
         self._form: MovingSetRewrite | None = None
         self._start: tuple[Vector, Vector] | None = None
+        self._first: tuple[Vector, Vector] | None = None  # where this call began the run
+        self._records: list[Record] = []  # the first of this call, and the last
 
     def start(self, x0: Vector | None, y0: Vector | None) -> None:
         """Begin at this point, once it and the solver are seen to fit the problem."""
@@ -257,6 +262,7 @@ class SolverStage(Stage):
         if self._form is not None:
             x, y = check_start(uncounted(self.problem), x, self._form.to_fixed(x, y))
         check_compatible(self.solver, self.problem, self.problem.constraint_at(x), y)
+        warn_of_flaws(uncounted(self.problem), x, y, stacklevel=4)
         parts = zip(leaves(x), self.problem.x_space.flags(x), strict=True)
         whole = {"x0": fingerprint([part for part, divided in parts if not divided]), "y0": fingerprint(y)}
         self.problem.ranks.agree(whole, "start from the same point on every rank")
@@ -309,7 +315,7 @@ class SolverStage(Stage):
 
     def init(self) -> Iterate:
         assert self._start is not None
-        (x, y), self._start = self._start, None  # the state has them
+        (x, y), self._start, self._first = self._start, None, self._start  # the state has them
         return Iterate(current=self.solver.init(self.problem, x, y, self._seeds))
 
     def step(self, state: Iterate) -> Iterate:
@@ -343,6 +349,7 @@ class SolverStage(Stage):
             contraction=None if contraction is None else contraction(lin, now.streams()),
             costs=dict(self.counts),
         )
+        self._records = [*self._records[:1], record]
         if self.plan.output == "best" and now.step > 0:
             state.best = self._better(problem, state)
         return record
@@ -384,7 +391,26 @@ class SolverStage(Stage):
         return find_descent(level, problem.upper_constraint, here, length=length, gain=tol * length) is None
 
     def conclude(self, state: Iterate, status: Status) -> Status:
-        return Status.UNFINISHED if status in (Status.STEPS, Status.TIME) and state.current.falling else status
+        if status not in (Status.STEPS, Status.TIME):
+            return status
+        if state.current.falling:
+            return Status.UNFINISHED
+        if self._records and self.problem.inequality is None and math.isnan(self._records[-1].stationarity):
+            return Status.UNSOLVED
+        return Status.ABOVE_START if self._above_start(state.current) else status
+
+    def _above_start(self, state: State) -> bool:
+        """Whether F is higher than where this call began, after lower-level steps that are few beside those taken.
+
+        With a sampler, whose steps are cheaper than those on all the data, only where f is higher.
+        """
+        if self._first is None or (self.problem.sampler and self._records[-1].upper <= self._records[0].upper):
+            return False
+        problem, values, most = uncounted(self.problem), [], min(SOLVING_STEPS, 1 + state.step // 4)
+        for x, y in (self._first, (state.x, state.y)):
+            solved = solve_lower(problem, x, y, max_steps=most)
+            values.append(float(problem.linearize(x, solved.y).upper_value))
+        return values[1] > values[0] + HIGHER * abs(values[0])
 
     def _certified(self, state: State, delta: float, tol: float) -> bool:
         """eps and the error of the lower level behind it are within tol."""

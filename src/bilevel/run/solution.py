@@ -61,6 +61,14 @@ class Status(Enum):
         "the run ended, but eta is at or beyond 2/L on the face, where the Neumann series diverges and its "
         'partial sums are no hypergradient: use eta="auto", a smaller eta, or LinearSolve()'
     )
+    UNSOLVED = (
+        "the run ended where its hypergradient is not known (|h| = nan): the linear system behind it was not solved, "
+        "since g has too little or negative curvature in y; add for example 1e-3 * y.square().sum() to g"
+    )
+    ABOVE_START = (
+        "the run ended where F is higher than at its start: use smaller steps or the default solver, and check that g "
+        "is strongly convex in y"
+    )
     DIVERGED = (
         "the next step would not be finite; the last finite state is returned: lower upper_step or lower_step, "
         "check f and g for overflow, and that g is strongly convex in y"
@@ -78,7 +86,7 @@ class Status(Enum):
     @property
     def finished(self) -> bool:
         """Whether the run reached its end: resuming returns it unchanged."""
-        return self.ok or self in (Status.UNFINISHED, Status.SERIES_DIVERGES)
+        return self.ok or self in (Status.UNFINISHED, Status.SERIES_DIVERGES, Status.UNSOLVED, Status.ABOVE_START)
 
     def __str__(self) -> str:
         return self.value

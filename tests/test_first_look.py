@@ -1,0 +1,110 @@
+"""Default calls say so when f, g or a set is not what it seems: cut graphs, wrong products, random values."""
+
+import warnings
+
+import pytest
+import torch
+from tests.wrong_setups import HARD_SETUPS, WRONG_SETUPS, Parts, right_setup
+
+import bilevel
+from bilevel import sets
+from bilevel.diagnostics import Cause
+from bilevel.errors import ProblemWarning
+
+WRONG = {
+    Cause.DETACHED_UPPER, Cause.DETACHED_LOWER, Cause.DETACHED_SET, Cause.WRONG_UPPER_GRADIENT,
+    Cause.WRONG_LOWER_GRADIENT, Cause.WRONG_HESSIAN, Cause.WRONG_CROSS, Cause.NOT_A_PROJECTION,
+    Cause.WRONG_SET_JACOBIAN, Cause.NOT_DETERMINISTIC,
+}  # fmt: skip
+ZERO = torch.zeros(3).double()
+
+
+@pytest.mark.parametrize("way", [way for way in WRONG_SETUPS if way.cause in WRONG], ids=lambda way: way.name)
+def test_a_hypergradient_of_a_wrong_problem_comes_with_a_warning(way):
+    for seed in range(5):
+        setup = way.draw(seed)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", bilevel.errors.LowerLevelWarning)
+            warnings.simplefilter("ignore", bilevel.errors.LinearSystemWarning)
+            with pytest.warns(ProblemWarning):
+                bilevel.hypergradient(setup.problem, setup.x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("make", [right_setup, *HARD_SETUPS], ids=lambda make: make.__name__)
+def test_a_hypergradient_of_a_right_problem_comes_without_one(make, dtype):
+    for seed in range(20):
+        setup = make(seed)
+        given = setup.problem
+        if dtype == torch.float32:
+            upper, lower = given.upper, given.lower
+            given = bilevel.Problem(
+                lambda x, y, f=upper: f(x.double(), y.double()).float(),
+                lambda x, y, g=lower: g(x.double(), y.double()).float(),
+                given.constraint,
+                upper_constraint=given.upper_constraint,
+                y0=given.y0.float(),
+            )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            warnings.simplefilter("error", ProblemWarning)
+            bilevel.hypergradient(given, setup.x.to(dtype))
+
+
+def cut():
+    return bilevel.Problem(
+        lambda x, y: (y - 1).square().sum(), lambda x, y: (y - x.detach()).square().sum() + 0 * x.sum() * y.sum(),
+        x0=ZERO, y0=ZERO,
+    )  # fmt: skip
+
+
+CALLS = {
+    "minimize": lambda p: bilevel.minimize(p, steps=2),
+    "DMLCBO": lambda p: bilevel.minimize(p, steps=2, solver=bilevel.DMLCBO()),
+    "iterate": lambda p: next(iter(bilevel.iterate(p))),
+    "solve_lower": lambda p: bilevel.solve_lower(p, ZERO),
+    "upper_value": lambda p: bilevel.upper_value(p, ZERO),
+    "argmin": lambda p: bilevel.argmin(p, ZERO),
+    "certificate": lambda p: bilevel.certificate(p, ZERO, 0.1),
+    "goldstein_measure": lambda p: bilevel.diagnostics.goldstein_measure(p, ZERO, 0.1),
+    "estimate_constants": lambda p: bilevel.diagnostics.estimate_constants(p, ZERO),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_every_call_warns_once_for_each_problem(call):
+    given = cut()
+    with pytest.warns(ProblemWarning, match="grad_y g along a direction of x: its derivative is 0, differences give"):
+        CALLS[call](given)
+    CALLS[call](given)  # a second warning would be an error here
+
+
+def test_the_check_names_the_cause_and_warns_of_nothing():
+    assert bilevel.check_hypergradient(cut(), ZERO + 0.5).cause is Cause.DETACHED_LOWER
+
+
+def test_float32_that_loses_its_digits():
+    parts = Parts(0)
+    large = 1e6 * (1 + torch.rand(parts.n, generator=parts.generator, dtype=torch.float64))
+    given = bilevel.Problem(
+        lambda x, y: (y + large.to(y) - large.to(y) - parts.t.to(y)).square().sum() + x.sum(),
+        lambda x, y: (y - parts.A.to(x) @ x - parts.b.to(x)).square().sum(),
+        sets.Box(-9.0, 9.0),
+        y0=parts.y0.float(),
+    )
+    with pytest.warns(ProblemWarning):
+        bilevel.hypergradient(given, parts.x.float())
+    bilevel.hypergradient(given, parts.x, parts.y0)
+
+
+def test_a_value_that_is_not_finite_is_an_error():
+    given = bilevel.Problem(lambda x, y: y.sum().log(), lambda x, y: (y - x).square().sum(), y0=ZERO)
+    for call in (bilevel.upper_value, bilevel.hypergradient):
+        with pytest.raises(bilevel.NonFiniteError, match=r"upper\(x, y\) is nan"):
+            call(given, ZERO - 1)
+
+
+def test_looking_counts_nothing():
+    given = right_setup(0).problem
+    bilevel.hypergradient(given, given.x0)
+    assert not any(given.costs.as_dict().values())
