@@ -14,7 +14,7 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
@@ -30,6 +30,11 @@ from .errors import (
     OutputExistsError,
     WriteError,
 )
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
 
 if TYPE_CHECKING:  # `bilevel status` and the workers of a sweep start without torch
     import torch
@@ -240,11 +245,13 @@ def write_together(
     targets = {path: path.resolve() for path in writers}  # a symbolic link stays one
     folders = {path: _temporary(target) for path, target in targets.items()}
     temporaries = {path: folder / "content" for path, folder in folders.items()}
+    locks = contextlib.ExitStack()
     seconds: dict[Path, Path] = {}  # of the files that are kept
     path = next(iter(writers), Path())
     try:
         for path, write in writers.items():
-            folders[path].mkdir(mode=0o700)  # of our own: safetensors has temporary files beside the one it writes
+            remove_temporaries(path, abandoned=True)
+            locks.enter_context(_private_folder(folders[path]))
             temporaries[path].touch()
             mode = temporaries[path].stat().st_mode  # what the user's settings give new files; safetensors has its own
             write(temporaries[path])
@@ -267,6 +274,7 @@ def write_together(
     finally:
         for folder in folders.values():
             shutil.rmtree(folder, ignore_errors=True)
+        locks.close()
         for second in seconds.values():
             second.unlink(missing_ok=True)
     for folder in {target.parent for target in targets.values()}:
@@ -277,12 +285,48 @@ def _temporary(target: Path) -> Path:
     return target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")
 
 
-def remove_temporaries(path: Path) -> None:
-    """Delete temporary files of a program that was killed while it wrote `path`."""
+@contextlib.contextmanager
+def _private_folder(folder: Path) -> Iterator[None]:
+    """A folder of our own, for safetensors has temporary files beside the one it writes; locked while it is in use."""
+    if fcntl is None:
+        folder.mkdir(mode=0o700)
+        yield
+        return
+    unlocked = folder.with_suffix(".new")
+    unlocked.mkdir(mode=0o700)
+    handle = os.open(unlocked, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        unlocked.rename(folder)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _is_abandoned(folder: Path) -> bool:
+    """Whether the program that made this temporary folder has ended; False where that cannot be told."""
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        if fcntl is None:
+            return False
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        os.close(handle)
+    return True
+
+
+def remove_temporaries(path: Path, *, abandoned: bool = False) -> None:
+    """Delete temporary files of a program that was killed while it wrote `path`; if `abandoned`, of no other."""
     target = path.resolve()
     ours = re.compile(re.escape(f".{target.name}.") + r"[0-9a-f]{16}\.tmp")
     for left in target.parent.iterdir():
-        if not ours.fullmatch(left.name):
+        if not ours.fullmatch(left.name) or (abandoned and not (left.is_dir() and _is_abandoned(left))):
             continue
         if left.is_dir():
             shutil.rmtree(left, ignore_errors=True)
