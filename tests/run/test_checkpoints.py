@@ -763,6 +763,7 @@ def test_the_demo_resumes(path, capsys, monkeypatch):
     assert "this run has ended at step 30" in capsys.readouterr().out
 
 
+@pytest.mark.filterwarnings("ignore:[fg] differs between two calls:bilevel.errors.ProblemWarning")
 def test_a_problem_that_draws_can_be_resumed(path):
     def upper(x, y):
         return (torch.nn.functional.dropout(y, 0.5) - 1).square().sum()

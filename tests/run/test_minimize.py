@@ -135,6 +135,7 @@ def test_a_run_is_resumed_with_its_own_solver():
     assert unnamed.solver == str(solver)
 
 
+@pytest.mark.filterwarnings("ignore:[fg] differs between two calls:bilevel.errors.ProblemWarning")
 def test_the_solver_is_chosen_by_the_problem():
     """Deterministic functions: SmoothedBFGS; noise: DMLCBO; and the reason."""
     exact = bilevel.minimize(simple_problem(), START, steps=3)
