@@ -28,7 +28,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 NONE_YET = { code=$$?; [ $$code = 5 ] && echo "There is no such test yet." || exit $$code; }
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test slow reliability browser bench pieces lint format size docs pins clean distclean
+.PHONY: help demo test slow reliability reliability-kills reliability-mutants reliability-claims reliability-ranks reliability-modes browser bench pieces lint format size docs pins clean distclean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -44,6 +44,17 @@ slow: $(STAMP) ## Run the slow tests
 
 reliability: $(STAMP) ## Run long runs, interruptions and fault injection
 	@$(BIN)/python -m pytest -m "reliability and not browser" $(ARGS) || $(NONE_YET)
+
+# The parts of `make reliability` behind the figures of docs/trust.md; each prints what it found and how long it took.
+reliability-kills: FILES = tests/reliability/test_killed_runs.py tests/reliability/test_killed_cleaning.py tests/reliability/test_sweeps.py
+reliability-mutants: FILES = tests/reliability/test_mutants.py
+reliability-claims: FILES = tests/reliability/test_broken_problems.py
+reliability-ranks: FILES = tests/reliability/test_lost_ranks.py tests/test_ranks.py
+reliability-kills reliability-mutants reliability-claims reliability-ranks: $(STAMP)
+	@$(BIN)/python -m pytest -m "reliability and not browser" $(FILES) $(ARGS)
+
+reliability-modes: $(STAMP)
+	@$(BIN)/python -m pytest tests/test_torch_modes.py $(ARGS)
 
 browser: $(STAMP) ## Run the tests that open pages in Chromium (installs Debian's chromium when it can)
 	@command -v "$(CHROMIUM)" >/dev/null || $(MAKE) --no-print-directory chromium

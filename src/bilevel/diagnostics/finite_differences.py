@@ -44,7 +44,7 @@ class Probe:
 
     @classmethod
     def checked(cls, problem: Problem, x: Vector, y: Vector | None, *, warn: bool = True) -> Self:
-        """At a user's x, with a user's start y of the lower level (default `problem.y0`); warns of wrong derivatives."""
+        """At a user's x, with a user's start y of the lower level (default `problem.y0`); warns of wrong parts."""
         x = tree_map(Tensor.detach, check_vector("x", x))
         start = check_lower_start(problem, problem.constraint_at(x), y)
         check_calls(uncounted(problem), x, start)

@@ -204,6 +204,8 @@ def final_status(solution: Solution, iterations: int) -> tuple[str, str]:
     if solution.status is Status.SERIES_DIVERGES:
         ended = Status.STEPS if solution.stats["steps"] >= iterations else Status.TIME
         return STATUS[ended], str(solution.status)
+    if solution.status in (Status.UNSOLVED, Status.ABOVE_START):  # the curve shows it
+        return STATUS[Status.STEPS if solution.stats["steps"] >= iterations else Status.TIME], ""
     if solution.status in STATUS:
         return STATUS[solution.status], ""
     kind = "diverged" if solution.status is Status.DIVERGED else "failed"
