@@ -108,3 +108,14 @@ def test_looking_counts_nothing():
     given = right_setup(0).problem
     bilevel.hypergradient(given, given.x0)
     assert not any(given.costs.as_dict().values())
+
+
+@pytest.mark.parametrize("options", [{}, {"tol": 1e-3}, {"tol": 1e-3, "delta": 1e-2}], ids=str)
+@pytest.mark.filterwarnings("ignore::bilevel.errors.ProblemWarning")
+def test_nothing_is_claimed_of_a_wrong_problem(options):
+    """A term is missing in grad_y g, so that y is not y*(x) whatever F seems to be."""
+    (way,) = (way for way in WRONG_SETUPS if way.name == "term missing in the lower gradient")
+    given = way.draw(7).problem
+    for _ in range(2):  # the second call warns of nothing, and still knows
+        status = bilevel.minimize(given, seconds=2, **options).status
+        assert status not in (bilevel.Status.CONVERGED, bilevel.Status.STATIONARY, bilevel.Status.CERTIFIED)

@@ -46,10 +46,10 @@ class SlopeTest(NamedTuple):
 
 def warn_of_flaws(
     problem: Problem, x: Vector, y: Vector, *, upper: bool = True, beside: bool = False, stacklevel: int = 3
-) -> None:
+) -> bool:
     """Warn (`ProblemWarning`) if f, g or the set is random, or a derivative grossly wrong; once per problem and shape.
 
-    Problems of bilevel itself, those on several ranks and those with function constraints are not looked at.
+    Whether that is so is returned every time. Problems of bilevel itself, those on several ranks and those with function constraints are not looked at.
 
     Parameters
     ----------
@@ -64,19 +64,15 @@ def warn_of_flaws(
     """
     key = (upper, beside, *(tuple(u.shape) for u in (*leaves(x), *leaves(y))))
     own = type(problem) is not Problem and type(problem).__module__.startswith("bilevel.")
-    if own or problem.ranks.size > 1 or problem.inequality is not None:
-        return
-    if problem.looked_at is None or key in problem.looked_at:
-        return
-    problem.looked_at.add(key)
-    with torch.random.fork_rng(devices=[]):  # a run that draws from the generator finds it as it was
-        found = _first_flaw(problem, x, y, upper, beside)
-    if found:
-        warnings.warn(
-            f"{found}; bilevel.check_hypergradient(problem, x) looks closer",
-            ProblemWarning,
-            stacklevel=stacklevel,
-        )
+    if own or problem.ranks.size > 1 or problem.inequality is not None or problem.looked_at is None:
+        return False
+    if key not in problem.looked_at:
+        with torch.random.fork_rng(devices=[]):  # a run that draws from the generator finds it as it was
+            found = problem.looked_at[key] = _first_flaw(problem, x, y, upper, beside)
+        if found:
+            message = f"{found}; bilevel.check_hypergradient(problem, x) looks closer"
+            warnings.warn(message, ProblemWarning, stacklevel=stacklevel)
+    return bool(problem.looked_at[key])
 
 
 def _first_flaw(problem: Problem, x: Vector, y: Vector, upper: bool, beside: bool) -> str:

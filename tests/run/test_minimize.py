@@ -1,5 +1,6 @@
 """The loop: reproducible bits, output rules, early stopping, divergence, memory."""
 
+import math
 import subprocess
 import sys
 
@@ -505,3 +506,29 @@ def test_what_a_loop_does_to_a_state_changes_no_later_one():
                 state.x.fill_(100.0)
                 state.y.fill_(100.0)
     assert torch.equal(*found)
+
+
+def one_sided(**parts):
+    zero = torch.zeros(2).double()
+    given = {"upper": lambda x, y: (y - 0.1).square().sum(), "lower": lambda x, y: (y - 3 * x).square().sum()}
+    return bilevel.Problem(**{**given, **parts}, x0=zero + 0.2, y0=zero)
+
+
+@pytest.mark.parametrize(
+    "solver", [bilevel.DMLCBO(upper_step=50.0), bilevel.Approx(upper_step=30.0, step_rule="fixed")]
+)
+def test_a_run_that_ends_above_its_start_says_so(solver):
+    """Steps that are far too long end at the bounds of x, where h vanishes."""
+    given = one_sided(upper_constraint=bilevel.sets.Box(-1.0, 1.0))
+    solution = bilevel.minimize(given, steps=101, solver=solver)
+    assert (solution.status, solution.status.ok) == (bilevel.Status.ABOVE_START, False)
+    assert bilevel.upper_value(given, solution.x) > bilevel.upper_value(given, given.x0)
+
+
+@pytest.mark.parametrize("solver", [bilevel.DMLCBO(), bilevel.Approx(), bilevel.solvers.ProjectedSOBA()])
+def test_a_run_without_a_hypergradient_says_so(solver):
+    """g does not depend on y_2, and f does."""
+    given = one_sided(lower=lambda x, y: (y[0] - x.sum()).square() + 0 * y[1])
+    solution = bilevel.minimize(given, steps=30, solver=solver)
+    assert math.isnan(solution.history[-1].stationarity)
+    assert (solution.status, solution.status.ok) == (bilevel.Status.UNSOLVED, False)

@@ -37,6 +37,7 @@ from ..solvers import DMLCBO, SmoothedBFGS, Solver, State
 from ..solvers.base import FIXED_SET, check_compatible, needs_of, unmet
 from ..solvers.smoothed_bfgs import SmoothedBFGSState
 from ..spaces import Vector, leaves
+from ..tolerances import lower_residual as lower_tolerance
 from ._encoding import TensorStore, encode
 from .checkpoint import Checkpoint, Outcome, RunDocument
 from .choice import choose_solver
@@ -56,8 +57,9 @@ SAME_PROBLEM = 1e-3
 CERTIFICATE_SAMPLES = 50
 """How many Jacobians a certificate looks at when it decides whether to stop: its eps is a bound with any number."""
 SAME_ARITHMETIC = "the same arithmetic gave other bits there: use processors, libraries and threads of one kind"
-SOLVING_STEPS, HIGHER = 500, 1e-3
-"""A run ends above its start if F, after at most so many lower-level steps, is higher by this part of it."""
+SHORT, SOLVING_STEPS, HIGHER = 20, 500, 1e-3
+"""A run of at least so many steps ends above its start if F, after at most so many lower-level steps, is higher by this
+part of it."""
 POLISHING_STEPS = 50
 """Lower-level steps before f is compared in output="best": f at an unconverged y is too optimistic."""
 
@@ -253,6 +255,7 @@ class SolverStage(Stage):
         self._form: MovingSetRewrite | None = None
         self._start: tuple[Vector, Vector] | None = None
         self._first: tuple[Vector, Vector] | None = None  # where this call began the run
+        self._flawed = False  # derivatives do not agree with differences: nothing is claimed
         self._records: list[Record] = []  # the first of this call, and the last
 
     def start(self, x0: Vector | None, y0: Vector | None) -> None:
@@ -262,7 +265,7 @@ class SolverStage(Stage):
         if self._form is not None:
             x, y = check_start(uncounted(self.problem), x, self._form.to_fixed(x, y))
         check_compatible(self.solver, self.problem, self.problem.constraint_at(x), y)
-        warn_of_flaws(uncounted(self.problem), x, y, stacklevel=4)
+        self._flawed = warn_of_flaws(uncounted(self.problem), x, y, stacklevel=4)
         parts = zip(leaves(x), self.problem.x_space.flags(x), strict=True)
         whole = {"x0": fingerprint([part for part, divided in parts if not divided]), "y0": fingerprint(y)}
         self.problem.ranks.agree(whole, "start from the same point on every rank")
@@ -284,6 +287,7 @@ class SolverStage(Stage):
         except BilevelError as error:
             raise IncompatibleError(f"the run to resume does not fit this problem: {error}; {other}") from error
         check_same_problem(given, state.x, state.y, document.identity)
+        self._flawed = warn_of_flaws(problem, state.x, state.y, stacklevel=4)
         known = not document.identity or "f" in document.identity  # f gives the same value when it is called again
         if known and document.history and document.history[-1].step == state.step:
             was, now = document.history[-1].upper, float(problem.linearize(state.x, state.y).upper_value)
@@ -366,9 +370,10 @@ class SolverStage(Stage):
 
     def stop(self, state: Iterate, row: Record) -> Status | None:
         if state.current.ended:
-            return Status[state.current.ended.upper()]
+            ended = Status[state.current.ended.upper()]
+            return Status.STALLED if self._flawed and ended is Status.CONVERGED else ended
         tol, delta = self.plan.tol, self.plan.delta
-        if tol is None or not row.lower_residual <= tol:
+        if tol is None or self._flawed or not row.lower_residual <= tol:
             return None
         if delta is not None:
             return Status.CERTIFIED if self._certified(state.current, delta, tol) else None
@@ -400,17 +405,30 @@ class SolverStage(Stage):
         return Status.ABOVE_START if self._above_start(state.current) else status
 
     def _above_start(self, state: State) -> bool:
-        """Whether F is higher than where this call began, after lower-level steps that are few beside those taken.
+        """Whether F is higher than where this call began, if a few lower-level steps tell; not asked of short runs.
 
         With a sampler, whose steps are cheaper than those on all the data, only where f is higher.
         """
-        if self._first is None or (self.problem.sampler and self._records[-1].upper <= self._records[0].upper):
+        if (
+            self._first is None
+            or state.step < SHORT
+            or self.problem.inequality is not None
+            or self.problem.ranks.size > 1
+        ):
             return False
-        problem, values, most = uncounted(self.problem), [], min(SOLVING_STEPS, 1 + state.step // 4)
+        if self.problem.sampler is not None and self._records[-1].upper <= self._records[0].upper:
+            return False
+        problem, values = uncounted(self.problem), []
+        tol = max(1e-3 * self._records[0].lower_residual, lower_tolerance(leaves(state.y)[0].dtype))
         for x, y in (self._first, (state.x, state.y)):
-            solved = solve_lower(problem, x, y, max_steps=most)
+            try:
+                solved = solve_lower(problem, x, y, tol=tol, max_steps=min(SOLVING_STEPS, max(SHORT, state.step // 4)))
+            except BilevelError:
+                return False
+            if not solved.converged:
+                return False
             values.append(float(problem.linearize(x, solved.y).upper_value))
-        return values[1] > values[0] + HIGHER * abs(values[0])
+        return values[1] > values[0] + HIGHER * max(abs(values[0]), abs(self._records[0].upper)) + 1e-12
 
     def _certified(self, state: State, delta: float, tol: float) -> bool:
         """eps and the error of the lower level behind it are within tol."""

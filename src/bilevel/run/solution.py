@@ -49,7 +49,7 @@ class Status(Enum):
     )
     STALLED = (
         "no descent lowers F by much any more, but F was not verified to be stationary (it falls in a direction that "
-        "was tried, or g is not convex in y); the best point is returned: another x0 or seed may lead further"
+        "was tried, g is not convex in y, or a derivative is wrong); the best point is returned: another x0 or seed may lead further"
     )
     UNFINISHED = (
         "all steps were taken, or the time was up, while F was still falling; resume=solution with more steps or "
@@ -274,7 +274,8 @@ class Solution:
     def status(self) -> Status:
         """Why the run ended; `str(status)` explains."""
         ended = self.document.status
-        limited = ended in (Status.STEPS, Status.TIME, Status.STATIONARY, Status.CERTIFIED)
+        claims, weak = (Status.STATIONARY, Status.CERTIFIED), (Status.UNSOLVED, Status.ABOVE_START)
+        limited = ended in (Status.STEPS, Status.TIME, *claims, *weak)
         return Status.SERIES_DIVERGES if limited and self.stats["series_diverged"] else ended
 
     @property
