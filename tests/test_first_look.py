@@ -85,7 +85,7 @@ def test_the_check_names_the_cause_and_warns_of_nothing():
 
 def test_float32_that_loses_its_digits():
     parts = Parts(0)
-    large = 1e6 * (1 + torch.rand(parts.n, generator=parts.generator, dtype=torch.float64))
+    large = 1e7 * (1 + torch.rand(parts.n, generator=parts.generator, dtype=torch.float64))
     given = bilevel.Problem(
         lambda x, y: (y + large.to(y) - large.to(y) - parts.t.to(y)).square().sum() + x.sum(),
         lambda x, y: (y - parts.A.to(x) @ x - parts.b.to(x)).square().sum(),

@@ -49,7 +49,8 @@ def warn_of_flaws(
 ) -> bool:
     """Warn (`ProblemWarning`) if f, g or the set is random, or a derivative grossly wrong; once per problem and shape.
 
-    Whether that is so is returned every time. Problems of bilevel itself, those on several ranks and those with function constraints are not looked at.
+    Whether that is so is returned every time. Problems of bilevel itself, on several ranks or with function
+    constraints are not looked at.
 
     Parameters
     ----------
