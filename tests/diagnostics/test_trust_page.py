@@ -14,7 +14,7 @@ def test_the_blocks_print_what_the_page_shows(capsys):
     names: dict[str, object] = {}
     codes = re.findall(r"```\{computed\}\n:silent:\n(.*?)```", PAGE, re.DOTALL)
     shown = re.findall(r"```text\n(.*?)```", PAGE, re.DOTALL)
-    assert len(codes) == len(shown) == 2
+    assert len(codes) == len(shown) == 3
     for code, text in zip(codes, shown, strict=True):
         exec(code, names)
         assert capsys.readouterr().out == text
