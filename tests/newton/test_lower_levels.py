@@ -6,6 +6,7 @@ import torch
 import bilevel
 from bilevel import sets
 from bilevel.newton import DenseLevel, OperatorLevel, Smoothing
+from tests.wrong_setups import WRONG_SETUPS
 
 DOUBLE = torch.float64
 SIZE = 12
@@ -102,3 +103,11 @@ def test_a_point_without_a_solution_is_marked_as_failed():
     problem = bilevel.Problem(lambda x, y: y.sum(), lambda x, y: (y * x.log()).sum() + y.square().sum())
     level = DenseLevel(problem, torch.ones(2, dtype=DOUBLE), torch.zeros(2, dtype=DOUBLE))
     assert not level.evaluate(torch.tensor([-1.0, 1.0], dtype=DOUBLE)).ok
+
+
+@pytest.mark.filterwarnings("ignore::bilevel.errors.ProblemWarning")
+def test_a_jacobian_that_takes_one_vector_at_a_time_is_refused_by_name():
+    way = next(way for way in WRONG_SETUPS if way.name == "projection missing")
+    setup = way.draw(15)
+    with pytest.raises(bilevel.IncompatibleError, match="HandSet.*does not take stacks of vectors"):
+        bilevel.minimize(setup.problem, setup.x, setup.problem.y0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .._storable import storable
+from ..errors import IncompatibleError
 from ..sets.base import ConvexSet
 from ..spaces import Vector, leaves, tree_map
 
@@ -41,7 +42,15 @@ class SmoothedSet:
     def apply(self, z: Vector, rows: Vector) -> Vector:
         """H_bar v for each v of a stack."""
         wide = tree_map(lambda u: u.unsqueeze(1).expand(u.shape[0], self.count, *u.shape[1:]).contiguous(), rows)
-        return tree_map(lambda u: u.mean(1), self.constraint.jacobian(self.points(z)).apply(wide))
+        jacobian = self.constraint.jacobian(self.points(z))
+        try:
+            return tree_map(lambda u: u.mean(1), jacobian.apply(wide))
+        except (RuntimeError, IndexError) as error:
+            raise IncompatibleError(
+                f"the Jacobian of {self.constraint!r} does not take stacks of vectors, which smoothing needs: let its "
+                "apply broadcast over leading dimensions (bilevel.testing.SetTestCase tests that), or pass "
+                "solver=bilevel.DMLCBO()"
+            ) from error
 
     def spread(self, u: Vector) -> Vector:
         """The transpose of the mean: u / K at each of the points."""
