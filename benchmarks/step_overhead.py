@@ -4,8 +4,8 @@ The problem is README's: weighted least squares over |y|_1 <= 1. The loop by han
 operations (autograd.grad for gradients and products, projection and Jacobian by sorting, conjugate gradients from the
 last adjoint) without spaces, checks, counts, records and interruption; both end at the same x to 1e-8.
 Times are processor seconds of the two in turn, the median of the ratios.
-Calls are counted as cProfile counts them, between steps 30 and 90. About three quarters of those of the loop by hand are within
-`torch.autograd.grad`, which is called seven times per step and makes 36 to 43 calls of its own each time.
+Calls are counted as cProfile counts them, between steps 30 and 90. About three quarters of those of the loop by hand
+are within `torch.autograd.grad`, which is called seven times per step and makes 36 to 43 calls of its own each time.
 """
 
 from __future__ import annotations

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
+from tests.wrong_setups import WRONG_SETUPS
 
 import bilevel
 from bilevel import sets
 from bilevel.newton import DenseLevel, OperatorLevel, Smoothing
-from tests.wrong_setups import WRONG_SETUPS
 
 DOUBLE = torch.float64
 SIZE = 12
