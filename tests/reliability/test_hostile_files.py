@@ -123,6 +123,8 @@ def test_the_package_has_no_reader_of_formats_that_run_or_unpack():
             found = {name.split(".")[0] for name in names} & FORBIDDEN
             if path.name == "packed_models.py":  # what skops compresses; it builds objects of listed types alone
                 found -= {"zipfile"}
+            if path.name == "headers.py":  # compressed tables, read in blocks of text
+                found -= {"zipfile", "gzip", "bz2", "lzma"}
             if path.parent.name == "datasets" and path.name in UNPACKED_IN_MEMORY:
                 found -= {"zipfile", "tarfile", "gzip", "bz2"}
             if {"experiments", "datasets", "cli"} & set(path.parts):

@@ -225,7 +225,7 @@ class MetaLearner:
         if optimizer is None:
             self._updates = SolverUpdates(self.solver, seeds)
         else:
-            estimator = getattr(self.solver, "hypergradient", None)
+            estimator = getattr(self.solver, "estimator", getattr(self.solver, "hypergradient", None))
             self._updates = OptimizerUpdates(network, optimizer, scheduler, estimator, seeds)
         self.identity = {**(about or {}), **self._settings()}
         self.costs = Costs()

@@ -204,8 +204,9 @@ class DMLCBO:
         """eta_k = t / sqrt(m + k)."""
         return self.rate / math.sqrt(self.delay + k)
 
-    def estimator(self, problem: Problem) -> Estimator:
-        """The estimator of h that "auto" means for this problem."""
+    @property
+    def estimator(self) -> Estimator:
+        """The estimator of h, also where `hypergradient` is "auto"."""
         if not isinstance(self.hypergradient, str):
             return self.hypergradient
         smoothing = Perturbed(radius="auto") if self.upper_step == "auto" else Exact()
@@ -224,7 +225,7 @@ class DMLCBO:
             solved = solve_from(problem, x, y, curvature=curvature, tol=tol, max_steps=FIRST_STEPS)
             y, curvature = solved.y, solved.curvature
             lin = problem.linearize(x, y)
-        sample = self.estimator(problem).estimate(lin, streams, curvature=curvature)
+        sample = self.estimator.estimate(lin, streams, curvature=curvature)
         h, v = sample.gradient, lin.lower_grad_y
         x_space, y_space = problem.x_space, problem.y_space(lin.constraint)
         distance, squares = self._distances(lin, h, 0.0, 0.0)
@@ -271,7 +272,7 @@ class DMLCBO:
         y, curvature, lag = self._next_y(problem, state, x, average)
         lin = problem.linearize(x, y, batch_of(problem, streams, y))
         curvature, direction = self._curvature(lin, streams, Eigenpair(curvature, state.curvature_direction))
-        sample = self.estimator(problem).estimate(lin, streams, curvature=curvature, start=state.adjoint)
+        sample = self.estimator.estimate(lin, streams, curvature=curvature, start=state.adjoint)
         h, v = sample.gradient, lin.lower_grad_y
         x_space, y_space, settled = problem.x_space, problem.y_space(lin.constraint), k == SETTLING
         lower_moment = state.lower_moment  # of the start; steps 1/L need none
