@@ -358,7 +358,7 @@ def test_two_point_factors_amplify():
 def test_two_point_is_not_the_default():
     """Erratum 4: the published form stays available; nothing uses it unless asked."""
     assert Neumann().smoothing == Perturbed()
-    assert DMLCBO().hypergradient == LinearSolve(tol=1e-3, max_iterations=30)
+    assert DMLCBO().estimator == LinearSolve(tol=1e-3, max_iterations=30)
     assert LinearSolve().smoothing == Exact()
     assert DMLCBO.as_published(gamma=0.1, tau=0.1).hypergradient.smoothing == TwoPoint(radius=1e-6)
 

@@ -132,7 +132,7 @@ def test_three_terms_give_a_direction_not_the_gradient():
     three = full_sum(problem, x, x, 0.5, 3)
     stated(8, "0.87", cosine(three, truth), rel=5e-3)
     stated(8, "0.97", relative_error(three, truth), rel=5e-3)
-    assert isinstance(DMLCBO().hypergradient, LinearSolve)
+    assert isinstance(DMLCBO().estimator, LinearSolve)
 
 
 def digits(reduction=torch.mean):
