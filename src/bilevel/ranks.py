@@ -12,7 +12,6 @@ import hashlib
 import json
 import os
 import struct
-import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -29,8 +28,6 @@ from .errors import InvalidInputError, RankConnectionError, RankError, first_lin
 
 TIMEOUT = 300.0
 """Seconds that a rank waits for the others."""
-STORE_ANSWERS = 5.0
-"""Seconds that it waits for their last words."""
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """What `torchrun` tells its processes."""
 ROOM, SHORT = 1 << 13, 1 << 16
@@ -266,29 +263,18 @@ class Ranks:
         try:
             communicate(*arguments, group=self._group, **settings)
         except (RuntimeError, OSError) as error:
-            others = " or ".join(f"rank {rank}" for rank in range(self.size) if rank != self.rank)
             unknown = (
-                f"rank {self.rank} lost {others} ({first_line(error)}): it ended or hangs; its own message tells why, "
-                "and a run that writes a checkpoint can be resumed"
+                f"rank {self.rank} lost the other ranks ({first_line(error)}): one of them ended or hangs; its own "
+                "message tells why, and a run that writes a checkpoint can be resumed"
             )
             raise RankError(self._cause() or unknown) from error
 
     def _cause(self) -> str | None:
-        """Why another rank has left, as far as it could tell.
-
-        The store is in the process of rank 0, and does not answer where that is stopped: it is asked by a thread.
-        """
-        answers: list[str] = []
-
-        def ask() -> None:
-            with contextlib.suppress(RuntimeError, OSError):
-                if self._attempt is not None and self._attempt.check(["cause"]):
-                    answers.append(self._attempt.get("cause").decode())
-
-        asking = threading.Thread(target=ask, daemon=True)
-        asking.start()
-        asking.join(STORE_ANSWERS)
-        return answers[0] if answers else None
+        """Why another rank has left, as far as it could tell."""
+        with contextlib.suppress(RuntimeError, OSError):
+            if self._attempt is not None and self._attempt.check(["cause"]):
+                return self._attempt.get("cause").decode()
+        return None
 
     def _leave(self, error: BaseException) -> None:
         """Tell the others, who may wait in a sum, why this rank goes."""
