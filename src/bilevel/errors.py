@@ -28,7 +28,7 @@ class InvalidInputError(BilevelError, ValueError):
     >>> import bilevel
     >>> bilevel.hypergradients.Perturbed(radius=-1.0)
     Traceback (most recent call last):
-    bilevel.errors.InvalidInputError: radius must be a positive number, got -1.0; for no smoothing use Exact()
+    bilevel.errors.InvalidInputError: radius must be a positive number or "auto", got -1.0; for no smoothing use Exact()
     """
 
 

@@ -207,6 +207,7 @@ class HyperCleaner(ClassifierMixin, BaseEstimator):
 
     # --- fitting --------------------------------------------------------------------------------------------------
 
+    @torch.inference_mode(False)  # derivatives are needed, whatever mode the caller is in
     def fit(
         self,
         X: Any,

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 TEXT_FILES, PARQUET_FILES, ARRAY_FILES = (".csv", ".tsv", ".txt"), (".parquet", ".pq"), (".npy",)
 COMPRESSED: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open, ".zip": None}
 SEPARATORS = ",;\t|"
+DECODED = 2**28
+"""Bytes of a file that are tried before its encoding is believed."""
 START = 1 << 20
 """Bytes that the separator and the names of columns are found in."""
 ENCODINGS = {"cp1252": "Windows-1252", "latin-1": "ISO 8859-1", "utf-16": "UTF-16"}
@@ -118,17 +120,20 @@ def _text_header(path: Path, *version: int) -> TextHeader:
 
 
 def _encoding(path: Path) -> str:
-    """UTF-8 if every byte agrees, UTF-16 by its mark, otherwise Windows-1252 or ISO 8859-1."""
+    """UTF-8 if every byte of the first 256 MB agrees, UTF-16 by its mark, otherwise Windows-1252 or ISO 8859-1."""
     if next(blocks(path), b"")[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
         return "utf-16"
     return next((name for name in ("utf-8-sig", "cp1252") if _decodes(path, name)), "latin-1")
 
 
 def _decodes(path: Path, encoding: str) -> bool:
-    decoder = codecs.getincrementaldecoder(encoding)()
+    decoder, size = codecs.getincrementaldecoder(encoding)(), 0
     try:
         for block in blocks(path):
             decoder.decode(block)
+            size += len(block)
+            if size >= DECODED:
+                return True
         decoder.decode(b"", final=True)
     except UnicodeDecodeError:
         return False

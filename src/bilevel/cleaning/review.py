@@ -83,7 +83,7 @@ def queue_of(quality: np.ndarray, open_rows: np.ndarray, seed: int = 0) -> tuple
     --------
     >>> rows, drawn = queue_of(np.array([0.9, 0.1, 0.5, 0.2, 0.8, 0.7]), np.arange(6))
     >>> rows[~drawn][:3].tolist(), drawn.tolist()
-    ([1, 3, 2], [False, False, True, False, False, True])
+    ([1, 5, 4], [False, False, True, False, False, True])
     """
     count = min(QUEUE, len(open_rows))
     drawn = np.arange(count) % RANDOM == RANDOM - 1
