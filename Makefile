@@ -49,7 +49,7 @@ reliability: $(STAMP) ## Run long runs, interruptions and fault injection
 reliability-kills: FILES = tests/reliability/test_killed_runs.py tests/reliability/test_killed_cleaning.py tests/reliability/test_sweeps.py
 reliability-mutants: FILES = tests/reliability/test_mutants.py
 reliability-claims: FILES = tests/reliability/test_broken_problems.py
-reliability-ranks: FILES = tests/reliability/test_lost_ranks.py tests/test_ranks.py
+reliability-ranks: FILES = tests/test_ranks.py
 reliability-kills reliability-mutants reliability-claims reliability-ranks: $(STAMP)
 	@$(BIN)/python -m pytest -m "reliability and not browser" $(FILES) $(ARGS)
 
