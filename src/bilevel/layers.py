@@ -17,7 +17,7 @@ from ._checks import (
     check_set_only,
     check_vector,
 )
-from ._derivatives import warn_of_flaws
+from ._derivative_check import warn_of_flaws
 from .errors import InvalidInputError, LinearSystemWarning
 from .hypergradients import Estimator, Hypergradient, LinearSolve
 from .linearization import Linearization

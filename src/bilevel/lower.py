@@ -21,7 +21,7 @@ from ._checks import (
     check_problem,
     check_vector,
 )
-from ._derivatives import warn_of_flaws
+from ._derivative_check import warn_of_flaws
 from .curvature import largest_curvature
 from .errors import LowerLevelWarning, NonFiniteError
 from .linearization import Costs

@@ -12,11 +12,11 @@ from numbers import Integral
 
 import torch
 
-from ._storable import storable
+from ._serializable import serializable
 from .errors import InvalidInputError, InvalidTypeError
 
 
-@storable
+@serializable
 @dataclass(frozen=True, kw_only=True)
 class Seeds:
     """One seed per source of randomness.

@@ -12,13 +12,13 @@ import pytest
 import torch
 
 import bilevel
-from bilevel.run._encoding import storable
+from bilevel.run._serialization import serializable
 from bilevel.run.checkpoint import Checkpoint, RunDocument
 from bilevel.run.engine import Limits, Run, Stage
 from bilevel.run.solution import Status
 
 
-@storable
+@serializable
 @dataclass
 class Walk:
     """A random walk."""

@@ -33,7 +33,7 @@ from ..hypergradients import LinearSolve
 from ..lower import LowerSolution, solve_from
 from ..random import Seeds
 from ..ranks import Ranks
-from ..run._encoding import storable
+from ..run._serialization import serializable
 from ..run.engine import Limits, Run, Stage
 from ..run.solution import Status
 from ..sets.base import ConvexSet
@@ -166,7 +166,7 @@ class CleaningFit:
     poor: str  # why the model is not to be trusted; empty if nothing is wrong
 
 
-@storable
+@serializable
 @dataclass(frozen=True)
 class Learned:
     """What one noise model learned: the last x, or where x has weights of rows the best on the rows held out."""
@@ -177,7 +177,7 @@ class Learned:
     step: int = 0
 
 
-@storable
+@serializable
 @dataclass(frozen=True)
 class Start:
     """Where learning starts: the validation rows' own model, the radius that goes with it, and why it is poor."""
@@ -187,7 +187,7 @@ class Start:
     poor: str
 
 
-@storable
+@serializable
 @dataclass(frozen=True)
 class LearningState:
     """A solver's state, the loss there, and what was learned so far."""
@@ -206,7 +206,7 @@ class LearningState:
         return self.solver.is_finite()
 
 
-@storable
+@serializable
 @dataclass(frozen=True)
 class FitState:
     """The model, its residual and a curvature that was safe, after so many strides of the last training."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .._checks import CALL_ERRORS, check_calls, check_lower_start, check_vector
-from .._derivatives import warn_of_flaws
+from .._derivative_check import warn_of_flaws
 from ..hypergradients import LinearSolve
 from ..lower import LowerSolution, solve_lower, uncounted
 from ..problem import Linearization, Problem

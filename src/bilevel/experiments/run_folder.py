@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .._files import flush_folder
-from .._storable import declared_types, matches
+from .._serializable import declared_types, matches
 from ..errors import CorruptFileError
 
 if TYPE_CHECKING:

@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 from .._checks import check_count, check_number
 from .._fingerprint import fingerprint
-from .._storable import matches
+from .._serializable import matches
 from ..errors import InvalidInputError, NonFiniteError
 from ..linearization import Costs, check_modes
 from ..random import RandomStreams, Seeds
 from ..ranks import Ranks
-from ..run._encoding import storable
+from ..run._serialization import serializable
 from ..run.checkpoint import Checkpoint, RunDocument
 from ..run.engine import Limits, Run, Stage
 from ..run.solution import Status
@@ -32,7 +32,7 @@ from .updates import OptimizerUpdates, SolverUpdates, Updates
 KIND = "MetaLearner.fit"
 
 
-@storable
+@serializable
 @dataclass(frozen=True)
 class TrainingRecord:
     """One line of the learning curve.
@@ -70,7 +70,7 @@ class TrainingRecord:
         return Accuracy(self.validation, self.interval, self.tasks)
 
 
-@storable
+@serializable
 @dataclass(frozen=True)
 class TrainingState:
     """All that training needs to go on with the same bits.

@@ -4,9 +4,9 @@ from .base import CURVATURE_LIMIT as CURVATURE_LIMIT
 from .base import Evaluation as Evaluation
 from .base import LowerLevel as LowerLevel
 from .base import flat as flat
+from .cached_hessian import KnownHessian as KnownHessian
 from .choice import lower_level as lower_level
 from .dense import DenseLevel as DenseLevel
-from .known_hessian import KnownHessian as KnownHessian
+from .descent_test import find_descent as find_descent
 from .operator import OperatorLevel as OperatorLevel
-from .probe import find_descent as find_descent
 from .smoothed_set import Smoothing as Smoothing

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._storable import storable
+from .._serializable import serializable
 from ..errors import BilevelError
 from ..linearization import Linearization
 from ..lower import solve_from
@@ -38,7 +38,7 @@ CURVATURE_LIMIT = 1e6
 again (penalties of e^28)."""
 
 
-@storable
+@serializable
 @dataclass
 class Evaluation:
     """F at one x (flat, float64): value, error bound, gradient, and where the next evaluation may start."""

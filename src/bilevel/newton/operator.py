@@ -25,7 +25,7 @@ from ..linearization import Linearization
 from ..problem import Problem
 from ..spaces import Space, Vector, leaves, tree_map
 from .base import Evaluation, LowerLevel, LowerPoint, Solved, flat, rows
-from .known_hessian import KnownHessian
+from .cached_hessian import KnownHessian
 from .operator_search import OperatorSearch
 from .smoothed_set import SmoothedSet, Smoothing
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .._storable import storable
+from .._serializable import serializable
 from ..errors import IncompatibleError
 from ..sets.base import ConvexSet
 from ..spaces import Vector, leaves, tree_map
 
 
-@storable
+@serializable
 @dataclass(frozen=True)
 class Smoothing:
     """How much the projection is smoothed: a radius in units of z, the eta it was chosen for, the number of draws."""

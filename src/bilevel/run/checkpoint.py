@@ -32,7 +32,7 @@ from .._files import (
     remove_temporaries,
 )
 from ..errors import CheckpointWarning, IncompatibleError, InvalidInputError, InvalidTypeError
-from ._encoding import load_value, save_value, storable
+from ._serialization import load_value, save_value, serializable
 from .solution import Status
 
 Fact = str | int | float | bool | None
@@ -133,7 +133,7 @@ def load_newest(path: Path, load: Callable[[Path], Content], describe: Callable[
         return content
 
 
-@storable
+@serializable
 @dataclass(frozen=True)
 class Outcome:
     """How a stage ended, and what it gave.
@@ -147,7 +147,7 @@ class Outcome:
     state: Any = field(default=None, metadata={"stored": False})
 
 
-@storable
+@serializable
 @dataclass(kw_only=True)
 class RunDocument:
     """All that the file of a run holds: what its finished stages gave, and how far the present one is.

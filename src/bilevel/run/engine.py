@@ -39,7 +39,7 @@ FAILURES = (NonFiniteError, NotConvergedError, EmptySetError)
 class Stage:
     """What an application writes: how its state begins and steps, and what is worth recording.
 
-    A state is anything with a number `step` and a method `is_finite()` that a file can hold: see `run._encoding`.
+    A state is anything with a number `step` and a method `is_finite()` that a file can hold: see `run._serialization`.
     Randomness is a function of the seed and the step, so that no generator has to be stored.
     """
 

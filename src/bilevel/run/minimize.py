@@ -24,7 +24,7 @@ from .._checks import (
     check_solver_object,
     check_start,
 )
-from .._derivatives import warn_of_flaws
+from .._derivative_check import warn_of_flaws
 from .._fingerprint import fingerprint
 from ..errors import BilevelError, IncompatibleError, InvalidInputError, InvalidTypeError
 from ..hypergradients import LinearSolve
@@ -38,12 +38,12 @@ from ..solvers.base import FIXED_SET, check_compatible, needs_of, unmet
 from ..solvers.smoothed_bfgs import SmoothedBFGSState
 from ..spaces import Vector, leaves
 from ..tolerances import lower_residual as lower_tolerance
-from ._encoding import TensorStore, encode
+from ._serialization import TensorStore, encode
 from .checkpoint import Checkpoint, Outcome, RunDocument
-from .choice import choose_solver
+from .default_solver import choose_solver
 from .engine import Callback, Limits, Run, Stage
 from .observers import check_logs, named_logs
-from .same_problem import check_same_problem, known_facts
+from .problem_identity import check_same_problem, problem_identity
 from .solution import STEPS, Iterate, Plan, Record, Solution, Status
 
 Output = Literal["last", "best", "sampled"]
@@ -226,7 +226,7 @@ def minimize(
             stage = SolverStage(uncounted(problem), solver, plan, Seeds.from_seed(seed))
             stage.start(x0, y0) if earlier is None else stage.resume(run.document)
             if place is not None and not run.document.identity:
-                run.document.identity = known_facts(problem, *stage.point(run.document))
+                run.document.identity = problem_identity(problem, *stage.point(run.document))
         if not ended:
             run.reopen(stage.name)
         limits = Limits(plan.steps, math.inf if seconds is None else seconds, plan.evaluate_every, clock)

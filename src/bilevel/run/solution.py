@@ -13,7 +13,7 @@ from .._checks import check_count, check_number
 from ..errors import InvalidInputError
 from ..solvers.base import State
 from ..spaces import Vector
-from ._encoding import is_vector, storable
+from ._serialization import is_vector, serializable
 
 if TYPE_CHECKING:
     from ..diagnostics import Certificate
@@ -25,7 +25,7 @@ STEPS, EVALUATE_EVERY = 10_000, 100
 """The default number of steps of a run, and of steps between its evaluations."""
 
 
-@storable
+@serializable
 class Status(Enum):
     """Why a run ended, with cause and remedy.
 
@@ -104,7 +104,7 @@ OK = (
 )
 
 
-@storable
+@serializable
 @dataclass(frozen=True, kw_only=True)
 class Record:
     """One evaluation of a run.
@@ -149,7 +149,7 @@ class Record:
     costs: dict[str, Any] = field(default_factory=dict)
 
 
-@storable
+@serializable
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """The arguments of a run of `minimize` that are needed to resume it, in addition to its state.
@@ -196,7 +196,7 @@ class Plan:
             raise InvalidInputError("the logs of a run are texts by name")
 
 
-@storable
+@serializable
 @dataclass(kw_only=True)
 class Iterate:
     """The state of a run of `minimize`: that of its solver, and the iterates that the output rule keeps."""
@@ -323,12 +323,12 @@ class Solution:
 
     def identified(self) -> RunDocument:
         """The run with what is known of its problem, so that no other problem resumes it."""
-        from .same_problem import known_facts
+        from .problem_identity import problem_identity
 
         if self.document.identity or self.problem is None:
             return self.document
         document = copy.copy(self.document)
-        document.identity = known_facts(self.problem, self.state.x, self.state.y)
+        document.identity = problem_identity(self.problem, self.state.x, self.state.y)
         return document
 
     @classmethod

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from .._storable import storable
+from .._serializable import serializable
 from ..newton import Evaluation, LowerLevel, flat
 from ..sets.base import ConvexSet
 from ..sets.free_space import FreeSpace
@@ -26,7 +26,7 @@ TRIALS = 30
 ARMIJO, WOLFE = 1e-4, 0.9
 
 
-@storable
+@serializable
 @dataclass(frozen=True)
 class Metric:
     """The inverse BFGS matrix B: dense, or by the last pairs (s, y), the newest last."""

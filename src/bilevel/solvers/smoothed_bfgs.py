@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from .._checks import check_choice, check_count, check_fields, check_number
-from .._storable import storable
+from .._serializable import serializable
 from ..errors import InvalidTypeError, NotConvergedError
 from ..newton import (
     CURVATURE_LIMIT,
@@ -57,7 +57,7 @@ FAR = (0.3, 1.0)
 """Where F never fell it may be flat around x0: it is looked at further away too, in units of |x|."""
 
 
-@storable
+@serializable
 @dataclass(frozen=True)
 class Round:
     """One descent: from the "first" point, the "best" one or a "hop" from it, by way of smoothed problems or directly.
@@ -97,7 +97,7 @@ ROUNDS = (
 """The direct descent, escapes by smoothing, shaken starts, and a last descent from the best point."""
 
 
-@storable
+@serializable
 @dataclass(frozen=True)
 class Phase:
     """Where the present descent stands: its metric, its values, and how often the metric was begun anew."""

@@ -9,11 +9,11 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 from .errors import InvalidInputError
 
 Class = TypeVar("Class", bound=type)
-STORABLE: dict[str, type] = {}
+SERIALIZABLE: dict[str, type] = {}
 """Dataclasses and enumerations that a file may hold, by name, beside the states of solvers."""
 
 
-def storable(cls: Class) -> Class:
+def serializable(cls: Class) -> Class:
     """Let files hold the objects of a dataclass, field by field, or of an enumeration; a class decorator.
 
     A field with the metadata {"stored": False} is left out, and has its default in an object from a file.
@@ -21,16 +21,16 @@ def storable(cls: Class) -> Class:
     Examples
     --------
     >>> from dataclasses import dataclass
-    >>> @storable
+    >>> @serializable
     ... @dataclass
     ... class Point:
     ...     step: int
-    >>> STORABLE["Point"] is Point
+    >>> SERIALIZABLE["Point"] is Point
     True
     """
-    if STORABLE.setdefault(cls.__name__, cls).__module__ != cls.__module__:
+    if SERIALIZABLE.setdefault(cls.__name__, cls).__module__ != cls.__module__:
         raise InvalidInputError(f"two classes are called {cls.__name__}: rename yours")
-    STORABLE[cls.__name__] = cls
+    SERIALIZABLE[cls.__name__] = cls
     return cls
 
 

@@ -28,7 +28,7 @@ SCALES = (0.1, 1.0)
 Facts = dict[str, Any]
 
 
-def known_facts(problem: Problem, x: Vector, y: Vector) -> Facts:
+def problem_identity(problem: Problem, x: Vector, y: Vector) -> Facts:
     """What tells this problem from another: lists of numbers and fingerprints, by the name of the part.
 
     A part that fails at the points, or gives other numbers when it is called again (dropout, say), is left out. On

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from .._storable import storable
+from .._serializable import serializable
 
 
-@storable
+@serializable
 @dataclass(frozen=True)
 class KnownHessian:
     """What is known of G: its largest and mean curvature, and rows on the coordinates `index`.

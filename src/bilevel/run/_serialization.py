@@ -1,7 +1,7 @@
 """Values in files: tensors are stored as tensors, all else is one JSON document beside them.
 
 A value is a tensor, a number, a text, None, or a dictionary (its keys are texts or whole numbers), list, tuple or
-`storable` dataclass of such values. Nothing in a file is ever run: a file names classes, and only those that are
+`serializable` dataclass of such values. Nothing in a file is ever run: a file names classes, and only those that are
 registered here, and solvers of the library and their states, are made from it.
 """
 
@@ -18,8 +18,8 @@ from torch import Tensor
 
 from .. import hypergradients, solvers
 from .._files import load_document, save_document
-from .._storable import STORABLE, declared_types, matches
-from .._storable import storable as storable
+from .._serializable import SERIALIZABLE, declared_types, matches
+from .._serializable import serializable as serializable
 from ..errors import InvalidInputError
 from ..hypergradients import smoothing
 from ..solvers.base import state_classes
@@ -159,8 +159,8 @@ NAMES = {"int": "a whole number", "float": "a number", "str": "a text", "Vector"
 
 
 def _class_named(name: str) -> type | None:
-    """A storable class, a state of a solver, or a solver of the library or a part of one."""
-    parts = {**vars(smoothing), **vars(hypergradients), **vars(solvers), **state_classes(), **STORABLE}
+    """A serializable class, a state of a solver, or a solver of the library or a part of one."""
+    parts = {**vars(smoothing), **vars(hypergradients), **vars(solvers), **state_classes(), **SERIALIZABLE}
     found = parts.get(name)
     return found if isinstance(found, type) and (is_dataclass(found) or issubclass(found, Enum)) else None
 
