@@ -46,7 +46,7 @@ reliability: $(STAMP) ## Run long runs, interruptions and fault injection
 	@$(BIN)/python -m pytest -m "reliability and not browser" $(ARGS) || $(NONE_YET)
 
 # The parts of `make reliability` behind the figures of docs/trust.md; each prints what it found and how long it took.
-reliability-kills: FILES = tests/reliability/test_killed_runs.py tests/reliability/test_killed_cleaning.py tests/reliability/test_sweeps.py
+reliability-kills: FILES = tests/reliability/test_killed_*.py tests/reliability/test_sweeps.py
 reliability-mutants: FILES = tests/reliability/test_mutants.py
 reliability-claims: FILES = tests/reliability/test_broken_problems.py
 reliability-ranks: FILES = tests/test_ranks.py

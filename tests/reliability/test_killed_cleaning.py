@@ -17,7 +17,7 @@ import pytest
 from bilevel.cleaning import training  # noqa: F401  (files hold its classes)
 from bilevel.run.checkpoint import RunDocument, previous_of
 
-KILLS = 10
+KILLS = 40
 pytestmark = pytest.mark.reliability
 
 
@@ -55,7 +55,7 @@ def wait_for(path: Path, process: subprocess.Popen[bytes]) -> None:
 
 @pytest.mark.parametrize("noise", ["auto", "rows"])
 def test_killed_cleaning_ends_with_the_same_bits(tmp_path, noise, record_property):
-    """Half of the ten kills hit all noise models in turn, half the weights of all rows."""
+    """Half of the kills hit all noise models in turn, half the weights of all rows."""
     record_property("figure", f"bilevel clean --noise {noise} killed {KILLS // 2} times: the same bits")
     write_tables(tmp_path)
     settings = ["--noise", noise, "--steps", "20"]

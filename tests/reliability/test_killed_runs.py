@@ -90,9 +90,9 @@ def test_kill_at_a_few_moments(server, whole, tmp_path):
 
 
 @pytest.mark.reliability
-def test_kill_at_50_random_moments(server, whole, tmp_path, record_property):
-    steps = killed_at_random_moments(server, tmp_path, whole, 50)
-    record_property("figure", f"minimize killed 50 times, after {len(set(steps))} different steps: the same bits")
+def test_kill_at_120_random_moments(server, whole, tmp_path, record_property):
+    steps = killed_at_random_moments(server, tmp_path, whole, 120)
+    record_property("figure", f"minimize killed 120 times, after {len(set(steps))} different steps: the same bits")
     assert len(set(steps)) >= 8  # the moments were spread over the run
 
 
