@@ -57,6 +57,7 @@ def store_figures(folder: Path, summaries: dict[str, dict]) -> None:
     parts = dict(sorted({**parts, **summaries}.items()))
     stored.write_text(json.dumps(parts, indent=1) + "\n")
     rows = [
-        f"| `{Path(part).name}` | {found['summary']} | {'<br>'.join(found['figures'])} |" for part, found in parts.items()
+        f"| `{Path(part).name}` | {found['summary']} | {'<br>'.join(found['figures'])} |"
+        for part, found in parts.items()
     ]
     (folder / "reliability.md").write_text("\n".join(["| part | tests | figures |", "| --- | --- | --- |", *rows, ""]))
