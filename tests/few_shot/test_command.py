@@ -24,6 +24,8 @@ def test_train_draw_and_evaluate(tmp_path, capsys):
     assert train("--out", out, "--steps", 4, "--picture", picture) == 0
     assert "accuracy on novel classes: " in capsys.readouterr().out
     assert "minutes of training" in picture.read_text()
+    assert main(["fewshot", "evaluate", str(out), "--episodes", "20", "--ways", "5"]) == 0
+    assert "5-way 1-shot tasks of generated" in capsys.readouterr().out
     assert main(["fewshot", "evaluate", str(out), "--episodes", "20"]) == 0
     shown = capsys.readouterr().out
     assert "3-way 1-shot tasks of generated, dmlcbo, 4 steps" in shown
@@ -42,6 +44,17 @@ def test_a_resumed_training_has_the_same_bits(tmp_path):
     for name, value in one.state.network.items():
         assert torch.equal(value, two.state.network[name])
     assert [record.validation for record in one.history] == [record.validation for record in two.history]
+
+
+@pytest.mark.parametrize("solver", ["dmlcbo", "adam"])
+def test_settings_of_long_trainings_are_stored(tmp_path, solver):
+    out = tmp_path / "net.safetensors"
+    assert train("--out", out, "--steps", 3, "--halve-every", 2, "--bfloat16", "--solver", solver) == 0
+    experiment = Experiment.from_identity(Checkpoint.of(out).load().identity)
+    assert experiment.bfloat16
+    assert experiment.halve_every == 2
+    assert train("--out", out, "--steps", 4, "--resume", "--halve-every", 3, "--bfloat16", "--solver", solver) == 2
+    assert main(["fewshot", "evaluate", str(out), "--episodes", "20"]) == 0
 
 
 def test_what_is_wrong_is_named(tmp_path, capsys):

@@ -45,6 +45,21 @@ def test_layers_keep_channels_innermost(channels):
     assert layouts == [True]
 
 
+def test_bfloat16_gives_features_and_gradients_of_nearly_the_same_direction():
+    torch.manual_seed(0)
+    exact, coarse = ConvNet(width=8, normalise=True), ConvNet(width=8, normalise=True, bfloat16=True)
+    coarse.load_state_dict(exact.state_dict())
+    images, found = torch.rand(12, 1, 28, 28), []
+    for network in (exact, coarse):
+        features = network(images)
+        features.square().sum().backward()
+        found.append((features, torch.cat([value.grad.flatten() for value in network.parameters()])))
+    for one, other in zip(*found, strict=True):
+        assert one.dtype == other.dtype == torch.float32
+        assert one.ne(other).any()
+        assert F.cosine_similarity(one.flatten(), other.flatten(), dim=0) > 0.97
+
+
 def test_the_papers_convnet():
     network = ConvNet()
     assert network(torch.zeros(2, 1, 28, 28)).shape == (2, 100)

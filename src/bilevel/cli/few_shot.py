@@ -44,13 +44,17 @@ def train(options: Annotated[TrainOptions, Parameter(name="*")]) -> int:
         return command.train(options, ranks)
 
 
-def evaluate(model: Path, /, *, episodes: int = 600, seed: int = 0, folder: Path | None = None) -> int:
+def evaluate(
+    model: Path, /, *, ways: int | None = None, episodes: int = 600, seed: int = 0, folder: Path | None = None
+) -> int:
     """Evaluate a trained network: mean accuracy with a 95 % interval, on novel classes and on training classes.
 
     Parameters
     ----------
     model
         The file that `bilevel fewshot train` wrote.
+    ways
+        Classes per task (default: as in training's --ways).
     episodes
         The number of tasks.
     seed
@@ -61,4 +65,4 @@ def evaluate(model: Path, /, *, episodes: int = 600, seed: int = 0, folder: Path
     from ..few_shot import command
 
     one_thread()
-    return command.evaluate(model, episodes=episodes, seed=seed, folder=folder)
+    return command.evaluate(model, ways=ways, episodes=episodes, seed=seed, folder=folder)

@@ -39,13 +39,15 @@ def train(options: TrainOptions, ranks: Ranks) -> int:
     return _report(training, learner, splits.test, options)
 
 
-def evaluate(model: Path, *, episodes: int, seed: int, folder: Path | None) -> int:
+def evaluate(model: Path, *, ways: int | None, episodes: int, seed: int, folder: Path | None) -> int:
     """The accuracy of a trained network on novel classes and, for comparison, on those of training."""
     if episodes < 2:
         raise InvalidInputError(f"episodes must be at least 2, as an interval needs a spread, got {episodes}")
     document = Checkpoint.of(model).load()
     experiment = Experiment.from_identity(document.identity)
-    learner, splits = experiment.learner().load(model), experiment.splits(folder)
+    learner = experiment.learner().load(model)
+    experiment = experiment if ways is None else replace(experiment, ways=ways)
+    splits = experiment.splits(folder)
     answer(
         f"{experiment.ways}-way {experiment.shots}-shot tasks of {experiment.dataset}, {experiment.solver}, "
         f"{learner.state.step} steps in {document.seconds / 60:.1f} minutes"

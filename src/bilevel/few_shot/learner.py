@@ -165,6 +165,8 @@ class MetaLearner:
         takes the steps, with the hypergradient in `.grad`; of the solver only its estimator `hypergradient` is used.
     scheduler
         optimiser -> scheduler, stepped after every step.
+    halve_every
+        Halve the step size of the solver after every so many steps (with an optimizer, give a scheduler instead).
     about
         Texts and numbers by name to store in the files of this learner; a file with other ones cannot be resumed.
     tasks_per_step
@@ -206,6 +208,7 @@ class MetaLearner:
         solver: Solver | None = None,
         optimizer: Callable[[list[nn.Parameter]], Any] | None = None,
         scheduler: Callable[[Any], Any] | None = None,
+        halve_every: int | None = None,
         tasks_per_step: int = 8,
         seed: int = 0,
         about: dict[str, Any] | None = None,
@@ -214,6 +217,10 @@ class MetaLearner:
         check_network_and_head(network, head)
         if scheduler is not None and optimizer is None:
             raise InvalidInputError("scheduler goes with optimizer: a solver of the library has its own step sizes")
+        if halve_every is not None:
+            check_count("halve_every", halve_every)
+            if optimizer is not None:
+                raise InvalidInputError("halve_every goes with solver: give an optimizer the scheduler StepLR")
         check_count("tasks_per_step", tasks_per_step)
         self.network, self.head, self.tasks_per_step, self.seed = network, head, tasks_per_step, seed
         self.solver, self.ranks = (
@@ -223,7 +230,7 @@ class MetaLearner:
         seeds = Seeds.from_seed(seed)
         self._updates: Updates
         if optimizer is None:
-            self._updates = SolverUpdates(self.solver, seeds)
+            self._updates = SolverUpdates(self.solver, seeds, halve_every)
         else:
             estimator = getattr(self.solver, "estimator", getattr(self.solver, "hypergradient", None))
             self._updates = OptimizerUpdates(network, optimizer, scheduler, estimator, seeds)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor, nn
 
 from .._checks import check_count
@@ -27,6 +28,9 @@ class ConvNet(nn.Sequential):
     normalise
         Batch normalisation between convolution and ELU. False is the paper's; True makes the
         features of an image depend on the others of its batch while training.
+    bfloat16
+        Compute the blocks in bfloat16, which halves the time on processors with instructions for it (AVX-512 BF16,
+        AMX). The parameters and the last layer stay in float32.
 
     Examples
     --------
@@ -36,8 +40,9 @@ class ConvNet(nn.Sequential):
     """
 
     def __init__(
-        self, channels: int = 1, image_size: int = 28, features: int = 100, width: int = 64, *, normalise: bool = False
-    ) -> None:
+        self, channels: int = 1, image_size: int = 28, features: int = 100, width: int = 64, *, normalise: bool = False,
+        bfloat16: bool = False,
+    ) -> None:  # fmt: skip
         for name, value in (("channels", channels), ("features", features), ("width", width)):
             check_count(name, value)
         _check_image_size(image_size)
@@ -47,10 +52,16 @@ class ConvNet(nn.Sequential):
             blocks += [nn.BatchNorm2d(width)] if normalise else []
             blocks += [nn.MaxPool2d(2), nn.ELU()]  # ELU increases: the order does not matter, and this one needs less
         super().__init__(*blocks, nn.Flatten(), nn.Linear(width * (image_size // 16) ** 2, features))
+        self.bfloat16 = bfloat16
 
     def forward(self, images: Tensor) -> Tensor:
         """(n, channels, h, w) to (n, features)."""
-        return super().forward(_channels_last(images))
+        *blocks, last = self
+        with torch.autocast(images.device.type, torch.bfloat16, enabled=self.bfloat16):
+            features = _channels_last(images)
+            for block in blocks:
+                features = block(features)
+        return last(features.to(images.dtype))
 
 
 class ResNet12(nn.Sequential):

@@ -68,12 +68,16 @@ class Experiment:
         level). adam passes the hypergradient of the solved lower level to torch's optimiser.
     step
         The step size of the solver for the network (default: one that works).
+    halve_every
+        Halve the step size after every so many steps.
     network
         conv (four convolutions) or resnet12.
     width
         Channels of conv.
     plain
         Leave out the batch normalisation of conv, as in the paper.
+    bfloat16
+        Compute the blocks of conv in bfloat16: half the time on processors with instructions for it.
     scale
         A factor on the scores of the support vector machine.
     tasks_per_step
@@ -94,9 +98,11 @@ class Experiment:
     train_ways: int = 20
     solver: SolverName = "dmlcbo"
     step: float | None = None
+    halve_every: int | None = None
     network: NetworkName = "conv"
     width: int = 32
     plain: bool = False
+    bfloat16: bool = False
     scale: float = 10.0
     tasks_per_step: int = 1
     seed: int = 0
@@ -113,8 +119,9 @@ class Experiment:
         types = {part.name: type(part.default) for part in fields(Experiment)}
         if not set(types) <= set(identity):
             raise InvalidInputError("the file does not contain its experiment: train it with `bilevel fewshot`")
+        optional = {"step": float | None, "halve_every": int | None}
         for name, kind in types.items():
-            if not isinstance(identity[name], float | None if name == "step" else kind):
+            if not isinstance(identity[name], optional.get(name, kind)):
                 raise InvalidInputError(f"the file has {name} = {identity[name]!r:.60}, which is no {kind.__name__}")
         return Experiment(**{name: identity[name] for name in types})
 
@@ -147,7 +154,7 @@ class Experiment:
             torch.manual_seed(self.seed)
             if self.network == "resnet12":
                 return ResNet12(channels, size)
-            return ConvNet(channels, size, width=self.width, normalise=not self.plain)
+            return ConvNet(channels, size, width=self.width, normalise=not self.plain, bfloat16=self.bfloat16)
 
     def learner(self, ranks: Ranks | None = None) -> MetaLearner:
         """An untrained learner, whose files contain this experiment."""
@@ -161,9 +168,12 @@ class Experiment:
         adam = self.solver == "adam"
         if self.step is not None:
             settings = {**settings, "lr" if adam else "upper_step": self.step}
-        method: dict[str, Any] = {"solver": None if adam else getattr(solvers, name)(**settings)}
         if adam:
-            method["optimizer"] = lambda parameters: optim.Adam(parameters, **settings)
+            method: dict[str, Any] = {"optimizer": lambda parameters: optim.Adam(parameters, **settings)}
+            if self.halve_every:
+                method["scheduler"] = lambda optimizer: optim.lr_scheduler.StepLR(optimizer, self.halve_every, 0.5)
+        else:
+            method = {"solver": getattr(solvers, name)(**settings), "halve_every": self.halve_every}
         return MetaLearner(
             self.make_network(), SVMHead(self.train_ways, scale=self.scale), tasks_per_step=self.tasks_per_step,
             seed=self.seed, about=self.identity, ranks=ranks, **method,

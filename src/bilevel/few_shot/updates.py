@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +15,7 @@ from torch import nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from .._checks import check_solver_object
-from ..errors import IncompatibleError, InvalidTypeError, NonFiniteError
+from ..errors import IncompatibleError, InvalidInputError, InvalidTypeError, NonFiniteError
 from ..hypergradients import LinearSolve
 from ..random import RandomStreams, Seeds
 from ..solvers.base import check_compatible
@@ -37,9 +38,13 @@ class SolverUpdates:
     x to come, and the rest of the solver's state is kept (`State.reset_lower`).
     """
 
-    def __init__(self, solver: Any, seeds: Seeds) -> None:
-        self.solver, self.seeds = solver, seeds
+    def __init__(self, solver: Any, seeds: Seeds, halve_every: int | None = None) -> None:
+        self.solver, self.seeds, self.halve_every = solver, seeds, halve_every
         check_solver_object(solver)
+        if halve_every is not None and not isinstance(getattr(solver, "upper_step", None), float | int):
+            raise InvalidInputError(
+                f"halve_every={halve_every} needs a solver with a number as upper_step, got {solver}"
+            )
         if getattr(solver, "step_rule", "fixed") == "adaptive":
             name = type(solver).__name__
             raise IncompatibleError(
@@ -59,15 +64,24 @@ class SolverUpdates:
         """Nothing is kept here."""
 
     def step(self, problem: FewShotProblem, state: Any, k: int) -> Update:
-        next_x = getattr(self.solver, "next_x", lambda problem, state: state.x)
+        solver = self._solver_at(k)
+        if hasattr(state, "upper_step"):  # double loops keep it in their state
+            state = replace(state, upper_step=solver.upper_step)
+        next_x = getattr(solver, "next_x", lambda problem, state: state.x)
         x = next_x(problem, state)
         y = problem.solve(x)
         loss, accuracy = problem.loss_and_accuracy(x, y)
-        new = self.solver.step(problem, state.reset_lower(y))
+        new = solver.step(problem, state.reset_lower(y))
         return Update(new.x, new, loss, accuracy)
 
+    def _solver_at(self, k: int) -> Any:
+        """The solver with the step size of step k."""
+        if self.halve_every is None:
+            return self.solver
+        return replace(self.solver, upper_step=self.solver.upper_step * 0.5 ** ((k - 1) // self.halve_every))
+
     def __repr__(self) -> str:
-        return repr(self.solver)
+        return repr(self.solver) + (f", halved every {self.halve_every} steps" if self.halve_every else "")
 
 
 class OptimizerUpdates:
