@@ -265,12 +265,12 @@ class _NewtonSearch:
 
 def _largest(hessian: Tensor) -> float:
     """The largest |eigenvalue|, a little from above: power steps from a fixed start, so that it depends on G alone."""
-    v = 1.0 + 0.1 * torch.arange(len(hessian), dtype=hessian.dtype, device=hessian.device) / len(hessian)
-    size = 0.0
+    norm = float(hessian.norm())
+    if not 0 < norm < math.inf:
+        return 1.0
+    before = v = 1.0 + 0.1 * torch.arange(len(hessian), dtype=hessian.dtype, device=hessian.device) / len(hessian)
+    scaled = hessian / norm
     for _ in range(20):
-        w = hessian @ (v / v.norm())
-        size = float(w.norm())
-        if not size > 0 or not math.isfinite(size):
-            return 1.0
-        v = w
-    return 1.05 * size
+        before, v = v, scaled @ v
+    size = float(v.norm() / before.norm())
+    return 1.05 * norm * size if size > 0 else norm

@@ -111,8 +111,13 @@ class Descent:
         move = self.project(here.x - step * h) - here.x
         return -along(metric @ along(h)) + move - along(move)
 
-    def search(self, here: Evaluation, d: Tensor, expand: float) -> tuple[Evaluation | None, list[Evaluation]]:
-        """A point x + t d that obeys the weak Wolfe conditions, by doubling and bisection, and all points looked at."""
+    def search(
+        self, here: Evaluation, d: Tensor, expand: float, least: float
+    ) -> tuple[Evaluation | None, list[Evaluation]]:
+        """A point x + t d that obeys the weak Wolfe conditions, by doubling and bisection, and all points looked at.
+
+        None once the step promises no more than `least`, or than the error of F.
+        """
         slope = float(here.gradient @ d)
         low, high, t, good, near = 0.0, math.inf, 1.0, None, here
         tried: list[Evaluation] = []
@@ -139,6 +144,8 @@ class Descent:
             else:
                 high = t
                 if good is not None and k > 4:
+                    break
+                if good is None and (predicted <= least or (k > 2 and predicted <= trial.error < math.inf)):
                     break
             t = self._next(here, trial, slope, t, low, high, expand, enough)
             if high < 1e-12:

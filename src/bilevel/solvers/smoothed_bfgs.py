@@ -47,6 +47,8 @@ STATIONARY = 1e-9
 """A descent is over when its direction promises less than this share of the progress."""
 PROMISING = 1e-6
 """A metric is begun anew where the last direction promised at least this share of the progress."""
+RESOLUTION = 1e-6
+"""Steps that promise less than this share of the progress are not shortened further."""
 PROBE, PROBES = 1e-2, 3
 """At the end F is looked at nearby, at this part of the way from the first point; so many descents may follow."""
 FREE_WORK = 2000
@@ -134,6 +136,7 @@ class SmoothedBFGSState(State):
     probes: int = 0
     nonconvex: bool = False  # whether g was seen to be nonconvex in y, which may then have several solutions
     minima: tuple[float, ...] = ()
+    settled: float = math.inf  # the lowest F at which a descent found no lower point
     known: Any = None  # what large lower levels have learned about G_yy
     levels: dict[Any, LowerLevel] = field(default_factory=dict, compare=False, metadata={"stored": False})
 
@@ -342,7 +345,8 @@ class _Walk:
             return self.advance()
         phase = s.phase = replace(phase, slope=-slope)
         before = level.work
-        there, tried = descent.search(here, d, 4.0 if phase.metric is None else 2.0)
+        least = RESOLUTION * max(progress, self.drop)
+        there, tried = descent.search(here, d, 4.0 if phase.metric is None else 2.0, least)
         self._count(level, before)
         self.offer(*tried)
         if there is None:
@@ -392,6 +396,8 @@ class _Walk:
             self._descend(s.here, predicted=predicted, resets=phase.resets + 1)
             return
         s.minima = (*s.minima, s.here.value)
+        if self.reason != "slow":
+            s.settled = min(s.settled, s.here.value)
         if s.round == 0:
             s.work_limit = (1.0 + self.settings.effort) * s.work + FREE_WORK
         self._begin(s.round + 1)
@@ -402,6 +408,8 @@ class _Walk:
         for index in range(first, len(rounds)):
             if s.work > s.work_limit and index < len(rounds) - 1:
                 continue
+            if index == len(rounds) - 1 and s.settled - s.best.value <= RESOLUTION * self.drop:
+                break
             s.round, s.radius = index, -1
             start = self._start(rounds[index])
             if start is not None and not rounds[index].radii:
