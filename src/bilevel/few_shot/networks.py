@@ -52,12 +52,12 @@ class ConvNet(nn.Sequential):
             blocks += [nn.BatchNorm2d(width)] if normalise else []
             blocks += [nn.MaxPool2d(2), nn.ELU()]  # ELU increases: the order does not matter, and this one needs less
         super().__init__(*blocks, nn.Flatten(), nn.Linear(width * (image_size // 16) ** 2, features))
-        self.bfloat16 = bfloat16
+        self.coarse = bfloat16
 
     def forward(self, images: Tensor) -> Tensor:
         """(n, channels, h, w) to (n, features)."""
         *blocks, last = self
-        with torch.autocast(images.device.type, torch.bfloat16, enabled=self.bfloat16):
+        with torch.autocast(images.device.type, torch.bfloat16, enabled=self.coarse):
             features = _channels_last(images)
             for block in blocks:
                 features = block(features)

@@ -170,8 +170,8 @@ class Experiment:
             settings = {**settings, "lr" if adam else "upper_step": self.step}
         if adam:
             method: dict[str, Any] = {"optimizer": lambda parameters: optim.Adam(parameters, **settings)}
-            if self.halve_every:
-                method["scheduler"] = lambda optimizer: optim.lr_scheduler.StepLR(optimizer, self.halve_every, 0.5)
+            if (every := self.halve_every) is not None:
+                method["scheduler"] = lambda optimizer: optim.lr_scheduler.StepLR(optimizer, every, 0.5)
         else:
             method = {"solver": getattr(solvers, name)(**settings), "halve_every": self.halve_every}
         return MetaLearner(
