@@ -4,16 +4,17 @@
 
 Only gross errors are reported (a cut graph, a wrong sign, a missing term): a slope counts as wrong if it differs
 by 0.1 % (2 % in float32) from the differences of every step that was tried, the differences agree among themselves and
-on both sides, and all of that along two of three directions. `bilevel.check_hypergradient` looks closer.
+on both sides, and all of that along two of three directions. `bilevel.check_hypergradient` makes the same comparisons
+more closely.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import warnings
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -22,9 +23,11 @@ from torch import Tensor
 from ._checks import CALL_ERRORS
 from .errors import BilevelError, ProblemWarning
 from .problem import Problem
+from .sets.base import ConvexSet
 from .sets.from_projection import ProjectionSet
 from .spaces import Space, Vector, leaves, tree_map
 
+SPACE = Space()
 FINE, COARSE = (1e-3, 1e-5, 1e-7), (1e-1, 1e-2, 1e-3)
 """Lengths of differences, relative to the point, in float64 and in other dtypes."""
 WRONG = {FINE: 1e-3, COARSE: 2e-2}
@@ -33,6 +36,15 @@ COARSER = 0.02
 """The relative difference to float64 from which derivatives in a coarser dtype count as wrong."""
 CUT = ": look for detach(), item(), numpy(), torch.no_grad(), a wrong backward, a product written by hand, or rounding"
 RANDOM = ": use model.eval() against dropout, and a sampler for batches"
+LOWER = [("g", "y"), ("grad_y g", "y"), ("grad_y g", "x")]
+UPPER = [("f", "x"), ("f", "y"), ("g", "x")]
+"""The derivatives that are compared: of which function, and in which variable."""
+
+
+def unit(like: Vector, generator: torch.Generator) -> Any:
+    """A random direction of length 1."""
+    draw = tree_map(lambda u: torch.randn(u.shape, generator=generator, dtype=torch.float64).to(u), like)
+    return SPACE.scaled(draw, 1.0 / float(SPACE.norm(draw)))
 
 
 class SlopeTest(NamedTuple):
@@ -42,6 +54,87 @@ class SlopeTest(NamedTuple):
     function: Callable[[float], float]
     predicted: float
     typical: float
+
+
+def slope_test(
+    problem: Problem, part: str, variable: str, x: Vector, y: Vector, generator: torch.Generator, z: Vector
+) -> SlopeTest:
+    """f, g, grad_y g or the projection of z on Y along a random direction of x or y, and what its derivative says."""
+    lin, point = problem.linearize(x, y), x if variable == "x" else y
+    d, r = unit(point, generator), unit(y, generator)  # grad_y g and the projection are seen in the direction r
+    if part == "f":
+        value, gradient = (lambda x, y: problem.linearize(x, y).upper_value), getattr(lin, f"upper_grad_{variable}")
+    elif part == "g":
+        value = lambda x, y: problem.linearize(x, y).lower_value  # noqa: E731
+        gradient = lin.lower_grad_x if variable == "x" else problem.lower_grad(x, y)
+    elif part == "grad_y g":
+        value = lambda x, y: SPACE.dot(r, problem.lower_grad(x, y))  # noqa: E731
+        gradient = lin.lower_cross(r) if variable == "x" else lin.lower_hvp(r)
+    else:
+        value = lambda x, y: SPACE.dot(r, problem.constraint_at(x).project(z))  # noqa: E731
+        gradient = problem.constraint_vjp(x, z, r)
+
+    def along(t: float) -> float:
+        moved = SPACE.add(point, d, t)
+        return float(value(moved, y) if variable == "x" else value(x, moved))
+
+    typical = float(SPACE.norm(gradient)) / math.sqrt(SPACE.size(gradient))
+    return SlopeTest(f"{part} along a direction of {variable}", along, float(SPACE.dot(gradient, d)), typical)
+
+
+class FlatSet:
+    """The projection on a set, its Jacobian and membership at flat points, `like` giving their form."""
+
+    def __init__(self, constraint: ConvexSet, like: Vector) -> None:
+        self.constraint, self._like = constraint, like
+
+    def project(self, z: Tensor) -> Tensor:
+        """P_Y(z)."""
+        return SPACE.ravel(tree_map(Tensor.detach, self.constraint.project(SPACE.unravel(z, self._like))))
+
+    def projection_flaw(self, points: list[Tensor], others: list[Tensor], slack: float, tol: float | None) -> str:
+        """Why `project` is no projection on a convex set, with the numbers; empty if nothing is wrong.
+
+        P(P z) = P z, |P z - P w| <= |z - w|, <z - P z, w - P z> <= 0 for w in Y, and P z in Y.
+
+        Parameters
+        ----------
+        points, others
+            Points to project, and other points of Y.
+        slack, tol
+            The relative error up to which the three properties hold, and the tolerance of membership.
+        """
+        feet = [self.project(z) for z in points]
+        for z, p in zip(points, feet, strict=True):
+            size, moved = max(float(z.norm()), float(p.norm()), 1e-300), float((self.project(p) - p).norm())
+            if moved > slack * size:
+                return f"not idempotent: P(P(z)) is {moved:.3g} from P(z), |z| = {size:.3g}"
+        for (w, q), (z, p) in itertools.combinations(zip(points, feet, strict=True), 2):
+            apart, moved = float((z - w).norm()), float((p - q).norm())
+            if moved > apart * (1 + slack):
+                return f"expansive: |P(z) - P(w)| = {moved:.4g} > |z - w| = {apart:.4g}"
+        for (z, p), q in itertools.product(zip(points, feet, strict=True), (*feet, *others)):
+            angle, size = float((z - p) @ (q - p)), float((z - p).norm() * (q - p).norm())
+            if angle > slack * max(size, 1e-300) and size > slack:
+                part = min(angle / float((q - p).square().sum()), 1.0)  # the nearest point to z between P(z) and q
+                near, far = float((z - p).norm()), float((z - p - part * (q - p)).norm())
+                return f"not nearest: a point of Y on the way from P(z) to P(w) is {far:.4g} from z, P(z) is {near:.4g}"
+        members = (self.constraint.contains(SPACE.unravel(p, self._like), tol=tol) for p in feet)
+        return next((f"P(z) is not in Y: {member.reason}" for member in members if not member), "")
+
+    def jacobian_flaw(self, z: Tensor, v: Tensor, h: float, wrong: float) -> str:
+        """Where `jacobian` times v is off differences of P by more than `wrong`, if P has no kink at z."""
+        face = self.constraint.jacobian(SPACE.unravel(z, self._like))
+        product = SPACE.ravel(face.apply(SPACE.unravel(v, self._like)))
+        ahead, here, behind = (self.project(z + t * v) for t in (h, 0.0, -h))
+        if float((ahead - 2 * here + behind).norm()) > 1e-2 * wrong * h:  # a kink, or noise
+            return ""
+        miss = float((product - (ahead - behind) / (2 * h)).norm())
+        if miss > wrong:
+            return f"|H v - differences of P| = {miss:.3g} for |v| = 1"
+        twice = SPACE.ravel(face.apply(SPACE.unravel(product, self._like))) if face.is_projector else product
+        miss = float((twice - product).norm())
+        return f"is_projector is claimed, but |H H v - H v| = {miss:.3g} for |v| = 1" if miss > wrong else ""
 
 
 def warn_of_flaws(
@@ -65,130 +158,71 @@ def warn_of_flaws(
     """
     key = (upper, beside, *(tuple(u.shape) for u in (*leaves(x), *leaves(y))))
     own = type(problem) is not Problem and type(problem).__module__.startswith("bilevel.")
-    if own or problem.ranks.size > 1 or problem.inequality is not None or problem.looked_at is None:
+    if own or problem.ranks.size > 1 or problem.inequality is not None or problem.flaws is None:
         return False
-    if key not in problem.looked_at:
+    if key not in problem.flaws:
         with torch.random.fork_rng(devices=[]):  # a run that draws from the generator finds it as it was
-            found = problem.looked_at[key] = _first_flaw(problem, x, y, upper, beside)
-        if found:
-            message = f"{found}; bilevel.check_hypergradient(problem, x) looks closer"
+            flaw = problem.flaws[key] = _first_flaw(problem, x, y, upper, beside)
+        if flaw:
+            message = f"{flaw}; bilevel.check_hypergradient(problem, x) looks closer"
             warnings.warn(message, ProblemWarning, stacklevel=stacklevel)
-    return bool(problem.looked_at[key])
+    return bool(problem.flaws[key])
 
 
 def _first_flaw(problem: Problem, x: Vector, y: Vector, upper: bool, beside: bool) -> str:
     """The first flaw, in words; empty if there is none, or none can be told."""
-    parts = [partial(_Look.random, upper=upper), partial(_Look.wrong_slope, upper=upper)]
-    for part in [*parts, *([_Look.too_coarse] if upper else []), _Look.unlike_projection]:
+    for part in (_FirstLook.random, _FirstLook.wrong_slope, _FirstLook.too_coarse, _FirstLook.wrong_set):
         with contextlib.suppress(BilevelError, *CALL_ERRORS):  # not a word about points where a run may never go
-            found = part(_Look(problem, x, y, beside))
-            if found:
-                return found
+            flaw = part(_FirstLook(problem, x, y, upper, beside))
+            if flaw:
+                return flaw
     return ""
 
 
-class _Look:
+class _FirstLook:
     """The tests at one point."""
 
-    def __init__(self, problem: Problem, x: Vector, y: Vector, beside: bool) -> None:
-        self.problem, self.space, self.generator = problem, Space(), torch.Generator().manual_seed(0)
+    def __init__(self, problem: Problem, x: Vector, y: Vector, upper: bool, beside: bool) -> None:
+        self.problem, self.upper, self.generator = problem, upper, torch.Generator().manual_seed(0)
         self.x, y = tree_map(Tensor.detach, x), tree_map(Tensor.detach, y)
         self.set = problem.constraint_at(self.x)
-        self.length = {"x": self._size(self.x), "y": self._size(y)}
+        self.length = {"x": _typical_length(self.x), "y": _typical_length(y)}
         if beside:
-            self.y = self.space.add(y, self._unit(y), 1e-3 * self.length["y"])
+            self.y = SPACE.add(y, unit(y, self.generator), 1e-3 * self.length["y"])
         else:
-            drawn = self.set.project(self.space.add(y, self._unit(y), self.length["y"]))
-            self.y = self.space.lerp(y, drawn, 0.5)
-        self.lin = problem.linearize(self.x, self.y)
+            drawn = self.set.project(SPACE.add(y, unit(y, self.generator), self.length["y"]))
+            self.y = SPACE.lerp(y, drawn, 0.5)
         dtypes = {u.dtype for u in (*leaves(x), *leaves(y))}
         self.steps = FINE if dtypes == {torch.float64} else COARSE
         self.eps = max(torch.finfo(dtype).eps for dtype in dtypes)
 
-    def _size(self, point: Vector) -> float:
-        """The length of a point whose entries are all of the usual size, which a few large ones do not change."""
-        entries = self.space.ravel(point)
-        return math.sqrt(len(entries)) * (float(entries[entries != 0].abs().median()) if entries.any() else 1.0)
-
-    def _unit(self, like: Vector) -> Any:
-        """A random direction of length 1."""
-        draw = tree_map(lambda u: torch.randn(u.shape, generator=self.generator, dtype=torch.float64).to(u), like)
-        return self.space.scaled(draw, 1.0 / float(self.space.norm(draw)))
-
-    def random(self, upper: bool) -> str:
+    def random(self) -> str:
         """Whether f or g differ between two calls at one point: dropout, say, or a counter."""
-        again = self.problem.linearize(self.x, self.y)
-        for name, value in {"f": "upper_value", "g": "lower_value"}.items() if upper else [("g", "lower_value")]:
-            first, second = float(getattr(self.lin, value)), float(getattr(again, value))
+        lins = [self.problem.linearize(self.x, self.y) for _ in range(2)]
+        for name, value in {"f": "upper_value", "g": "lower_value"}.items() if self.upper else [("g", "lower_value")]:
+            first, second = (float(getattr(lin, value)) for lin in lins)
             if first != second:
                 return f"{name} differs between two calls at one point, {first:.9g} and {second:.9g}{RANDOM}"
         return ""
 
-    # --- slopes -------------------------------------------------------------------------------------------------------
-
-    def wrong_slope(self, upper: bool) -> str:
+    def wrong_slope(self) -> str:
         """The first derivative that is wrong along two directions, or two of three."""
-        tests = [self._lower_y, self._gradient_y, self._gradient_x]
-        tests += [self._motion] if self.problem.moving else []
-        tests += [self._upper_x, self._upper_y, self._lower_x] if upper else []
-        for test in tests:
-            found = [self._wrong(test()), self._wrong(test())]
-            if any(found) and not all(found):
-                found.append(self._wrong(test()))
-            found = [text for text in found if text]
-            if len(found) > 1:
-                return found[0]
+        motion = [("the projection on Y", "x")] if self.problem.moving else []
+        for part, variable in [*LOWER, *motion, *(UPPER if self.upper else [])]:
+            wrong = [self._wrong(part, variable) for _ in range(2)]
+            if any(wrong) and not all(wrong):
+                wrong.append(self._wrong(part, variable))
+            texts = [text for text in wrong if text]
+            if len(texts) > 1:
+                return texts[0]
         return ""
 
-    def _upper_x(self) -> SlopeTest:
-        d = self._unit(self.x)
-        value = lambda t: self.problem.linearize(self.space.add(self.x, d, t), self.y).upper_value  # noqa: E731
-        return self._test("f along a direction of x", value, self.lin.upper_grad_x, d)
-
-    def _upper_y(self) -> SlopeTest:
-        e = self._unit(self.y)
-        value = lambda t: self.problem.linearize(self.x, self.space.add(self.y, e, t)).upper_value  # noqa: E731
-        return self._test("f along a direction of y", value, self.lin.upper_grad_y, e)
-
-    def _lower_y(self) -> SlopeTest:
-        e = self._unit(self.y)
-        value = lambda t: self.problem.linearize(self.x, self.space.add(self.y, e, t)).lower_value  # noqa: E731
-        return self._test("g along a direction of y", value, self.lin.lower_grad_y, e)
-
-    def _lower_x(self) -> SlopeTest:
-        d = self._unit(self.x)
-        value = lambda t: self.problem.linearize(self.space.add(self.x, d, t), self.y).lower_value  # noqa: E731
-        return self._test("g along a direction of x", value, self.lin.lower_grad_x, d)
-
-    def _gradient_y(self) -> SlopeTest:
-        r, e = self._unit(self.y), self._unit(self.y)
-        value = lambda t: self.space.dot(r, self.problem.lower_grad(self.x, self.space.add(self.y, e, t)))  # noqa: E731
-        return self._test("grad_y g along a direction of y", value, self.lin.lower_hvp(r), e)
-
-    def _gradient_x(self) -> SlopeTest:
-        r, d = self._unit(self.y), self._unit(self.x)
-        value = lambda t: self.space.dot(r, self.problem.lower_grad(self.space.add(self.x, d, t), self.y))  # noqa: E731
-        return self._test("grad_y g along a direction of x", value, self.lin.lower_cross(r), d)
-
-    def _motion(self) -> SlopeTest:
-        u, d = self._unit(self.y), self._unit(self.x)
-        z = self.space.add(self.y, self._unit(self.y), 3 * self.length["y"])
-        value = lambda t: self.space.dot(  # noqa: E731
-            u, self.problem.constraint_at(self.space.add(self.x, d, t)).project(z)
-        )
-        return self._test(
-            "the projection on Y along a direction of x", value, self.problem.constraint_vjp(self.x, z, u), d
-        )
-
-    def _test(self, what: str, value: Callable[[float], Tensor], gradient: Vector, direction: Vector) -> SlopeTest:
-        typical = float(self.space.norm(gradient)) / math.sqrt(self.space.size(gradient))
-        return SlopeTest(what, lambda t: float(value(t)), float(self.space.dot(gradient, direction)), typical)
-
-    def _wrong(self, test: SlopeTest) -> str:
+    def _wrong(self, part: str, variable: str) -> str:
         """The numbers if the slope is wrong: it agrees with no step, and the steps agree with one another."""
+        z = SPACE.add(self.y, unit(self.y, self.generator), 3 * self.length["y"])
+        test = slope_test(self.problem, part, variable, self.x, self.y, self.generator, z)
         middle, before = test.function(0.0), math.nan
-        length = self.length["x" if test.what.endswith("x") else "y"]
-        for step in (length * part for part in self.steps):
+        for step in (self.length[variable] * each for each in self.steps):
             ahead, behind = test.function(step), test.function(-step)
             slope, bend = (ahead - behind) / (2 * step), abs(ahead - 2 * middle + behind) / step
             rounding = 20 * self.eps * max(abs(ahead), abs(middle), abs(behind)) / step
@@ -202,47 +236,35 @@ class _Look:
 
     def too_coarse(self) -> str:
         """Whether derivatives differ much from those in float64, where f and g take that."""
-        if self.steps is FINE:
+        if self.steps is FINE or not self.upper:
             return ""
-        x, y = (tree_map(Tensor.double, point) for point in (self.x, self.y))
-        wide = self.problem.linearize(x, y)
+        lin = self.problem.linearize(self.x, self.y)
+        wide = self.problem.linearize(tree_map(Tensor.double, self.x), tree_map(Tensor.double, self.y))
         for name in ("upper_grad_x", "upper_grad_y", "lower_grad_y"):
             exact = getattr(wide, name)
-            off = self.space.norm(self.space.add(tree_map(Tensor.double, getattr(self.lin, name)), exact, -1.0))
-            if float(off) > COARSER * float(self.space.norm(exact)):
-                return f"{name} in the dtype of x and y is {float(off / self.space.norm(exact)):.0%} off: use float64"
+            off = SPACE.norm(SPACE.add(tree_map(Tensor.double, getattr(lin, name)), exact, -1.0))
+            if float(off) > COARSER * float(SPACE.norm(exact)):
+                return f"{name} in the dtype of x and y is {float(off / SPACE.norm(exact)):.0%} off: use float64"
         return ""
 
-    # --- sets of users ------------------------------------------------------------------------------------------------
-
-    def unlike_projection(self) -> str:
+    def wrong_set(self) -> str:
         """Why the projection of a user's own set is none, or its Jacobian is not its derivative; empty if they are."""
-        own = type(self.set).__module__.startswith("bilevel.") and not isinstance(self.set, ProjectionSet)
-        if own or isinstance(self.y, dict):
+        if type(self.set).__module__.startswith("bilevel.") and not isinstance(self.set, ProjectionSet):
             return ""
-        around: Any = self.y
-        points = [around + part * self.length["y"] * self._unit(around) for part in (0.3, 1, 1, 3, 3, 10)]
-        feet = [self.set.project(z).detach() for z in points]
-        near = [self.set.project(p + 0.3 * self.length["y"] * self._unit(p)).detach() for p in feet]
-        slack = 1e3 * self.eps**0.5
-        for z, p in zip(points, feet, strict=True):
-            size = float(z.norm())
-            if float((self.set.project(p) - p).norm()) > slack * size:
-                return f"{self.set!r} has no projection: applied to its own answer it moves the point"
-            if not self.set.contains(p):
-                return f"{self.set!r} has no projection: the projected point is outside, {self.set.contains(p).reason}"
-            if any(float(((z - p) * (q - p)).sum()) > slack * size * (size + float(q.norm())) for q in feet + near):
-                return f"{self.set!r} has no projection: another of its points is nearer than the projected one"
-        return next(filter(None, map(self._wrong_jacobian, points)), "")
+        flat, here, length = FlatSet(self.set, self.y), SPACE.ravel(self.y), self.length["y"]
+        points = [here + part * length * unit(here, self.generator) for part in (0.3, 1, 1, 3, 3, 10)]
+        near = [flat.project(flat.project(z) + 0.3 * length * unit(z, self.generator)) for z in points]
+        flaw = flat.projection_flaw(points, near, 1e3 * self.eps**0.5, None)
+        if flaw:
+            return f"the projection of {self.set!r} is {flaw}"
+        for z in points:
+            flaw = flat.jacobian_flaw(z, unit(z, self.generator), self.steps[1] * length, WRONG[COARSE])
+            if flaw:
+                return f"the Jacobian of {self.set!r} is not the derivative of its projection: {flaw}"
+        return ""
 
-    def _wrong_jacobian(self, z: Tensor) -> str:
-        v, h = self._unit(z), self.steps[1] * self.length["y"]
-        product = self.set.jacobian(z).apply(v)
-        ahead, here, behind = (self.set.project(z + t * v) for t in (h, 0.0, -h))
-        miss = float((product - (ahead - behind) / (2 * h)).norm())
-        smooth = float((ahead - 2 * here + behind).norm()) <= 0.1 * miss * h
-        return (
-            f"the Jacobian of {self.set!r} is not the derivative of its projection"
-            if smooth and miss > WRONG[COARSE]
-            else ""
-        )
+
+def _typical_length(point: Vector) -> float:
+    """The length of a point whose entries are all of the usual size, which a few large ones do not change."""
+    entries = SPACE.ravel(point)
+    return math.sqrt(len(entries)) * (float(entries[entries != 0].abs().median()) if entries.any() else 1.0)

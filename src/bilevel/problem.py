@@ -111,8 +111,8 @@ class Problem:
         self.ranks = Ranks() if ranks is None else ranks
         self._x_divided = self._check_divided((divided,) if isinstance(divided, str) else tuple(divided))
         self.costs = Costs()
-        self.looked_at: dict[Any, str] | None = {}
-        """The flaws that were found (see `_derivative_check`), by shapes; None: nobody looks."""
+        self.flaws: dict[Any, str] | None = {}
+        """What is wrong with derivatives (see `_derivative_check`), by shapes; None: nobody looks."""
 
     def _check_divided(self, divided: tuple[str, ...]) -> bool | tuple[str, ...]:
         """Which entries of x are divided, as `Space` takes it."""

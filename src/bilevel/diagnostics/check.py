@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 
 from .. import _checks, tolerances
+from .._derivative_check import unit
 from ..errors import InvalidInputError
 from ..hypergradients import Estimator
 from ..problem import Problem
 from ..random import Seeds, plain_generator
 from ..spaces import Vector, in_order, tree_map
 from . import method_checks, problem_checks
-from .finite_differences import SPACE, Finding, Probe, noise_of, unit
+from .finite_differences import SPACE, Finding, Probe, noise_of
 from .lower_level import STEPS, curvature, face_facts
 from .method_checks import DRAWS, GradientUnderTest, Path, SlopeComparison
 from .report import Cause, HypergradientCheck

@@ -10,16 +10,15 @@ import torch
 from torch import Tensor
 
 from .._checks import CALL_ERRORS, check_calls, check_lower_start, check_vector
-from .._derivative_check import warn_of_flaws
+from .._derivative_check import SPACE, warn_of_flaws
 from ..hypergradients import LinearSolve
 from ..lower import LowerSolution, solve_lower, uncounted
 from ..problem import Linearization, Problem
 from ..random import RandomStreams
 from ..sets.base import ConvexSet
-from ..spaces import Space, Vector, leaves, tree_map
+from ..spaces import Vector, leaves, tree_map
 from .report import Cause
 
-SPACE = Space()
 PERSISTS = 0.3
 """At a kink the jump between one-sided slopes stays when the step shrinks tenfold; on a smooth piece it shrinks too."""
 
@@ -32,7 +31,7 @@ class Probe:
 
     def __init__(self, problem: Problem, x: Vector, y: Vector) -> None:
         self.problem = uncounted(problem)
-        self.problem.looked_at = None
+        self.problem.flaws = None
         for space, point in ((problem.x_space, x), (problem.y_space(problem.constraint_at(x)), y)):
             space.ravel(point)  # refused where it is divided among processes
         wide_x, wide_y = (tree_map(Tensor.double, v) for v in (x, y))
@@ -190,12 +189,6 @@ def noise_of(function: Callable[[float], float], count: int = 12) -> float:
             coarse = [torch.finfo(kind).eps * size for kind in COARSE if torch.equal(values.to(kind).double(), values)]
             return max([float(values.diff(n=3).abs().median() / (0.6745 * 20**0.5)), *coarse])
     return float("nan")
-
-
-def unit(like: Tensor, generator: torch.Generator) -> Tensor:
-    """A random direction of length 1."""
-    draw = torch.randn(like.shape, generator=generator, dtype=torch.float64).to(like)
-    return draw / draw.norm()
 
 
 WRONG = 1e-5

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from .._derivative_check import FlatSet, slope_test, unit
 from ..errors import IncompatibleError, InvalidInputError
 from ..problem import AutogradLinearization, Linearization, Problem
 from ..sets.from_projection import ProjectionSet
-from .finite_differences import SPACE, DerivativeTest, Finding, Probe, Slope, compare_derivative, unit
+from .finite_differences import SPACE, DerivativeTest, Finding, Probe, Slope, compare_derivative
 from .lower_level import curvature
 from .report import Cause
 
@@ -30,13 +31,70 @@ def check_functions(probe: Probe, generator: torch.Generator) -> Finding | None:
     return findings[0]
 
 
+class Derivative(NamedTuple):
+    """A derivative that is compared with differences, and what it means if they disagree."""
+
+    part: str
+    variable: str
+    method: str
+    detached: Cause
+    by_hand: Cause
+    kinked: Cause | None = None
+    """What a jump between the two sides means; None: nothing, at generic points."""
+
+
+OF_F = ("_upper_gradients", Cause.DETACHED_UPPER, Cause.WRONG_UPPER_GRADIENT, Cause.UPPER_NOT_DIFFERENTIABLE)
+DERIVATIVES = (
+    Derivative("f", "x", *OF_F),
+    Derivative("f", "y", *OF_F),
+    Derivative(
+        "g", "y", "_lower_gradient_y", Cause.DETACHED_LOWER, Cause.WRONG_LOWER_GRADIENT, Cause.LOWER_NOT_DIFFERENTIABLE
+    ),
+    Derivative("g", "x", "_lower_gradient_x", Cause.DETACHED_LOWER, Cause.WRONG_LOWER_GRADIENT),
+    Derivative("grad_y g", "y", "_lower_hvp", Cause.DETACHED_LOWER, Cause.WRONG_HESSIAN),
+    Derivative("grad_y g", "x", "_lower_cross", Cause.DETACHED_LOWER, Cause.WRONG_CROSS),
+)
+
+
 def _first_wrong(probe: Probe, y: Tensor, generator: torch.Generator) -> Finding | None:
-    return (
-        _values_wrong(probe, y)
-        or _upper_wrong(probe, y, generator)
-        or _lower_wrong(probe, y, generator)
-        or _second_wrong(probe, y, generator)
-    )
+    """The first value or derivative that is wrong, or does not matter where it should."""
+    finding = _values_wrong(probe, y)
+    if finding is not None:
+        return finding
+    lin = probe.linearize(probe.x, y)
+    for derivative in DERIVATIVES:
+        part, variable, method, detached, by_hand, kinked = derivative
+        automatic = _by_autograd(lin, method)
+        if (part, variable) == ("g", "x") and automatic:
+            continue  # right where the mixed derivative is; solvers alone need it
+        tests = [_compare(probe, part, variable, y, generator) for _ in range(2)]
+        for test in tests:
+            cause = kinked if test.slope.kinked else detached if automatic else by_hand
+            if test.wrong and cause is not None:
+                return Finding(cause, test.numbers(f"{part} along a direction of {variable}"))
+        if all(test.slope.is_zero for test in tests):
+            if (part, variable) == ("f", "y"):
+                return Finding(Cause.UPPER_IGNORES_Y, "grad_y f is zero, and so are the differences of f in y")
+            if (part, variable) == ("grad_y g", "x") and not probe.problem.moving:
+                return Finding(Cause.LOWER_IGNORES_X, "the mixed derivative of g is zero, and the set is fixed")
+    return None
+
+
+def _compare(
+    probe: Probe, part: str, variable: str, y: Tensor, generator: torch.Generator, z: Tensor | None = None
+) -> DerivativeTest:
+    """A derivative at (x, y) against differences along a random direction."""
+    point = probe.as_x(probe.x), probe.as_y(y)
+    test = slope_test(probe.problem, part, variable, *point, generator, probe.as_y(y if z is None else z))
+    return compare_derivative(test.function, test.predicted, test.typical, probe)
+
+
+def _by_autograd(lin: Linearization, method: str) -> bool:
+    """Whether this product comes from the graph and not from a method written by hand."""
+    if method == "_lower_gradient_y" and type(lin.problem).lower_grad is not Problem.lower_grad:
+        return False
+    automatic = getattr(AutogradLinearization, method)
+    return isinstance(lin, AutogradLinearization) and getattr(type(lin), method) is automatic
 
 
 def _values_wrong(probe: Probe, y: Tensor) -> Finding | None:
@@ -53,77 +111,6 @@ def _values_wrong(probe: Probe, y: Tensor) -> Finding | None:
         if not SPACE.is_finite(getattr(lin, name)):
             return Finding(Cause.NOT_FINITE, f"{name} has NaN or infinite entries")
     return None
-
-
-def _upper_wrong(probe: Probe, y: Tensor, generator: torch.Generator) -> Finding | None:
-    cause = _cause(probe.linearize(probe.x, y), "_upper_gradients", Cause.DETACHED_UPPER, Cause.WRONG_UPPER_GRADIENT)
-    f_x, f_y = probe.upper_grads(probe.x, y)
-    matters = False
-    for _ in range(2):
-        d, e = unit(probe.x, generator), unit(y, generator)
-        in_x = _compare(lambda t, d=d: probe.upper(probe.x + t * d, y), f_x, d, probe)
-        in_y = _compare(lambda t, e=e: probe.upper(probe.x, y + t * e), f_y, e, probe)
-        for test, name in ((in_x, "x"), (in_y, "y")):
-            if test.wrong:
-                kind = Cause.UPPER_NOT_DIFFERENTIABLE if test.slope.kinked else cause
-                return Finding(kind, test.numbers(f"f along a direction of {name}"))
-        matters = matters or not in_y.slope.is_zero
-    return None if matters else Finding(Cause.UPPER_IGNORES_Y, "grad_y f is zero, and so are the differences of f in y")
-
-
-def _lower_wrong(probe: Probe, y: Tensor, generator: torch.Generator) -> Finding | None:
-    lin, g_y = probe.linearize(probe.x, y), probe.lower_grad(probe.x, y)
-    cause = _cause(lin, "_lower_gradient_y", Cause.DETACHED_LOWER, Cause.WRONG_LOWER_GRADIENT)
-    if type(probe.problem).lower_grad is not Problem.lower_grad:
-        cause = Cause.WRONG_LOWER_GRADIENT
-    for _ in range(2):
-        e = unit(y, generator)
-        test = _compare(lambda t, e=e: probe.lower(probe.x, y + t * e), g_y, e, probe)
-        if test.wrong:
-            kind = Cause.LOWER_NOT_DIFFERENTIABLE if test.slope.kinked else cause
-            return Finding(kind, test.numbers("g along a direction of y"))
-    # No hypergradient needs grad_x g, but some solvers do; by autograd it is right where the mixed derivative is.
-    if not _by_autograd(lin, "_lower_gradient_x"):
-        g_x, d = SPACE.ravel(lin.lower_grad_x), unit(probe.x, generator)
-        test = _compare(lambda t: probe.lower(probe.x + t * d, y), g_x, d, probe)
-        if test.wrong and not test.slope.kinked:
-            return Finding(Cause.WRONG_LOWER_GRADIENT, test.numbers("g along a direction of x"))
-    return None
-
-
-def _second_wrong(probe: Probe, y: Tensor, generator: torch.Generator) -> Finding | None:
-    lin = probe.linearize(probe.x, y)
-    matters = probe.problem.moving
-    for _ in range(2):
-        r, d, e = unit(y, generator), unit(probe.x, generator), unit(y, generator)
-        product, cross = SPACE.ravel(lin.lower_hvp(probe.as_y(e))), SPACE.ravel(lin.lower_cross(probe.as_y(r)))
-        in_y = _compare(lambda t, r=r, e=e: float(r @ probe.lower_grad(probe.x, y + t * e)), product, r, probe)
-        if in_y.wrong and not in_y.slope.kinked:
-            cause = _cause(lin, "_lower_hvp", Cause.DETACHED_LOWER, Cause.WRONG_HESSIAN)
-            return Finding(cause, in_y.numbers("grad_y g along a direction of y"))
-        in_x = _compare(lambda t, r=r, d=d: float(r @ probe.lower_grad(probe.x + t * d, y)), cross, d, probe)
-        if in_x.wrong and not in_x.slope.kinked:
-            cause = _cause(lin, "_lower_cross", Cause.DETACHED_LOWER, Cause.WRONG_CROSS)
-            return Finding(cause, in_x.numbers("grad_y g along a direction of x"))
-        matters = matters or not in_x.slope.is_zero
-    text = "the mixed derivative of g is zero, and the set is fixed"
-    return None if matters else Finding(Cause.LOWER_IGNORES_X, text)
-
-
-def _compare(function: Callable[[float], float], vector: Tensor, direction: Tensor, probe: Probe) -> DerivativeTest:
-    """<vector, direction> against differences; beside the slope of a random direction, |vector| / sqrt(n)."""
-    typical = float(vector.norm()) / math.sqrt(vector.numel())
-    return compare_derivative(function, float(vector @ direction), typical, probe)
-
-
-def _by_autograd(lin: Linearization, method: str) -> bool:
-    """Whether this product comes from the graph and not from a method written by hand."""
-    automatic = getattr(AutogradLinearization, method)
-    return isinstance(lin, AutogradLinearization) and getattr(type(lin), method) is automatic
-
-
-def _cause(lin: Linearization, method: str, detached: Cause, by_hand: Cause) -> Cause:
-    return detached if _by_autograd(lin, method) else by_hand
 
 
 BY_HAND = {Cause.WRONG_UPPER_GRADIENT, Cause.WRONG_LOWER_GRADIENT, Cause.WRONG_HESSIAN, Cause.WRONG_CROSS}
@@ -184,26 +171,20 @@ WRONG_JACOBIAN = 1e-3
 
 
 def check_set(probe: Probe, generator: torch.Generator) -> Finding | None:
-    """P(P z) = P z, |P z - P w| <= |z - w|, <z - P z, w - P z> <= 0 for w in Y, and H is the derivative of P."""
+    """Whether `project` is a projection on a convex set, and H its derivative."""
+    flat = FlatSet(probe.set_at(probe.x), probe.as_y(probe.y))
     try:
         points = list(_around(probe, generator))
-        feet = [probe.project(z) for z in points]
-        near = [probe.project(p + 0.3 * max(1.0, float(p.norm())) * unit(p, generator)) for p in feet for _ in range(4)]
-        again = [probe.project(p) for p in feet]
+        feet = [flat.project(z) for z in points for _ in range(4)]
+        near = [flat.project(p + 0.3 * max(1.0, float(p.norm())) * unit(p, generator)) for p in feet]
+        flaw = flat.projection_flaw(points, near, 1e3 * probe.eps**0.5, 1e-5)
     except InvalidInputError as error:
-        if isinstance(probe.set_at(probe.x), ProjectionSet):  # it looks at its own first answers
-            return Finding(Cause.NOT_A_PROJECTION, str(error))
-        raise
-    flaw = _projection_flaw(points, feet, again, near, 1e3 * probe.eps**0.5) or _outside(probe, feet)
-    if flaw is not None:
+        if not isinstance(flat.constraint, ProjectionSet):  # it looks at its own first answers
+            raise
+        flaw = str(error)
+    if flaw:
         return Finding(Cause.NOT_A_PROJECTION, flaw)
     return next(filter(None, (wrong_jacobian_at(probe, z, generator) for z in points)), None)
-
-
-def _outside(probe: Probe, feet: list[Tensor]) -> str | None:
-    """Where P(z) does not lie in Y by the set's own word."""
-    members = (probe.set_at(probe.x).contains(probe.as_y(p), tol=1e-5) for p in feet)
-    return next((f"P(z) is not in Y: {member.reason}" for member in members if not member), None)
 
 
 def _around(probe: Probe, generator: torch.Generator) -> Iterator[Tensor]:
@@ -213,64 +194,21 @@ def _around(probe: Probe, generator: torch.Generator) -> Iterator[Tensor]:
         yield probe.y + spread * size * probe.y.numel() ** 0.5 * unit(probe.y, generator)
 
 
-def _projection_flaw(
-    points: list[Tensor], feet: list[Tensor], again: list[Tensor], others: list[Tensor], slack: float
-) -> str | None:
-    """Which of the three properties fails, with its numbers."""
-    for z, p, pp in zip(points, feet, again, strict=True):
-        size, moved = max(float(z.norm()), float(p.norm()), 1e-300), float((pp - p).norm())
-        if moved > slack * size:
-            return f"not idempotent: P(P(z)) is {moved:.3g} from P(z), |z| = {size:.3g}"
-    for (w, q), (z, p) in itertools.combinations(zip(points, feet, strict=True), 2):
-        apart, moved = float((z - w).norm()), float((p - q).norm())
-        if moved > apart * (1 + slack):
-            return f"expansive: |P(z) - P(w)| = {moved:.4g} > |z - w| = {apart:.4g}"
-    for z, p in zip(points, feet, strict=True):
-        for q in (*feet, *others):
-            angle, size = float((z - p) @ (q - p)), float((z - p).norm() * (q - p).norm())
-            if angle > slack * max(size, 1e-300) and size > slack:
-                near, far = float((z - p).norm()), _nearest_between(z, p, q)
-                return f"not nearest: a point of Y on the way from P(z) to P(w) is {far:.4g} from z, P(z) is {near:.4g}"
-    return None
-
-
-def _nearest_between(z: Tensor, p: Tensor, q: Tensor) -> float:
-    """The distance from z to the segment [p, q], which lies in a convex Y."""
-    t = float(((z - p) @ (q - p)) / (q - p).square().sum())
-    return float((z - p - min(t, 1.0) * (q - p)).norm())
-
-
 def wrong_jacobian_at(probe: Probe, z: Tensor, generator: torch.Generator) -> Finding | None:
     """H v against differences of P, where P has no kink; and H H v = H v where that is claimed."""
-    v, h = unit(z, generator), 10 * probe.eps**0.5 * max(1.0, float(z.norm()))
+    h = 10 * probe.eps**0.5 * max(1.0, float(z.norm()))
     try:
-        face = probe.set_at(probe.x).jacobian(probe.as_y(z))
-        product = SPACE.ravel(face.apply(probe.as_y(v)))
+        flat = FlatSet(probe.set_at(probe.x), probe.as_y(probe.y))
+        flaw = flat.jacobian_flaw(z, unit(z, generator), h, WRONG_JACOBIAN)
     except (IncompatibleError, NotImplementedError) as error:
         return Finding(Cause.INCOMPATIBLE, f"the set has no Jacobian: {error}")
-    here = probe.project(z)
-    ahead, behind = (probe.project(z + t * v) for t in (h, -h))
-    if float((ahead - 2 * here + behind).norm()) > 1e-2 * WRONG_JACOBIAN * h:  # a kink, or noise
-        return None
-    miss = float((product - (ahead - behind) / (2 * h)).norm())
-    if miss > WRONG_JACOBIAN:
-        return Finding(Cause.WRONG_SET_JACOBIAN, f"|H v - differences of P| = {miss:.3g} for |v| = 1")
-    if face.is_projector:
-        miss = float((SPACE.ravel(face.apply(probe.as_y(product))) - product).norm())
-        if miss > WRONG_JACOBIAN:
-            text = f"is_projector is claimed, but |H H v - H v| = {miss:.3g} for |v| = 1"
-            return Finding(Cause.WRONG_SET_JACOBIAN, text)
-    return None
+    return Finding(Cause.WRONG_SET_JACOBIAN, flaw) if flaw else None
 
 
 def check_motion(probe: Probe, generator: torch.Generator) -> Finding | None:
     """The derivative of P_Y(x)(z) in x, as the library sees it, against differences."""
     for z in _around(probe, generator) if probe.problem.moving else ():
-        u, d = unit(probe.y, generator), unit(probe.x, generator)
-        through = probe.problem.constraint_vjp(probe.as_x(probe.x), probe.as_y(z), probe.as_y(u))
-        predicted = 0.0 if through is None else float(SPACE.ravel(through) @ d)
-        moved = lambda t, z=z, u=u, d=d: float(u @ probe.project(z, probe.x + t * d))  # noqa: E731
-        test = compare_derivative(moved, predicted, 0.0, probe)
+        test = _compare(probe, "the projection on Y", "x", probe.y, generator, z)
         if test.wrong and not test.slope.kinked:
             return Finding(Cause.DETACHED_SET, test.numbers("<u, P(z)> along a direction of x"))
     return None

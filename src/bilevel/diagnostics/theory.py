@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from .._checks import check_choice, check_count, check_number, check_problem
+from .._derivative_check import unit
 from ..errors import InvalidInputError, InvalidTypeError, NonFiniteError
 from ..hypergradients import Neumann
 from ..hypergradients.smoothing import Perturbed
@@ -28,7 +29,7 @@ from ..problem import Problem
 from ..random import Seeds, plain_generator
 from ..solvers.dmlcbo import DMLCBO
 from ..spaces import Vector
-from .finite_differences import Probe, matrix_of, unit
+from .finite_differences import Probe, matrix_of
 from .lower_level import DENSE
 
 
