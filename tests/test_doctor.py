@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import builtins
 import json
-import os
 import subprocess
 import sys
 import tomllib
@@ -77,15 +76,20 @@ def test_the_optional_parts_are_those_of_the_package():
     assert set(doctor.EXTRAS) == set(written["project"]["optional-dependencies"]) - {"all", "dev", "docs"}
 
 
-def test_completion_is_installed_for_the_shell(tmp_path):
-    home = {**os.environ, "HOME": str(tmp_path), "SHELL": "/bin/bash"}
-    command = [sys.executable, "-m", "bilevel", "--install-completion", "--shell", "bash"]
-    finished = subprocess.run(command, env=home, capture_output=True, text=True, timeout=60)
-    assert finished.returncode == 0, finished.stderr
-    written = "".join(path.read_text() for path in tmp_path.rglob("*") if path.is_file())
-    for word in ("bilevel", "clean", "doctor", "--trusted"):
-        assert word in written
-    assert (Path(tmp_path) / ".bashrc").exists()
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_is_printed_and_no_file_is_changed(tmp_path, monkeypatch, capsys, shell):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cli.main(["completion", shell]) == 0
+    printed = capsys.readouterr().out
+    for word in ("bilevel", "clean", "doctor", "trusted"):
+        assert word in printed
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_bash_reads_the_completion(tmp_path):
+    script = subprocess.run([sys.executable, "-m", "bilevel", "completion", "bash"], capture_output=True, text=True)
+    checked = subprocess.run(["bash", "-c", f"{script.stdout}\ncomplete -p bilevel"], capture_output=True, text=True)
+    assert checked.returncode == 0, checked.stderr
 
 
 def commands(app, path=()):

@@ -66,7 +66,7 @@ def application() -> App:
     """All commands."""
     from cyclopts import App, Parameter
 
-    from . import cleaning, data, doctor, experiments, few_shot, runs
+    from . import cleaning, data, doctor, example, experiments, few_shot, runs
 
     app = App(
         name="bilevel",
@@ -77,10 +77,7 @@ def application() -> App:
         default_parameter=Parameter(negative=(), consume_multiple=1),
         help="Bilevel optimisation with a constrained lower level: find wrong labels, learn from few examples.",
     )
-    for commands in (cleaning, runs, data, few_shot, experiments, doctor):
+    for commands in (example, cleaning, runs, data, few_shot, experiments, doctor):
         commands.add_to(app)
     add_examples(app)
-    app.register_install_completion_command(
-        help="Install tab completion for this shell (bash, zsh, fish); this changes the shell's start-up file."
-    )
     return app

@@ -1,4 +1,4 @@
-"""`bilevel doctor`: what is installed, what it runs on, and what is missing."""
+"""`bilevel doctor`: what is installed, what it runs on, and what is missing; `bilevel completion`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import platform
 import re
 import sys
 from importlib import metadata
-from typing import Any
+from typing import Any, Literal
 
 from cyclopts import App
 
@@ -36,8 +36,19 @@ FACTS = {
 
 
 def add_to(app: App) -> None:
-    """Give the program this command."""
+    """Give the program these commands."""
     app.command(doctor)
+
+    @app.command
+    def completion(shell: Literal["bash", "zsh", "fish"], /) -> None:
+        """Print a script for tab completion. No file is changed: the examples show where to save it.
+
+        Parameters
+        ----------
+        shell
+            The shell that reads the script.
+        """
+        print(app.generate_completion(shell=shell))
 
 
 def doctor(*, json: bool = False) -> int:
