@@ -1,5 +1,6 @@
 """The plan: a run is known by all that its numbers depend on, and what comes next depends on validation alone."""
 
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -128,10 +129,27 @@ def test_another_code_makes_other_runs(tiny):
     assert replace(one, code="0.2.0/another").identity != one.identity
 
 
-def test_comments_and_docstrings_are_no_code_and_statements_are():
-    one = code_version.statements('def f(x):\n    """Twice."""\n    return 2 * x')
-    assert code_version.statements("def f(x):\n    # doubled\n    return (2 * x)") == one
-    assert code_version.statements("def f(x):\n    return 3 * x") != one
+def test_the_commit_is_that_of_the_package_and_tells_of_changes(tmp_path, monkeypatch):
+    def git(*arguments):
+        return subprocess.run(["git", *arguments], cwd=tmp_path, check=True, capture_output=True, text=True).stdout
+
+    package = tmp_path / "package"
+    package.mkdir()
+    monkeypatch.setattr(code_version, "ROOT", package)
+    code_version.commit.cache_clear()
+    assert code_version.commit() == ""  # no repository, or one that does not know the package
+    git("init", "-q")
+    (package / "one.py").write_text("one = 1")
+    code_version.commit.cache_clear()
+    assert code_version.commit() == ""
+    git("add", ".")
+    git("-c", "user.name=a", "-c", "user.email=a@b", "commit", "-q", "-m", "first")
+    code_version.commit.cache_clear()
+    assert code_version.commit() == git("rev-parse", "--short=12", "HEAD").strip()
+    (package / "one.py").write_text("one = 2")
+    code_version.commit.cache_clear()
+    assert code_version.commit().endswith("+")
+    code_version.commit.cache_clear()
 
 
 COUNTED = {"cleaning", "few_shot", "newton", "hypergradients", "run", "sets", "solvers"}

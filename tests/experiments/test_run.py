@@ -2,7 +2,6 @@
 
 import shutil
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -141,8 +140,7 @@ def test_a_series_that_diverges_is_the_reason_of_a_run_that_came_to_its_end(tiny
     assert outcome.record.counts["series_diverged"] > 0
     assert "eta is at or beyond 2/L" in outcome.record.reason
     for steps, status in ((20, "iterations"), (19, "time limit")):
-        solution = SimpleNamespace(status=Status.SERIES_DIVERGES, stats={"steps": steps}, message="")
-        assert final_status(solution, 20) == (status, str(Status.SERIES_DIVERGES))  # type: ignore[arg-type]
+        assert final_status(Status.SERIES_DIVERGES, "", steps, 20) == (status, str(Status.SERIES_DIVERGES))
 
 
 def test_a_few_shot_run_counts_its_steps_and_what_they_asked_for(tmp_path):

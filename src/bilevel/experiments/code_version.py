@@ -1,9 +1,9 @@
-"""Which code makes the numbers of a run: the version of bilevel, and a hash of the statements that runs execute."""
+"""Which code makes the numbers of a run: the version of bilevel, a hash of the files that runs execute, and the commit."""
 
 from __future__ import annotations
 
-import ast
 import hashlib
+import subprocess
 from functools import lru_cache
 from pathlib import Path
 
@@ -19,7 +19,7 @@ INCLUDED = tuple(f"experiments/{name}.py" for name in ("run", "few_shot_run", "m
 
 @lru_cache(maxsize=1)
 def code_version() -> str:
-    """ "0.2.0/" and 12 digits of SHA-256; comments, docstrings and layout do not count.
+    """ "0.2.0/" and 12 digits of SHA-256.
 
     Examples
     --------
@@ -29,32 +29,25 @@ def code_version() -> str:
     """
     digest = hashlib.sha256()
     for name in covered_files():
-        digest.update(name.encode() + b"\0" + statements((ROOT / name).read_text(encoding="utf-8")).encode() + b"\0")
+        digest.update(name.encode() + b"\0" + (ROOT / name).read_bytes() + b"\0")
     return f"{__version__}/{digest.hexdigest()[:12]}"
 
 
 def covered_files() -> list[str]:
-    """The files whose statements count, relative to the package."""
+    """The files that count, relative to the package."""
     names = sorted(file.relative_to(ROOT).as_posix() for file in ROOT.rglob("*.py"))
     return [name for name in names if name in INCLUDED or name.partition("/")[0] not in EXCLUDED]
 
 
-def statements(source: str) -> str:
-    """The syntax tree of a Python source without its docstrings.
-
-    Examples
-    --------
-    >>> one = 'def f(x):\\n    "Twice."\\n    return 2 * x  # doubled'
-    >>> statements(one) == statements('def f(x):\\n    "Two times."\\n    return (2 * x)')
-    True
-    """
-    tree = ast.parse(source)
-    for node in ast.walk(tree):
-        body = getattr(node, "body", None)
-        if isinstance(body, list):
-            node.body = [each for each in body if not _is_text(each)]  # type: ignore[attr-defined]
-    return ast.dump(tree)
+@lru_cache(maxsize=1)
+def commit() -> str:
+    """The last commit of the package, with "+" after it if files have changed since; empty for an installed package."""
+    found = _git("log", "-1", "--format=%h", "--abbrev=12", "--", ".")
+    return found + "+" if found and _git("status", "--porcelain", "--", ".") else found
 
 
-def _is_text(node: ast.AST) -> bool:
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+def _git(*arguments: str) -> str:
+    try:
+        return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=10).stdout.strip()
+    except (OSError, subprocess.TimeoutExpired):
+        return ""

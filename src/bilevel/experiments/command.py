@@ -117,11 +117,11 @@ def report_runs(
         seeds = {table.experiment: table.run.seeds for table in tables}
         notes = report_notes(tables, quick=options.quick)
         page, *_ = write_report(records, options.folder / "report", command=command, notes=notes, seeds=seeds)
-        answer(plain_table(records, seeds))
-        answer(f"report: {page}")
-    answer(f"{len(records)} runs; as a table: bilevel results export --results {options.folder} --out runs.csv")
+        print(plain_table(records, seeds))
+        print(f"report: {page}")
+    print(f"{len(records)} runs; as a table: bilevel results export --results {options.folder} --out runs.csv")
     if options.quick:
-        answer(QUICK)
+        print(QUICK)
 
 
 def status(folder: Path | None) -> int:
@@ -129,16 +129,16 @@ def status(folder: Path | None) -> int:
     folder = folder or _default_folder()
     store = ResultsStore(folder, reading=True)
     sweep_status, records = store.status(), store.records(curves=False)
-    answer(f"{folder}:")
+    print(f"{folder}:")
     if sweep_status:
-        answer(_sweep_text(sweep_status, folder))
+        print(_sweep_text(sweep_status, folder))
     groups = group_runs(records, "experiment", "role", "dataset", "method")
     for (experiment, role, dataset, method), runs in groups:
         bad = sum(run.status in ("failed", "diverged") for run in runs)
         note = f", {bad} failed or diverged" if bad else ""
         seconds = readable(sum(run.wall_seconds for run in runs))
-        answer(f"{experiment}  {role:5}  {dataset:14}  {method:14}  {len(runs):4} runs, {seconds}{note}")
-    answer(f"{len(records)} runs, {core_hours(records):.2f} core-hours")
+        print(f"{experiment}  {role:5}  {dataset:14}  {method:14}  {len(runs):4} runs, {seconds}{note}")
+    print(f"{len(records)} runs, {core_hours(records):.2f} core-hours")
     return SUCCESS
 
 
@@ -190,12 +190,5 @@ def _default_folder() -> Path:
 
 
 def log(text: str) -> None:
-    """A line about what is going on, on standard error."""
-    sys.stderr.write(text + "\n")
-    sys.stderr.flush()
-
-
-def answer(text: str) -> None:
-    """A line of the result, on standard output."""
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
+    """A line about what is going on: no part of the result."""
+    print(text, file=sys.stderr, flush=True)

@@ -9,13 +9,11 @@ from typing import Any
 
 from ..errors import BilevelError
 from ..few_shot.options import Experiment, Splits
-from ..run.solution import Status
 from .configuration import FewShotData
 from .plan import RunSpec
-from .run import failure_reason, make_record
+from .run import failure_reason, final_status, make_record
 from .run_folder import Curve, Outcome, append_row
 
-STATUS = {Status.STEPS: "iterations", Status.TIME: "time limit", Status.DIVERGED: "diverged"}
 CURVE_SEED, FINAL_SEED = 1, 2
 """Of the tasks along the curve, and of those of its last row."""
 
@@ -69,14 +67,9 @@ def run_few_shot(specs: Sequence[RunSpec], folder: Path) -> list[Outcome]:
             evaluate_every=spec.evaluate_every,
             callbacks=curves,
         )
-        if training.status is Status.INTERRUPTED:  # Ctrl-C is for the sweep: a run that was cut short is no result
-            raise KeyboardInterrupt
+        status, reason = final_status(training.status, training.message, training.step, spec.iterations)
         for curve in curves:
             curve.add_end(training, learner)
-        ended = training.status
-        if ended is Status.STEPS and training.step < spec.iterations:
-            ended = Status.TIME
-        status, reason = STATUS.get(ended, "failed"), training.message
     except (BilevelError, ArithmeticError, RuntimeError) as error:
         reason = failure_reason(error)
     state = {name: value.detach().numpy().copy() for name, value in learner.network.state_dict().items()}

@@ -28,15 +28,15 @@ from ..errors import BilevelError, InvalidInputError
 from ..lower import lower_residual, solve_lower, uncounted
 from ..run.minimize import minimize
 from ..run.solution import Record, Solution, Status
-from .code_version import code_version
+from .code_version import code_version, commit
 from .configuration import CleaningData
 from .data import Task, cleaning_problem, cleaning_task, data_hash
 from .methods import make_solver
 from .plan import RunSpec
 from .run_folder import Curve, Outcome, RunRecord, append_row
 
-STATUS = {Status.STEPS: "iterations", Status.TIME: "time limit"}
-"""The status in the tables of runs that came to their end; all others diverged or failed."""
+ENDED = (Status.STEPS, Status.TIME, Status.SERIES_DIVERGES, Status.UNSOLVED, Status.ABOVE_START)
+"""Runs that came to their end, whatever they reached: the curve shows it. All others diverged or failed."""
 TOLERANCE = 1e-7
 """Residual of the solved lower level on its columns."""
 ROUNDS, ENTERING = 50, 30
@@ -118,6 +118,7 @@ def environment(spec: RunSpec, dtype: str) -> dict[str, str | int]:
     return {
         "bilevel": __version__,
         "code": spec.code,
+        "commit": commit(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,
@@ -179,10 +180,8 @@ def run_cleaning(spec: RunSpec, folder: Path) -> Outcome:
                 seconds=spec.limit_seconds,
                 clock=time.thread_time,
             )
-        if solution.status is Status.INTERRUPTED:  # Ctrl-C is for the sweep: a run that was cut short is no result
-            raise KeyboardInterrupt
+        status, reason = final_status(solution.status, solution.message, solution.stats["steps"], spec.iterations)
         curve.add_end(solution)
-        status, reason = final_status(solution, spec.iterations)
     except (BilevelError, ArithmeticError, RuntimeError) as error:
         reason = failure_reason(error)
     stats = {} if solution is None else dict(solution.stats)
@@ -199,17 +198,15 @@ def _cached_task(data: CleaningData, name: str, folder: Path, seed: int, digest:
     return cleaning_task(data, name, folder, seed)
 
 
-def final_status(solution: Solution, iterations: int) -> tuple[str, str]:
+def final_status(status: Status, message: str, steps: float, iterations: int) -> tuple[str, str]:
     """How the run ended, and why; a run that reached its end although its series diverged says so in its reason."""
-    if solution.status is Status.SERIES_DIVERGES:
-        ended = Status.STEPS if solution.stats["steps"] >= iterations else Status.TIME
-        return STATUS[ended], str(solution.status)
-    if solution.status in (Status.UNSOLVED, Status.ABOVE_START):  # the curve shows it
-        return STATUS[Status.STEPS if solution.stats["steps"] >= iterations else Status.TIME], ""
-    if solution.status in STATUS:
-        return STATUS[solution.status], ""
-    kind = "diverged" if solution.status is Status.DIVERGED else "failed"
-    return kind, f"{solution.status} ({solution.message})" if solution.message else str(solution.status)
+    if status is Status.INTERRUPTED:  # Ctrl-C is for the sweep: a run that was cut short is no result
+        raise KeyboardInterrupt
+    if status in ENDED:
+        reason = str(status) if status is Status.SERIES_DIVERGES else ""
+        return "iterations" if steps >= iterations else "time limit", reason
+    kind = "diverged" if status is Status.DIVERGED else "failed"
+    return kind, f"{status} ({message})" if message else str(status)
 
 
 class CleaningCurve:

@@ -48,12 +48,12 @@ def evaluate(model: Path, *, ways: int | None, episodes: int, seed: int, folder:
     learner = experiment.learner().load(model)
     experiment = experiment if ways is None else replace(experiment, ways=ways)
     splits = experiment.splits(folder)
-    answer(
+    print(
         f"{experiment.ways}-way {experiment.shots}-shot tasks of {experiment.dataset}, {experiment.solver}, "
         f"{learner.state.step} steps in {document.seconds / 60:.1f} minutes"
     )
-    answer(f"novel classes:    {learner.evaluate(splits.test, count=episodes, seed=seed)}")
-    answer(f"training classes: {learner.evaluate(splits.seen, count=episodes, seed=seed)}")
+    print(f"novel classes:    {learner.evaluate(splits.test, count=episodes, seed=seed)}")
+    print(f"training classes: {learner.evaluate(splits.seen, count=episodes, seed=seed)}")
     return SUCCESS
 
 
@@ -88,7 +88,7 @@ def _report(training: Training, learner: MetaLearner, test: EpisodeSource, optio
     if training.step:
         found = learner.evaluate(test, count=options.episodes)
         if ranks.rank == 0:
-            answer(f"accuracy on novel classes: {found}")
+            print(f"accuracy on novel classes: {found}")
     return SUCCESS if training.status.ok else FAILURE
 
 
@@ -126,11 +126,4 @@ def plot_curve(history: Sequence[TrainingRecord], path: str | Path | None = None
 def say(ranks: Ranks, text: str) -> None:
     """What is going on, once for all ranks: not part of the result."""
     if ranks.rank == 0:
-        sys.stderr.write(text.strip() + "\n")
-        sys.stderr.flush()
-
-
-def answer(text: str) -> None:
-    """A line of the result."""
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
+        print(text.strip(), file=sys.stderr, flush=True)
