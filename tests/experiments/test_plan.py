@@ -123,6 +123,13 @@ def test_the_count_is_that_of_the_plan(name):
     assert count_runs([table])[0] == len(list(planned_runs(table, hashes, finished)))
 
 
+def test_another_label_makes_the_same_run(tiny):
+    (one, *_) = planned_runs(tiny, HASHES, {})
+    other = replace(one, label="what ran")
+    assert (other.identity, other.work) == (one.identity, one.work)
+    assert RunSpec(**other.document).label == "what ran"
+
+
 def test_another_code_makes_other_runs(tiny):
     (one, *_) = planned_runs(tiny, HASHES, {})
     assert one.code == code_version.code_version()

@@ -143,6 +143,15 @@ def test_a_series_that_diverges_is_the_reason_of_a_run_that_came_to_its_end(tiny
         assert final_status(Status.SERIES_DIVERGES, "", steps, 20) == (status, str(Status.SERIES_DIVERGES))
 
 
+def test_the_published_algorithm_is_a_method(tiny, data):
+    """Two-point estimates along all coordinates: projections by the number of columns and terms."""
+    (one,) = specs(tiny, "dmlcbo", iterations=3, evaluate_every=3)
+    published = replace(one, solver="dmlcbo-as-published", fixed={"Q": 1, "eta": 0.1})
+    (outcome,) = run([published], data)
+    assert outcome.record.status == "iterations"
+    assert outcome.record.counts["projections"] > 500
+
+
 def test_a_few_shot_run_counts_its_steps_and_what_they_asked_for(tmp_path):
     path = tmp_path / "few-shot.toml"
     path.write_text(FEW_SHOT)

@@ -46,7 +46,7 @@ def test_a_resumed_training_has_the_same_bits(tmp_path):
     assert [record.validation for record in one.history] == [record.validation for record in two.history]
 
 
-@pytest.mark.parametrize("solver", ["dmlcbo", "adam"])
+@pytest.mark.parametrize("solver", ["dmlcbo", "dmlcbo-as-published", "adam"])
 def test_settings_of_long_trainings_are_stored(tmp_path, solver):
     out = tmp_path / "net.safetensors"
     assert train("--out", out, "--steps", 3, "--halve-every", 2, "--bfloat16", "--solver", solver) == 0

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import bilevel
-from bilevel.few_shot import Accuracy, Episodes, MetaLearner, SVMHead, generated_images
+from bilevel.few_shot import Accuracy, Episodes, FewShotProblem, MetaLearner, SVMHead, generated_images
 from bilevel.few_shot.evaluation import VALIDATION, evaluate
 
 
@@ -90,7 +90,35 @@ SETTINGS = [{"solver": solver} for solver in SOLVERS] + [
     {"normalise": True},
     {"normalise": True, "optimizer": adam},
     {"halve_every": 2},
+    {"fixed_tasks": True, "normalise": True},
 ]
+
+
+class OneDraw(Episodes):
+    """Remembers the first tasks that were drawn."""
+
+    tasks = None
+
+    def sample(self, count, generator):
+        drawn = super().sample(count, generator)
+        self.tasks = self.tasks or drawn
+        return drawn
+
+
+SINGLE_LOOPS = {"solved": bilevel.DMLCBO(), "as published": bilevel.DMLCBO.as_published(0.02, 0.01)}
+
+
+@pytest.mark.parametrize("solver", SINGLE_LOOPS.values(), ids=SINGLE_LOOPS)
+def test_fixed_tasks_are_minimised_in_one_loop(solver):
+    """Steps on fixed tasks are those of `minimize` on the problem of these tasks: their dual variables live on."""
+    source = OneDraw(images()[:16], ways=3, shots=2, queries=3)
+    made = learner(solver=solver, fixed_tasks=True)
+    made.fit(source, steps=6)
+    problem = FewShotProblem(network(), SVMHead(3), source.tasks)
+    x0 = problem.x0
+    expected = bilevel.minimize(problem, x0, problem.solve(x0), solver=solver, steps=6, seed=0)
+    for name, value in expected.x.items():
+        torch.testing.assert_close(dict(made.network.named_parameters())[name].detach(), value)
 
 
 @pytest.mark.parametrize("solver", SOLVERS, ids=lambda solver: type(solver).__name__)
@@ -370,6 +398,7 @@ def test_the_interval_covers():
         (lambda: learner(optimizer=0.1), "optimizer must be a function of the parameters"),
         (lambda: learner(scheduler=lambda optimizer: None), "scheduler goes with optimizer"),
         (lambda: learner(halve_every=0), "halve_every must be an integer of at least 1, got 0"),
+        (lambda: learner(fixed_tasks=True, optimizer=adam), "fixed_tasks goes with solver"),
         (lambda: learner(halve_every=2, optimizer=adam), "halve_every goes with solver"),
         (lambda: learner(halve_every=2, solver=bilevel.DMLCBO(upper_step="auto")), "a number as upper_step"),
         (lambda: learner(optimizer=torch.optim.LBFGS), "LBFGS looks at losses by itself"),

@@ -1,4 +1,4 @@
-"""Which code makes the numbers of a run: the version of bilevel, a hash of the files that runs execute, and the commit."""
+"""Which code makes the numbers of a run: version, hash of the files that runs execute, and commit."""
 
 from __future__ import annotations
 

@@ -72,11 +72,12 @@ class FewShotData(Part):
 class Method(Part):
     """A column of the table: a solver of `methods.SOLVERS`, its fixed settings, and the values its grid tries.
 
-    `evaluate_every` replaces that of [run] where the steps of this method are so expensive that its curve would have
-    no points.
+    `label` says in the report what ran; without one it is the method's name. `evaluate_every` replaces that of [run]
+    where the steps of this method are so expensive that its curve would have no points.
     """
 
     solver: str
+    label: str = ""
     settings: dict[str, Value] = {}
     grid: dict[str, list[Value]] = {}
     quick: dict[str, list[Value]] = {}

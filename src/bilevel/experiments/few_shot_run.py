@@ -87,5 +87,6 @@ def _experiment(spec: RunSpec, data: FewShotData, ways: int) -> Experiment:
     names = ("shots", "queries", "train_ways", "width", "scale", "tasks_per_step")
     settings: dict[str, Any] = {name: getattr(data, name) for name in names} | {"plain": not data.normalise}
     settings |= {"dataset": data.images, "solver": spec.solver}
-    step = float((spec.fixed | spec.settings)["upper_step"])
-    return Experiment(ways=ways, step=step, seed=spec.seed, **settings)
+    method = spec.fixed | spec.settings
+    settings["tasks_per_step"] = int(method.get("tasks_per_step", data.tasks_per_step))
+    return Experiment(ways=ways, step=float(method["upper_step"]), seed=spec.seed, **settings)

@@ -51,11 +51,12 @@ class RunSpec:
     evaluate_every: int
     limit_seconds: float | None
     code: str = field(default_factory=code_version)
+    label: str = ""
 
     @cached_property
     def identity(self) -> str:
-        """First 16 hexadecimal digits of SHA-256 over everything."""
-        return _digest(asdict(self))
+        """First 16 hexadecimal digits of SHA-256 over everything but the label."""
+        return _digest(asdict(self) | {"label": ""})
 
     @property
     def document(self) -> dict[str, Any]:
@@ -66,7 +67,7 @@ class RunSpec:
     def work(self) -> str:
         """The same for runs that differ only in the table they stand in or, in few-shot, in the tasks of evaluation."""
         spec = asdict(self)
-        for name in ("experiment", "method", "dataset"):
+        for name in ("experiment", "method", "dataset", "label"):
             spec.pop(name)
         spec["data"] = {key: value for key, value in spec["data"].items() if key != "ways"}
         spec["files"] = self.files
@@ -154,6 +155,7 @@ def _cell(
         iterations=run.iterations,
         evaluate_every=column.evaluate_every or run.evaluate_every,
         limit_seconds=grid.limit_seconds,
+        label=column.label,
     )
     pairs = [dict(zip(column.grid, values, strict=True)) for values in itertools.product(*column.grid.values())]
     if _has_first_look(grid, column):

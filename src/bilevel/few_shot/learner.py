@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -141,11 +142,11 @@ class MetaLearner:
 
     min_x E_task[ loss of the queries at (x, y*(x)) ], y* the dual solution for the task's support examples.
 
-    Every step draws fresh tasks, a function of the seed and the step number alone. (A network would memorise a fixed
-    pool of tasks, and most of the dual variables kept for them would be out of date.) The dual variables of fresh tasks
-    start at their solution for the network after the step: a few Newton steps, far cheaper than one pass of the
-    network, whereas a starting point that lags one step behind makes the hypergradient inaccurate. The momentum,
-    moments and step sizes that the solver keeps for x are carried from step to step.
+    Every step draws fresh tasks, a function of the seed and the step number alone. (A network memorises fixed tasks;
+    `fixed_tasks=True` keeps them all the same, with their dual variables, as the paper's single loop does.) The dual
+    variables of fresh tasks start at their solution for the network after the step: a few Newton steps, far cheaper
+    than one pass of the network, whereas a starting point that lags one step behind makes the hypergradient inaccurate.
+    The momentum, moments and step sizes that the solver keeps for x are carried from step to step.
 
     Batch normalisation and dropout work as usual: the network trains in training mode, where statistics are those of
     all images of a step; its running statistics follow, and it is evaluated in evaluation mode.
@@ -171,6 +172,9 @@ class MetaLearner:
         Texts and numbers by name to store in the files of this learner; a file with other ones cannot be resumed.
     tasks_per_step
         Tasks drawn for each step.
+    fixed_tasks
+        Keep the first tasks for all steps. Their dual variables and the solver's state of them, such as the momentum of
+        the lower level, then live on from step to step. Not with an optimizer.
     seed
         The seed of the tasks and of all other random numbers.
     ranks
@@ -210,6 +214,7 @@ class MetaLearner:
         scheduler: Callable[[Any], Any] | None = None,
         halve_every: int | None = None,
         tasks_per_step: int = 8,
+        fixed_tasks: bool = False,
         seed: int = 0,
         about: dict[str, Any] | None = None,
         ranks: Ranks | None = None,
@@ -221,8 +226,11 @@ class MetaLearner:
             check_count("halve_every", halve_every)
             if optimizer is not None:
                 raise InvalidInputError("halve_every goes with solver: give an optimizer the scheduler StepLR")
+        if fixed_tasks and optimizer is not None:
+            raise InvalidInputError("fixed_tasks goes with solver: an optimizer keeps no dual variables")
         check_count("tasks_per_step", tasks_per_step)
         self.network, self.head, self.tasks_per_step, self.seed = network, head, tasks_per_step, seed
+        self.fixed_tasks = fixed_tasks
         self.solver, self.ranks = (
             DMLCBO() if solver is None else solver,
             Ranks() if ranks is None else ranks,
@@ -230,7 +238,7 @@ class MetaLearner:
         seeds = Seeds.from_seed(seed)
         self._updates: Updates
         if optimizer is None:
-            self._updates = SolverUpdates(self.solver, seeds, halve_every)
+            self._updates = SolverUpdates(self.solver, seeds, halve_every, fixed=fixed_tasks)
         else:
             estimator = getattr(self.solver, "estimator", getattr(self.solver, "hypergradient", None))
             self._updates = OptimizerUpdates(network, optimizer, scheduler, estimator, seeds)
@@ -401,6 +409,7 @@ class MetaLearner:
             "head": f"{head.extra_repr()}, tol={head.tol:g}, hypergradient={head.hypergradient!r}",
             "updates": repr(self._updates),
             "tasks_per_step": self.tasks_per_step,
+            "fixed_tasks": self.fixed_tasks,
             "seed": self.seed,
         }
 
@@ -430,7 +439,8 @@ class MetaTraining(Stage):
         self._held = None  # a step that is cut short may leave them anywhere
         problem = self._draw(k)
         x, updates, loss, accuracy = learner._updates.step(problem, state.updates, k)
-        problem.forget()  # a graph of hundreds of megabytes, which would wait for the garbage collector
+        if not learner.fixed_tasks:
+            problem.forget()  # a graph of hundreds of megabytes, which would wait for the garbage collector
         if not (math.isfinite(loss) and problem.x_space.is_finite(x)):
             raise NonFiniteError(f"the loss is {loss:g}, or parameters are not finite")
         recorded = bool(learner.history) and learner.history[-1].step == state.step
@@ -449,7 +459,15 @@ class MetaTraining(Stage):
             self._held = state
 
     def _draw(self, step: int) -> FewShotProblem:
-        """The problem of a step: a function of seed and step."""
+        """The problem of a step."""
+        return self._first if self.learner.fixed_tasks else self._draw_fresh(step)
+
+    @cached_property
+    def _first(self) -> FewShotProblem:
+        return self._draw_fresh(0)
+
+    def _draw_fresh(self, step: int) -> FewShotProblem:
+        """A function of seed and step."""
         learner, ranks = self.learner, self.learner.ranks
         generator = RandomStreams(Seeds.from_seed(learner.seed), step).generator("data", TRAINING)
         tasks = self.episodes.sample(learner.tasks_per_step, generator)

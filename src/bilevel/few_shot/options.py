@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
@@ -23,11 +24,12 @@ TEST_QUERIES = 15
 """Query images per class of a test task, as is usual."""
 
 DatasetName = Literal["omniglot", "fc100", "generated"]
-SolverName = Literal["dmlcbo", "vpbgd", "rmd-pcd", "approx", "implicit", "adam"]
+SolverName = Literal["dmlcbo", "dmlcbo-as-published", "vpbgd", "rmd-pcd", "approx", "implicit", "adam"]
 NetworkName = Literal["conv", "resnet12"]
 
 SOLVERS: dict[str, tuple[str, dict[str, Any]]] = {
     "dmlcbo": ("DMLCBO", {"adaptivity": "elementwise", "upper_step": 0.02, "largest_scale": 1e8}),
+    "dmlcbo-as-published": ("DMLCBO.as_published", {"gamma": 0.02, "tau": 0.01}),
     "vpbgd": ("VPBGD", {"lower_steps": 3, "penalty_steps": 3, "upper_step": 0.01}),
     "rmd-pcd": ("RMDPCD", {"steps": 3, "inner": "full", "step_rule": "fixed", "upper_step": 0.01}),
     "approx": ("Approx", {"inner_steps": 3, "step_rule": "fixed", "upper_step": 0.1}),
@@ -65,7 +67,8 @@ class Experiment:
         soon become easy.
     solver
         The solver; it starts each step at the solved lower level of fresh tasks (so that dmlcbo only updates the upper
-        level). adam passes the hypergradient of the solved lower level to torch's optimiser.
+        level). dmlcbo-as-published is the paper's single loop: the tasks of the first step and their dual variables
+        are kept for all steps. adam passes the hypergradient of the solved lower level to torch's optimiser.
     step
         The step size of the solver for the network (default: one that works).
     halve_every
@@ -165,15 +168,16 @@ class Experiment:
         from .learner import MetaLearner
 
         name, settings = SOLVERS[self.solver]
-        adam = self.solver == "adam"
+        adam, published = self.solver == "adam", self.solver == "dmlcbo-as-published"
         if self.step is not None:
-            settings = {**settings, "lr" if adam else "upper_step": self.step}
+            settings = {**settings, "lr" if adam else "gamma" if published else "upper_step": self.step}
         if adam:
             method: dict[str, Any] = {"optimizer": lambda parameters: optim.Adam(parameters, **settings)}
             if (every := self.halve_every) is not None:
                 method["scheduler"] = lambda optimizer: optim.lr_scheduler.StepLR(optimizer, every, 0.5)
         else:
-            method = {"solver": getattr(solvers, name)(**settings), "halve_every": self.halve_every}
+            solver = attrgetter(name)(solvers)(**settings)
+            method = {"solver": solver, "halve_every": self.halve_every, "fixed_tasks": published}
         return MetaLearner(
             self.make_network(), SVMHead(self.train_ways, scale=self.scale), tasks_per_step=self.tasks_per_step,
             seed=self.seed, about=self.identity, ranks=ranks, **method,

@@ -35,11 +35,12 @@ class SolverUpdates:
     """x moves by the solver's own step, which also samples the hypergradient of the next one.
 
     The state of y cannot be carried from one set of tasks to another: y starts at the solution of its new tasks for the
-    x to come, and the rest of the solver's state is kept (`State.reset_lower`).
+    x to come, and the rest of the solver's state is kept (`State.reset_lower`). With the same tasks in all steps
+    (`fixed`) the state of y is kept as well.
     """
 
-    def __init__(self, solver: Any, seeds: Seeds, halve_every: int | None = None) -> None:
-        self.solver, self.seeds, self.halve_every = solver, seeds, halve_every
+    def __init__(self, solver: Any, seeds: Seeds, halve_every: int | None = None, *, fixed: bool = False) -> None:
+        self.solver, self.seeds, self.halve_every, self.fixed = solver, seeds, halve_every, fixed
         check_solver_object(solver)
         if halve_every is not None and not isinstance(getattr(solver, "upper_step", None), float | int):
             raise InvalidInputError(
@@ -67,11 +68,12 @@ class SolverUpdates:
         solver = self._solver_at(k)
         if hasattr(state, "upper_step"):  # double loops keep it in their state
             state = replace(state, upper_step=solver.upper_step)
-        next_x = getattr(solver, "next_x", lambda problem, state: state.x)
-        x = next_x(problem, state)
-        y = problem.solve(x)
-        loss, accuracy = problem.loss_and_accuracy(x, y)
-        new = solver.step(problem, state.reset_lower(y))
+        x = state.x
+        if not self.fixed:
+            x = getattr(solver, "next_x", lambda problem, state: state.x)(problem, state)
+            state = state.reset_lower(problem.solve(x))
+        loss, accuracy = problem.loss_and_accuracy(x, state.y)
+        new = solver.step(problem, state)
         return Update(new.x, new, loss, accuracy)
 
     def _solver_at(self, k: int) -> Any:

@@ -39,6 +39,16 @@ def test_a_line_by_hand():
     }  # fmt: skip
 
 
+def test_a_row_has_the_label_of_what_ran_and_else_the_papers_name():
+    label = {"label": "DMLCBO, solved duals"}
+    lines = rows(render_markdown([record(configuration=label), record(method="approx")], "table-2"))
+    assert ("MNIST 6vs9", "DMLCBO, solved duals") in lines
+    assert ("MNIST 6vs9", "DMLCBO") not in lines
+    assert {("MNIST 6vs9", "Approx"), ("Madelon", "DMLCBO")} <= set(lines)
+    ablation = record(experiment="table-4", settings={"Q": 3}, configuration=label)
+    assert "| dataset | DMLCBO, solved duals with |" in render_markdown([ablation], "table-4")
+
+
 def test_every_printed_cell_has_a_line_and_those_without_runs_say_so():
     for experiment, table in TABLES.items():
         lines = rows(render_markdown([], experiment))

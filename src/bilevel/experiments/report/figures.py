@@ -37,6 +37,8 @@ class Panel:
         By method.
     missing
         Methods of the paper without a line.
+    labels
+        What ran, by method.
     numbers
         The places of methods among the colours.
     """
@@ -47,6 +49,7 @@ class Panel:
     words: str
     lines: dict[str, Band]
     missing: list[str]
+    labels: Mapping[str, str]
     numbers: Mapping[str, int]
 
     @property
@@ -58,22 +61,18 @@ class Panel:
     def description(self) -> str:
         """The ends of the lines in words."""
         ends = [
-            f"{_label(name)} ends at {line.mean[-1]:.4g} after {line.times[-1]:.3g} s"
+            f"{self.labels[name]} ends at {line.mean[-1]:.4g} after {line.times[-1]:.3g} s"
             for name, line in self.lines.items()
         ]
-        not_run = f" Not run: {', '.join(map(_label, self.missing))}." if self.missing else ""
+        not_run = f" Not run: {', '.join(METHODS.get(name, name) for name in self.missing)}." if self.missing else ""
         return f"{self.words[0].upper()}{self.words[1:]}. {'; '.join(ends) or 'No runs'}.{not_run}"
-
-
-def _label(method: str) -> str:
-    """The paper's name of a method, or ours."""
-    return METHODS.get(method, method)
 
 
 def make_panels(records: Sequence[RunRecord], experiment: str) -> list[Panel]:
     """The pictures of a figure, by measure and dataset as in the paper; of several settings the one with most runs."""
     cells = sorted((cell for cell in make_cells(records, experiment) if cell.runs), key=lambda cell: len(cell.runs))
     runs = {(cell.dataset, str(cell.column)): cell.runs for cell in cells}
+    labels = {str(cell.column): cell.title for cell in cells}
     datasets = dict.fromkeys([*printed_table(experiment).cells, *sorted(dataset for dataset, _ in runs)])
     names = list(dict.fromkeys([*METHODS, *sorted(method for _, method in runs)]))
     numbers = {name: place for place, name in enumerate(names)}
@@ -84,7 +83,7 @@ def make_panels(records: Sequence[RunRecord], experiment: str) -> list[Panel]:
             bands = {name: band(runs.get((dataset, name), ()), measure, scale) for name in names}
             lines = {name: line for name, line in bands.items() if line}
             missing = [str(name) for name in printed_table(experiment).columns if name not in lines]
-            panels.append(Panel(dataset, measure, axis, words, lines, missing, numbers))
+            panels.append(Panel(dataset, measure, axis, words, lines, missing, labels, numbers))
     return panels
 
 
@@ -139,7 +138,7 @@ def _draw(axes: Any, panel: Panel, colour: Callable[[str], str]) -> None:
         shade, dashes = colour(SERIES[place % len(SERIES)]), DASHES[place % len(DASHES)]
         marker = "o" if len(line.times) == 1 else None
         axes.plot(
-            line.times, line.mean, color=shade, linestyle=dashes, linewidth=1.9, label=_label(name), marker=marker
+            line.times, line.mean, color=shade, linestyle=dashes, linewidth=1.9, label=panel.labels[name], marker=marker
         )
         axes.fill_between(line.times, line.mean - line.std, line.mean + line.std, color=shade, alpha=0.16, linewidth=0)
     axes.set_xscale("log")

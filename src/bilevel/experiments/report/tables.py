@@ -139,11 +139,16 @@ class Cell:
 
     @property
     def title(self) -> str:
-        """ "V-PBGD", "Q = 3"; methods that the paper does not have keep their own name."""
+        """What ran, by the label of its configuration, or "Q = 3"; the paper's name where nothing ran."""
         varies = printed_table(self.experiment).varies
         if varies == "method":
-            return METHODS.get(str(self.column), str(self.column))
+            return self.label or METHODS.get(str(self.column), str(self.column))
         return f"{varies} = {self.column if isinstance(self.column, str) else format(self.column, 'g')}"
+
+    @property
+    def label(self) -> str:
+        """What the configuration of its runs calls the method."""
+        return next((run.configuration.get("label", "") for run in (*self.runs, *self.broken)), "")
 
     @property
     def ours(self) -> Spread:
@@ -289,7 +294,7 @@ def _results(experiment: str, cells: list[Cell], planned: int, application: str)
     remarks = [_caption("verdict", printed_runs=RUNS, source=SOURCE), _caption(application)]
     if any(cell.ours.n < FEW_SEEDS for cell in cells if cell.verdict in COMPARED):
         remarks.append(_caption("few_seeds", few=FEW_SEEDS))
-    headings = (_lines_are(experiment), "printed", "ours", "n", "verdict", *beside, "settings")
+    headings = (_lines_are(experiment, cells), "printed", "ours", "n", "verdict", *beside, "settings")
     table = printed_table(experiment)
     return Table(f"{table.name}: {table.caption}", headings, _grouped(cells, line), tuple(remarks))
 
@@ -311,7 +316,7 @@ def _clock(experiment: str, cells: list[Cell], application: str) -> Table:
 
     return Table(
         _caption("clock_title", table=printed_table(experiment).name),
-        (_lines_are(experiment), *(f"{name}, {time} s" for _, name, _, time in columns)),
+        (_lines_are(experiment, cells), *(f"{name}, {time} s" for _, name, _, time in columns)),
         _grouped([cell for cell in cells if cell.runs and reached], line),
         (_caption("clock", nothing=NOTHING),),
     )
@@ -321,8 +326,9 @@ def _caption(name: str, **values: Any) -> str:
     return " ".join(CAPTIONS["tables"][name].format(**values).split())
 
 
-def _lines_are(experiment: str) -> str:
-    return "method" if printed_table(experiment).varies == "method" else "DMLCBO with"
+def _lines_are(experiment: str, cells: list[Cell]) -> str:
+    label = next((cell.label for cell in cells if cell.label), "DMLCBO")
+    return "method" if printed_table(experiment).varies == "method" else f"{label} with"
 
 
 def _grouped(cells: list[Cell], line: Callable[[Cell], Line]) -> tuple[Group, ...]:
