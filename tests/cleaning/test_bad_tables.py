@@ -71,13 +71,6 @@ def test_a_trusted_label_unseen_in_training(refused, forest):
     assert "'ash', 'fir', 'oak'" in message
 
 
-def test_a_missing_label(refused, forest):
-    frame = forest.frame.copy()
-    frame.loc[6, "species"] = None
-    forest.write("train.csv", frame)
-    assert "train.csv, row 7 below the header, column 'species': the cell is empty" in refused(*LINEAR)
-
-
 def test_no_trusted_rows(forest, capsys):
     assert cli.main(["clean", "train.csv", "--label", "species", "--noise", "rows", *OUTPUTS]) == 2
     message = capsys.readouterr().err
@@ -161,81 +154,6 @@ def test_columns_of_one_name_or_none_get_names(forest, capsys):
     shown = capsys.readouterr()
     assert "columns without a name, or several of one name: they are called 'height 2', 'unnamed 5'" in shown.err
     assert [each["column"] for each in json.loads(shown.out)["columns"]] == ["height", "height 2", "bark", "unnamed 5"]
-
-
-def test_a_cell_that_is_no_number(refused, forest):
-    frame = forest.frame.astype({"height": object})
-    frame.loc[41, "height"] = "tall"
-    forest.write("train.csv", frame)
-    message = refused(*LINEAR)
-    assert "train.csv, row 42 below the header, column 'height': 'tall' is not a number" in message
-    assert "--categorical height" in message
-
-
-def test_a_cell_that_is_no_number_in_the_trusted_table(refused, forest):
-    frame = forest.trusted.astype({"width": object})
-    frame.loc[2, "width"] = "?"
-    forest.write("trusted.csv", frame)
-    assert "trusted.csv, row 3 below the header, column 'width': '?' is not a number" in refused(*LINEAR)
-
-
-def test_decimal_commas(refused, forest):
-    frame = forest.frame.copy()
-    frame["height"] = frame.height.astype(str).str.replace(".", ",")
-    forest.write("train.csv", frame)
-    first = frame.height[0]
-    assert f"column 'height': '{first}' is not a number (write {first.replace(',', '.')})" in refused(*LINEAR)
-
-
-@pytest.mark.parametrize("column", ["height", "bark"])
-def test_an_empty_cell(refused, forest, column):
-    frame = forest.frame.copy()
-    frame.loc[[4, 9], column] = None
-    forest.write("train.csv", frame)
-    message = refused(*LINEAR)
-    assert f"train.csv, row 5 below the header, column {column!r}: the cell is empty (2 empty cells" in message
-
-
-@pytest.mark.parametrize("word", ["nan", "NA", "-"])
-def test_a_word_for_a_missing_number(refused, forest, word):
-    frame = forest.frame.astype({"height": object})
-    frame.loc[4, "height"] = word
-    forest.write("train.csv", frame)
-    assert f"row 5 below the header, column 'height': '{word}' is not a number" in refused(*LINEAR)
-
-
-def test_an_infinite_number(refused, forest):
-    forest.write("train.csv", csv_of(forest.frame).replace(f"{forest.frame.height[4]},", "inf,", 1))
-    assert "row 5 below the header, column 'height': inf is not a finite number" in refused(*LINEAR)
-
-
-def test_infinite_and_missing_numbers_of_a_parquet_file(refused, forest):
-    frame = forest.frame.copy()
-    frame.loc[3, "height"] = float("inf")
-    frame.to_parquet("train.parquet")
-    message = refused(*LINEAR, table="train.parquet")
-    assert "row 4 below the header, column 'height': inf is not a finite number" in message
-    frame.loc[3, "height"] = None
-    frame.to_parquet("train.parquet")
-    assert "row 4 below the header, column 'height': the cell is empty" in refused(*LINEAR, table="train.parquet")
-
-
-def test_a_column_of_names(refused, forest):
-    forest.write("train.csv", forest.frame.assign(name=[f"tree {i}" for i in range(240)]))
-    forest.write("trusted.csv", forest.trusted.assign(name=[f"tree {i}" for i in range(1000, 1080)]))
-    message = refused(*LINEAR)
-    assert "column 'name' holds 320 different texts in 320 rows" in message
-    assert "--ignore name" in message
-
-
-def test_a_column_of_dates(refused, forest):
-    forest.frame.assign(day=pd.date_range("2024-01-01", periods=240)).to_parquet("train.parquet")
-    assert "column 'day' holds dates" in refused(*LINEAR, table="train.parquet")
-
-
-def test_a_column_of_lists(refused, forest):
-    forest.frame.assign(many=[[1, 2]] * 240).to_parquet("train.parquet")
-    assert "column 'many' holds values of type" in refused(*LINEAR, table="train.parquet")
 
 
 def test_a_row_with_too_many_cells(refused, forest):

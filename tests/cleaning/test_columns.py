@@ -102,6 +102,24 @@ def test_dates_mean_the_same_in_any_form(form):
     np.testing.assert_array_equal(encoder.transform(pd.DataFrame({"when": days.strftime(form)[40:43]})), expected)
 
 
+def test_scaled_numbers_and_dates_have_mean_zero_and_deviation_one_and_gaps_are_zero(table):
+    X = ColumnEncoder().fit(table).transform(table)
+    encoder = ColumnEncoder(scaled=True).fit(table)
+    plain = np.isin(encoder.sources_, ["size", "day"])
+    deviation = np.nanstd(X, axis=0)
+    expected = (X - np.nanmean(X, axis=0)) / np.where(deviation > 0, deviation, 1)
+    found = encoder.transform(table)
+    np.testing.assert_allclose(found[:, plain], np.nan_to_num(expected)[:, plain], atol=1e-12)
+    np.testing.assert_array_equal(found[:, ~plain], X[:, ~plain])
+    assert (found[table["size"].isna().to_numpy(), 0] == 0).all()
+
+
+def test_a_column_of_huge_numbers_is_refused():
+    huge = pd.DataFrame({"x": [1e300, -1e300, 1e308] * 9, "y": [1.0, 2.0, 3.0] * 9})
+    with pytest.raises(ValueError, match="column 'x' are too large"):
+        ColumnEncoder(scaled=True).fit(huge)
+
+
 def test_a_table_of_prose_keeps_its_words():
     table = pd.DataFrame({"headline": prose()})
     X = ColumnEncoder().fit(table).transform(table)

@@ -58,19 +58,26 @@ def test_all_problems_and_a_command_that_solves_them(forest, capsys):
     assert "Try: bilevel clean train.csv --label species --trusted trusted.csv --group bark --number width" in message
 
 
-def test_columns_that_a_linear_model_cannot_use_are_named_together(forest, capsys):
-    frame = forest.frame.assign(name=[f"tree {i}" for i in range(240)], planted="x")
-    frame.loc[3, "height"] = None
+def test_a_linear_model_takes_the_same_tables(forest, capsys):
+    """With gaps, dates, names, words among numbers and a row without a label."""
+    day = pd.date_range("2024-01-01", periods=240).strftime("%d.%m.%Y")
+    frame = forest.frame.assign(name=[f"tree {i}" for i in range(240)], day=day, height=forest.frame.height.astype(str))
+    frame.loc[[3, 5], ["height", "bark", "species"]] = ["tall", None, None]
     forest.write("train.csv", frame)
-    forest.write(
-        "trusted.csv",
-        forest.trusted.assign(name=[f"tree {i}" for i in range(300, 400)][: len(forest.trusted)], planted="x"),
-    )
-    assert clean("--trusted", "trusted.csv", "--noise", "rows") == 2
-    message = capsys.readouterr().err
-    assert "column 'height': the cell is empty" in message
-    assert "column 'name' holds" in message
-    assert "to leave them out, add --ignore height name" in message
+    forest.write("trusted.csv", forest.trusted.assign(name=[f"shrub {i}" for i in range(80)], day=day[:80]))
+    forest.write("test.csv", forest.test.assign(bark="mossy", day=None))
+    options = ["--noise", "rows", "--steps", "3", "--out", "w.csv", "--cleaned", "c.csv", "--model", "m", "--json"]
+    assert clean("--trusted", "trusted.csv", *options) == 0
+    shown = capsys.readouterr()
+    kinds = {each["column"]: each["kind"] for each in json.loads(shown.out)["columns"]}
+    assert kinds == {"height": "number", "width": "number", "bark": "category", "name": "ignore", "day": "date"}
+    assert "2 rows of train.csv have no label" in shown.err
+    found, cleaned = pd.read_csv("w.csv"), pd.read_csv("c.csv")
+    assert found["label_quality"].isna().sum() == 2
+    assert cleaned["species"].notna().all()
+    assert list(cleaned) == [*frame, "given_species"]
+    assert cli.main(["predict", "m", "test.csv", "--out", "p.csv"]) == 0
+    assert "100 in column 'bark'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["train.csv.gz", "train.csv.zip", "train.tsv.xz"])

@@ -22,9 +22,8 @@ from sklearn.pipeline import make_pipeline
 import bilevel
 from bilevel import _files as files
 from bilevel.cleaning import HyperCleaner, load_cleaner, save_cleaner
-from bilevel.cleaning.encoding import Encoder
+from bilevel.cleaning.columns import ColumnEncoder
 from bilevel.cleaning.losses import Squared
-from bilevel.cleaning.tables import Table
 
 LABELS = {
     "texts": ["ash", "fir", "oak"],
@@ -120,14 +119,13 @@ def test_a_loss_object_is_stored_by_its_name(tmp_path):
 def test_the_encoder_comes_back(fitted, tmp_path):
     generator = np.random.default_rng(0)
     frame = pd.DataFrame({"x": generator.normal(size=40), "c": generator.choice(["u", "v", "w"], 40)})
-    encoder = Encoder.fit([Table("t", frame)])
+    encoder = ColumnEncoder(scaled=True).fit(frame)
     cleaner, _ = fitted  # four features, as the encoder has
     loaded = load_cleaner(save_cleaner(tmp_path / "m", cleaner, encoder))
-    assert loaded.encoder == encoder
-    features = encoder.transform(Table("t", frame), of="t")
+    assert loaded.encoder.decisions_ == encoder.decisions_
     np.testing.assert_array_equal(
-        loaded.cleaner.predict_proba(loaded.encoder.transform(Table("t", frame), of="m")),
-        cleaner.predict_proba(features),
+        loaded.cleaner.predict_proba(loaded.encoder.transform(frame)),
+        cleaner.predict_proba(encoder.transform(frame)),
     )
 
 
@@ -227,12 +225,8 @@ def tensor(name: str, to: torch.Tensor | None) -> Any:
         (setting("settings", to={"unknown": 1}), "not a cleaner saved by bilevel"),
         (setting("settings", to=3), "not a cleaner saved by bilevel"),
         (setting("feature_names", to=["a", "b"]), "4 coefficients do not go with 2 features"),
-        (setting("encoder", to={"numbers": [["a", 0.0, 1.0]], "categories": []}), "do not go with 1 features"),
-        (setting("encoder", to={"numbers": [["a", 0.0, 0.0]], "categories": []}), "scaling of column 'a' is damaged"),
-        (setting("encoder", to={"numbers": [], "categories": [["a", []]]}), "categories of column 'a' are damaged"),
-        (setting("encoder", to={"numbers": [], "categories": [["a", [1]]]}), "categories of column 'a' are damaged"),
-        (setting("encoder", to=[]), "not a cleaner saved by bilevel"),
         (setting("facts", to={}), "not a cleaner saved by bilevel"),
+        (tensor("encoder", torch.zeros(9, dtype=torch.uint8)), "was saved with skrub"),
         (tensor("coef_", None), "not a cleaner saved by bilevel"),
         (tensor("coef_", torch.ones(3)), "do not go with coefficients of shape"),
         (tensor("coef_", torch.full((3, 4), torch.nan)), "coefficients are not finite"),

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +12,8 @@ import pytest
 
 import bilevel
 from bilevel.cleaning import tables
-from bilevel.cleaning.encoding import Encoder, pixel_columns
+from bilevel.cleaning.columns import ColumnEncoder
+from bilevel.cleaning.prepare import pixel_columns
 from bilevel.cleaning.table_files import read_table
 from bilevel.cleaning.tables import Table, labels_of, marks_of, matched_labels
 
@@ -147,118 +146,6 @@ def test_a_blank_line_in_a_table_of_one_column_is_a_row(tmp_path):
     assert table.frame["size"].isna().tolist() == [False, True, False]
 
 
-# --- the encoder ---
-
-
-FRAME = pd.DataFrame(
-    {
-        "height": [1.0, 2.0, 6.0],
-        "flag": [True, False, True],
-        "colour": ["red", "blue", "red"],
-        "same": [4.0, 4.0, 4.0],
-        "region": [10, 2, 10],
-    }
-)
-
-
-def test_numbers_are_standardised_and_categories_become_zeros_and_ones():
-    table = Table("t", FRAME)
-    encoder = Encoder.fit([table], categorical=["region"])
-    assert encoder.feature_names == [
-        "height", "flag", "same", "colour=blue", "colour=red", "region=10", "region=2",
-    ]  # fmt: skip
-    height, flag = FRAME.height.to_numpy(), FRAME.flag.to_numpy(float)
-    expected = np.column_stack(
-        [
-            (height - height.mean()) / height.std(),
-            (flag - flag.mean()) / flag.std(),
-            np.zeros(3),
-            [0, 1, 0], [1, 0, 1], [1, 0, 1], [0, 1, 0],
-        ]
-    )  # fmt: skip
-    np.testing.assert_allclose(encoder.transform(table, of="t"), expected, atol=1e-15)
-
-
-def test_a_transformer_of_scikit_learn_fitted_to_the_same_rows_agrees_bit_by_bit():
-    from sklearn.compose import ColumnTransformer
-    from sklearn.preprocessing import OneHotEncoder, StandardScaler
-
-    generator = np.random.default_rng(0)
-    frame = pd.DataFrame({"a": generator.normal(3, 7, 100), "b": generator.choice(["x", "y", "z"], 100)})
-    theirs = ColumnTransformer([("n", StandardScaler(), ["a"]), ("c", OneHotEncoder(sparse_output=False), ["b"])])
-    ours = Encoder.fit([Table("t", frame)])
-    np.testing.assert_array_equal(ours.transform(Table("t", frame), of="t"), theirs.fit_transform(frame))
-
-
-def test_an_encoder_survives_json_and_a_fresh_process(tmp_path):
-    table = Table("t", FRAME)
-    encoder = replace(Encoder.fit([table], categorical=["region"]), ignored=("name",))
-    text = json.dumps(encoder.to_json())
-    again = Encoder.from_json(json.loads(text))
-    assert again == encoder
-    np.testing.assert_array_equal(again.transform(table, of="t"), encoder.transform(table, of="t"))
-    FRAME.to_parquet(tmp_path / "t.parquet")
-    code = (
-        "import json, sys, pathlib\n"
-        "from bilevel.cleaning.encoding import Encoder\n"
-        "from bilevel.cleaning.table_files import read_table\n"
-        "encoder = Encoder.from_json(json.loads(sys.argv[1]))\n"
-        "rows = encoder.transform(read_table(pathlib.Path(sys.argv[2])), of='t')\n"
-        "print(rows.tobytes().hex())"
-    )
-    finished = subprocess.run(
-        [sys.executable, "-c", code, text, str(tmp_path / "t.parquet")], capture_output=True, text=True, timeout=120
-    )
-    assert finished.stdout.strip() == encoder.transform(table, of="t").tobytes().hex(), finished.stderr
-
-
-def test_the_columns_left_out_may_be_absent_from_a_file_but_not_damaged():
-    content = {"numbers": [["a", 0.0, 1.0]], "categories": []}
-    assert Encoder.from_json(content).ignored == ()
-    with pytest.raises(bilevel.InvalidInputError, match="the names of the columns left out are damaged: 3"):
-        Encoder.from_json({**content, "ignored": [3]})
-
-
-def test_the_order_of_columns_and_further_columns_do_not_matter():
-    encoder = Encoder.fit([Table("t", FRAME)])
-    other = Table("o", FRAME[["colour", "region", "height", "same", "flag"]].assign(more=1))
-    np.testing.assert_array_equal(encoder.transform(other, of="t"), encoder.transform(Table("t", FRAME), of="t"))
-
-
-def test_unknown_categories_are_refused_or_count_as_none():
-    encoder = Encoder.fit([Table("t", FRAME)])
-    other = Table("new.csv", FRAME.assign(colour=["red", "teal", "blue"]))
-    with pytest.raises(
-        bilevel.InvalidInputError, match="new.csv, row 2 .* 'teal' does not occur in m, .* 'blue', 'red'"
-    ):
-        encoder.transform(other, of="m")
-    rows = encoder.transform(other, of="m", allow_unknown=True)
-    assert rows[:, -2:].tolist() == [[0, 1], [0, 0], [1, 0]]
-
-
-def test_missing_columns_are_named():
-    encoder = Encoder.fit([Table("t", FRAME)])
-    with pytest.raises(bilevel.InvalidInputError, match="new.csv lacks 2 columns of m: 'height', 'region'"):
-        encoder.transform(Table("new.csv", FRAME.drop(columns=["height", "region"])), of="m")
-
-
-def test_wide_categories_are_sparse(tmp_path):
-    size = 4000
-    frame = pd.DataFrame({"x": np.arange(size, dtype=float), "word": [f"w{i % 1500}" for i in range(size)]})
-    encoder = Encoder.fit([Table("t", frame)])
-    rows = encoder.transform(Table("t", frame), of="t")
-    assert rows.format == "csr"
-    assert rows.shape == (size, 1501)
-    assert rows[:, 1:].sum() == size
-    one = encoder.transform(Table("t", frame[:1]), of="t")
-    assert (one != rows[:1]).nnz == 0
-
-
-def test_a_column_of_huge_numbers_is_refused():
-    with pytest.raises(bilevel.InvalidInputError, match="column 'x' are too large"), np.errstate(all="ignore"):
-        Encoder.fit([Table("t", pd.DataFrame({"x": [1e300, -1e300, 1e308], "y": [1.0, 2.0, 3.0]}))])
-
-
 # --- pictures ---
 
 
@@ -268,7 +155,7 @@ def test_pixels_are_found_by_their_names_and_share_one_scale():
     table = Table("t", frame)
     found = pixel_columns(table, None)
     assert found == (["pixel0", "pixel1", "pixel2", "pixel3"], (2, 2))
-    rows = Encoder.fit([table], pixels=found[0]).transform(table, of="t")
+    rows = ColumnEncoder(scaled=True, pixels=found[0]).fit(frame).transform(frame)
     np.testing.assert_array_equal(rows, frame.to_numpy() / 8)
 
 

@@ -188,7 +188,7 @@ def model(path: Path) -> list[Callable[[Path], Any]]:
     return [
         lambda file: repr(load_cleaner(file).cleaner),
         lambda file: load_cleaner(file).cleaner.label_issues(),
-        lambda file: cli.main(["predict", str(file), str(table), "--allow-unknown"]),
+        lambda file: cli.main(["predict", str(file), str(table)]),
     ]
 
 

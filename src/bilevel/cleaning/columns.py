@@ -69,6 +69,11 @@ class ColumnEncoder:
     ----------
     kinds
         What the user says of columns: {"age": "category", "note": "ignore"}; see `KINDS`.
+    scaled
+        Standardise numbers and dates, and set gaps to zero, the mean: for linear models.
+    pixels
+        Columns of pixels, which are numbers of one scale: value / largest pixel, if `scaled`. (A pixel that is almost
+        always 0 must not be blown up.)
 
     Attributes
     ----------
@@ -90,8 +95,11 @@ class ColumnEncoder:
            [nan,  1.]])
     """
 
-    def __init__(self, kinds: Mapping[str, str] | None = None) -> None:
-        self.kinds = dict(kinds or {})
+    def __init__(
+        self, kinds: Mapping[str, str] | None = None, *, scaled: bool = False, pixels: Collection[str] = ()
+    ) -> None:
+        self.kinds = {**(kinds or {}), **dict.fromkeys(pixels, "number")}
+        self.scaled, self.pixels = scaled, pixels
 
     def fit(self, table: Any, labels: Any = None) -> ColumnEncoder:
         """Learn from the rows of a table without its label column.
@@ -114,6 +122,8 @@ class ColumnEncoder:
         if not self.columns_:
             reasons = "; ".join(f"{each.column}: {each.reason}" for each in self.decisions_)
             raise InvalidInputError(f"no column is left to learn from ({reasons})")
+        self.center_: Any = None
+        self.scale_: Any = None
         if self.prose_:
             self.vectorizer_: Any = _prose_vectorizer()
             self.vectorizer_.fit(self.texts(table))
@@ -121,7 +131,23 @@ class ColumnEncoder:
             self.vectorizer_ = _table_vectorizer(self._kind) if self._others else None
             if self._others:
                 self.vectorizer_.fit(self._typed(table, self._others))
+        if self.scaled and not self.prose_:
+            self.center_, self.scale_ = self._scaling(self.transform(table))
         return self
+
+    def _scaling(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and standard deviation of the features of numbers and dates; 0 and the largest of all for pixels."""
+        sources = np.array(self.sources_)
+        pixels = np.isin(sources, list(self.pixels))
+        plain = ~pixels & np.array([self._kind[name] in ("number", "date") for name in sources])
+        with np.errstate(all="ignore"):
+            center = np.where(plain, np.nanmean(X, axis=0), 0.0)
+            scale = np.where(plain, np.nanstd(X, axis=0), 1.0)
+        if pixels.any():
+            scale[pixels] = np.nanmax(np.abs(X[:, pixels]))
+        if (odd := np.flatnonzero(~np.isfinite(center + scale))).size:
+            raise InvalidInputError(f"the numbers in column {str(sources[odd[0]])!r} are too large to be standardised")
+        return center, np.where(scale > 0, scale, 1.0)
 
     def learned(self, decisions: list[ColumnDecision], day_first: list[str], comma: list[str]) -> None:
         """Take over what was decided about the columns."""
@@ -146,7 +172,8 @@ class ColumnEncoder:
                 warnings.filterwarnings("ignore", message="Found unknown categories")
                 encoded = self.vectorizer_.transform(self._typed(table, self._others))
             parts.append(encoded.to_numpy(dtype=np.float64))
-        return np.hstack(parts)
+        X = np.hstack(parts)
+        return X if self.scale_ is None else np.nan_to_num((X - self.center_) / self.scale_)
 
     def unseen(self, table: Any) -> dict[str, int]:
         """How many cells of each category column hold a value that `fit` did not see."""
@@ -163,6 +190,11 @@ class ColumnEncoder:
             name: {str(value) for value in each.categories_[0]}
             for name, each in encoders.items() if isinstance(each, OneHotEncoder)
         }  # fmt: skip
+
+    @property
+    def texts_(self) -> list[str]:
+        """The columns whose cells stay as they are written, in a file: 007 is no number."""
+        return [name for name in self.columns_ if self._kind[name] in ("category", "text", "date")]
 
     @property
     def _others(self) -> list[str]:
@@ -225,7 +257,7 @@ def decide_columns(table: Any, labels: Any = None, kinds: Mapping[str, str] | No
     kinds = kinds or {}
     given = None if labels is None else pd.factorize(np.asarray(labels).astype(str))[0]
     decisions: list[ColumnDecision] = []
-    codes: dict[str, tuple[np.ndarray, Any]] = {}
+    earlier: dict[bytes, list[str]] = {}
     for name in table.columns:
         if name in kinds:
             decisions.append(ColumnDecision(name, kinds[name], "as you said"))
@@ -234,9 +266,10 @@ def decide_columns(table: Any, labels: Any = None, kinds: Mapping[str, str] | No
             decisions.append(ColumnDecision(name, "ignore", f"holds values of type {strange}"))
             continue
         code = pd.factorize(table[name])[0]
-        kind, reason = _useless(name, table[name], code, given, codes) or _kind_of(name, table[name])
+        alike = earlier.setdefault(code.tobytes(), [])  # columns whose values are equal in the same rows
+        kind, reason = _useless(table[name], code, given, table[alike]) or _kind_of(name, table[name])
         if kind != "ignore":
-            codes[name] = (code, table[name])
+            alike.append(name)
         decisions.append(ColumnDecision(name, kind, reason))
     return decisions
 
@@ -249,21 +282,19 @@ def _strange_type(column: Any) -> str:
     return next((type(cell).__name__ for cell in column.dropna() if not isinstance(cell, plain)), "")
 
 
-def _useless(
-    name: str, column: Any, code: np.ndarray, given: np.ndarray | None, earlier: Mapping[str, tuple[np.ndarray, Any]]
-) -> tuple[str, str] | None:
+def _useless(column: Any, code: np.ndarray, given: np.ndarray | None, alike: Any) -> tuple[str, str] | None:
     """Why a column is left out whatever its kind, or None."""
     count = int(code.max()) + 1
     if count == 0:
         return "ignore", "empty"
     if count == 1 and (code >= 0).all():
         return "ignore", f"always {str(column.iloc[0])[:40]!r}"
-    for other, (other_code, other_column) in earlier.items():
-        few = count < len(code) / 5  # otherwise every two columns of different values would be one another's names
-        if np.array_equal(code, other_code) and (few or _texts(column).equals(_texts(other_column))):
+    few = count < len(code) / 5  # otherwise every two columns of different values would be one another's names
+    for other in alike:
+        if few or _texts(column).equals(_texts(alike[other])):
             return "ignore", f"repeats the column {other!r}"
     if given is not None:
-        if count < len(code) / 5 and _reveals(code, given):
+        if few and _reveals(code, given):
             return "ignore", "repeats the label: it determines it in (almost) every row"
         if (code < 0).any() and _reveals(code >= 0, given):
             return "ignore", "reveals the label: whether a cell is empty determines it in (almost) every row"
@@ -433,9 +464,3 @@ def kinds_of_options(options: Mapping[str, Collection[str] | None]) -> dict[str,
                 raise InvalidInputError(f"column {name!r} cannot be both {kinds[name]} and {kind}")
             kinds[name] = kind
     return kinds
-
-
-def decisions_frame(decisions: Sequence[ColumnDecision]) -> pd.DataFrame:
-    """The table "What was made of your columns"."""
-    return pd.DataFrame([(each.column, each.kind, each.reason) for each in decisions],
-                        columns=["column", "used as", "why"])  # fmt: skip

@@ -31,7 +31,7 @@ from .options import CleanOptions, check_output
 from .prepare import CleaningData, prepare
 from .result import CleaningResult, collect, quality_text
 from .table_files import read_table, read_vectors
-from .tables import Table, check_columns, listed, number_column, table_writer
+from .tables import Table, check_columns, table_writer
 
 try:
     from rich import box
@@ -167,7 +167,7 @@ def write_outputs(
 
 def cleaned_table(options: CleanOptions, data: CleaningData, result: CleaningResult) -> pd.DataFrame:
     """The table with suggested labels where they differ; the labels as they were are in the last column."""
-    table = data.table.frame.copy()
+    table = data.table.frame[data.file_columns].copy()
     rows = result.rows.reset_index(drop=True)
     suggested = rows["suggested_label"] if "suggested_label" in rows else rows["predicted_label"]
     table[options.label] = suggested.where(rows["is_label_issue"] | rows["given_label"].isna(), rows["given_label"])
@@ -292,7 +292,6 @@ def predict(
     table: Path,
     *,
     out: Path | None = None,
-    allow_unknown: bool = False,
     force: bool = False,
     raw: bool = False,
     features: Path | None = None,
@@ -303,14 +302,12 @@ def predict(
             raise InvalidInputError(f"--out {out} would replace a file that is read: choose another name")
         check_output("--out", out, force=force)
     saved = load_cleaner(model)
-    columns = hasattr(saved.encoder, "decisions_")  # of a table as it was
-    texts = saved.encoder.categories if saved.encoder is not None and not columns else ()
-    rows = read_table(table, texts=texts)
+    rows = read_table(table, texts=() if saved.encoder is None else saved.encoder.texts_)
     for note in rows.notes:
         print_note(note)
     if features is not None:
         rows = rows.beside(read_vectors(features, len(rows), table.name))
-    frame = predictions(saved.cleaner, features_of(saved, rows, model.name, allow_unknown=allow_unknown))
+    frame = predictions(saved.cleaner, features_of(saved, rows, model.name))
     if out is None:
         table_writer(frame, Path("-.csv"), raw=raw)(sys.stdout)  # type: ignore[arg-type]
         return FINISHED
@@ -319,31 +316,22 @@ def predict(
     return FINISHED
 
 
-def features_of(saved: SavedCleaner, rows: Table, model: str, *, allow_unknown: bool) -> Any:
+def features_of(saved: SavedCleaner, rows: Table, model: str) -> Any:
     """The rows as the model takes them."""
-    if hasattr(saved.encoder, "decisions_"):
-        check_columns(rows, saved.encoder.columns_, model)
-        if unseen := saved.encoder.unseen(rows.frame):
+    encoder, cleaner = saved.encoder, saved.cleaner
+    size: int = cleaner.n_features_in_  # type: ignore[assignment]
+    if encoder is not None:
+        check_columns(rows, encoder.columns_, model)
+        if unseen := encoder.unseen(rows.frame):
             counts = ", ".join(f"{count:,} in column {name!r}" for name, count in unseen.items())
             print_note(f"{rows.name} has cells unknown to {model}, which count as none of the known values: {counts}")
-        return saved.encoder.transform(rows.frame)
-    if saved.encoder is not None:
-        expected = {saved.label, *saved.encoder.ignored}
-        if extra := [name for name in check_columns(rows, saved.encoder.columns, model) if name not in expected]:
-            print_note(f"{rows.name} has columns that {model} does not use, which are ignored: {listed(extra)}")
-        features = saved.encoder.transform(rows, of=model, allow_unknown=allow_unknown)
-        if unknown := saved.encoder.unknown_cells(rows):
-            counts = ", ".join(f"{count:,} in column {name!r}" for name, count in unknown.items())
-            print_note(f"{rows.name} has cells unknown to {model}, which count as none of the known values: {counts}")
-        return features
-    cleaner: Any = saved.cleaner
-    named = hasattr(cleaner, "feature_names_in_")
-    names, size = list(cleaner.feature_names_in_) if named else rows.columns, cleaner.n_features_in_
-    if len(names) != size:
-        raise InvalidInputError(f"{model} takes {size} columns of numbers, and {rows.name} has {len(names)}")
-    check_columns(rows, names, model)
-    frame = pd.DataFrame({name: number_column(rows, name) for name in names})
-    return frame if named else frame.to_numpy()
+        return encoder.transform(rows.frame)
+    if (names := getattr(cleaner, "feature_names_in_", None)) is not None:
+        check_columns(rows, list(names), model)
+        return rows.frame[list(names)]
+    if len(rows.columns) != size:
+        raise InvalidInputError(f"{model} takes {size} columns of numbers, and {rows.name} has {len(rows.columns)}")
+    return rows.frame.to_numpy()
 
 
 def predictions(cleaner: Any, features: Any) -> pd.DataFrame:

@@ -21,7 +21,6 @@ from torch import Tensor
 from .._files import document_writer, load_document, write_atomically
 from .._version import __version__
 from ..errors import InvalidInputError, InvalidTypeError
-from .encoding import Encoder
 from .estimator import HyperCleaner
 from .losses import BY_NAME, Loss
 
@@ -73,7 +72,7 @@ class SavedCleaner(NamedTuple):
 def save_cleaner(
     path: str | Path,
     cleaner: HyperCleaner,
-    encoder: Encoder | None = None,
+    encoder: Any = None,
     *,
     label: str | None = None,
     overwrite: bool = False,
@@ -141,7 +140,7 @@ def load_cleaner(path: str | Path) -> SavedCleaner:
     return load_document(Path(path), _decode, format=FORMAT, version=VERSION, what="a cleaner")
 
 
-def cleaner_writer(cleaner: Any, encoder: Encoder | None, label: str | None) -> Callable[[Path], None]:
+def cleaner_writer(cleaner: Any, encoder: Any, label: str | None) -> Callable[[Path], None]:
     """What `write_together` calls to write a fitted `HyperCleaner`."""
     if not isinstance(cleaner, HyperCleaner):
         raise InvalidTypeError(
@@ -161,19 +160,23 @@ def cleaner_writer(cleaner: Any, encoder: Encoder | None, label: str | None) -> 
         "classes": _encode_labels(cleaner.classes_),
         "feature_names": None if names is None else [str(name) for name in names],
         "facts": json_value({name: getattr(cleaner, name) for name in FACTS}),
-        "encoder": None if encoder is None else encoder.to_json(),
         "label": label,
         "versions": versions(),
     }
     arrays = {name: getattr(cleaner, name) for name in ARRAYS} | cleaner._issues
     tensors = {name: torch.tensor(np.ascontiguousarray(array)) for name, array in arrays.items() if array is not None}
+    if encoder is not None:
+        from .packed_models import encoder_content, pack, package_versions
+
+        document["versions"] |= package_versions()
+        tensors["encoder"] = torch.tensor(pack(encoder_content(encoder)))
     too_long = f"the names and categories of {fitted.n_features_in_} features are too long for one file"
     return document_writer(document, tensors, too_long=too_long)
 
 
 def _correction_writer(cleaner: Any, encoder: Any, label: str | None) -> Callable[[Path], None]:
     """For a cleaner of noise="correction": its estimators are packed by skops."""
-    from .packed_models import PACKAGES, encoder_content, model_content, pack
+    from .packed_models import encoder_content, model_content, pack, package_versions
 
     fit, encoder = cleaner.correction_, cleaner._encoder if encoder is None else encoder
     if fit.model is None:
@@ -189,7 +192,7 @@ def _correction_writer(cleaner: Any, encoder: Any, label: str | None) -> Callabl
         "features": int(cleaner.n_features_in_),
         "facts": json_value({name: getattr(cleaner, name) for name in FACTS}),
         "label": label,
-        "versions": {**versions(), **{name: importlib.metadata.version(name) for name in PACKAGES}},
+        "versions": {**versions(), **package_versions()},
     }
     arrays = {"sample_weight_": cleaner.sample_weight_, "trusted_": cleaner.trusted_, **cleaner._issues}
     tensors = {name: torch.tensor(np.ascontiguousarray(array)) for name, array in arrays.items()}
@@ -265,7 +268,7 @@ def _decode(document: dict[str, Any], tensors: dict[str, Tensor]) -> SavedCleane
     if not (coefficients.isfinite().all() and intercept.isfinite().all()):
         raise InvalidInputError("coefficients are not finite")
     cleaner.n_features_in_ = coefficients.shape[1]
-    names, encoder, label = document["feature_names"], document["encoder"], document["label"]
+    names, label = document["feature_names"], document["label"]
     if not all(isinstance(name, str) for name in (*(names or ()), label or "")):
         raise InvalidInputError("the names of its columns are damaged")
     if names is not None:
@@ -277,11 +280,14 @@ def _decode(document: dict[str, Any], tensors: dict[str, Tensor]) -> SavedCleane
     cleaner._issues = _decode_issues(cleaner, tensors)
     cleaner._index = None
     cleaner.history_ = []
-    saved = SavedCleaner(cleaner, None if encoder is None else Encoder.from_json(encoder), label)
-    widths = {len(part) for part in (names, saved.encoder and saved.encoder.feature_names) if part is not None}
-    if widths - {cleaner.n_features_in_}:
-        raise InvalidInputError(f"{cleaner.n_features_in_} coefficients do not go with {widths.pop()} features")
-    return saved
+    if names is not None and len(names) != cleaner.n_features_in_:
+        raise InvalidInputError(f"{cleaner.n_features_in_} coefficients do not go with {len(names)} features")
+    if "encoder" not in tensors:
+        return SavedCleaner(cleaner, None, label)
+    from .packed_models import loaded_encoder, unpack
+
+    encoder = loaded_encoder(unpack(tensors["encoder"].numpy(), document["versions"]))
+    return SavedCleaner(cleaner, encoder, label)
 
 
 def _decode_issues(cleaner: HyperCleaner, tensors: dict[str, Tensor]) -> dict[str, np.ndarray]:

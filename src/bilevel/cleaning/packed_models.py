@@ -51,6 +51,11 @@ ALLOWED = frozenset(
 """Types beside those that skops itself trusts."""
 
 
+def package_versions() -> dict[str, str]:
+    """The versions that `unpack` compares."""
+    return {name: importlib.metadata.version(name) for name in PACKAGES}
+
+
 def pack(content: Mapping[str, Any]) -> np.ndarray:
     """The bytes of a dictionary of estimators, arrays, texts and numbers, shape (bytes,)."""
     try:
@@ -153,14 +158,16 @@ class LoadedFit:
 def encoder_content(encoder: ColumnEncoder) -> dict[str, Any]:
     """A fitted `ColumnEncoder`."""
     decisions = [[each.column, each.kind, each.reason] for each in encoder.decisions_]
-    formats = {"day_first": encoder.day_first_, "comma": encoder.comma_}
-    return {"decisions": decisions, **formats, "vectorizer": encoder.vectorizer_}
+    names = ("day_first_", "comma_", "vectorizer_", "center_", "scale_")
+    return {"decisions": decisions, **{name: getattr(encoder, name) for name in names}}
 
 
 def loaded_encoder(content: Mapping[str, Any]) -> ColumnEncoder:
     """A `ColumnEncoder` that transforms as the one that was packed."""
     encoder = ColumnEncoder()
     decisions = [ColumnDecision(*each) for each in content["decisions"]]
-    encoder.learned(decisions, content["day_first"], content.get("comma", []))
-    encoder.vectorizer_ = content["vectorizer"]
+    encoder.learned(decisions, content["day_first_"], content["comma_"])
+    encoder.vectorizer_, encoder.center_, encoder.scale_ = (
+        content[name] for name in ("vectorizer_", "center_", "scale_")
+    )
     return encoder

@@ -7,24 +7,28 @@ labels, scaling, categories, notes       the same on every rank
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 
 from ..errors import InvalidInputError
 from ..ranks import Ranks
-from .design import replicated
-from .encoding import SAMPLE, Encoder, category_names, parse_image_shape, pixel_columns
+from .columns import ColumnEncoder, kinds_of_options
+from .design import replicated, spaced_rows
 from .headers import Problems
+from .inputs import PIXEL
 from .options import CleanOptions
-from .table_files import read_table, read_training
-from .tables import Table, category_column, check_columns, labels_of, listed, marks_of, matched_labels
+from .table_files import read_table, read_training, read_vectors
+from .tables import Table, check_columns, gathered, is_filled, labels_of, listed, marks_of, matched_labels
+from .verified_labels import keys_of, match_rows, read_drawn, read_verified
 
+SAMPLE = 100_000
+"""Rows that columns are recognised and scaled by, at most, so that every rank can have them."""
 FEWEST_ROWS, FEWEST_TRUSTED, FEWEST_ASIDE = 10, 4, 10
 """Training rows, trusted rows and rows kept aside below which nothing can be learned or measured."""
 ONLY_CORRECTION = ("verified", "group", "text", "number", "date", "features", "precision", "next")
@@ -54,13 +58,13 @@ class CleaningData:
     Parameters
     ----------
     table
-        This rank's rows of the training table, without the label and the columns that are left out.
-    ignored
-        A pandas data frame of the columns left out by --ignore, which tell people which row is which.
+        This rank's rows of the training table, with the vectors of --features.
+    file_columns, columns
+        The columns of the file, and those that could be features.
     given, marked
         The labels of these rows, and which of them are trusted: none when trusted rows come from another file.
     encoder
-        From the columns of the table to features.
+        A `ColumnEncoder`, from the columns of the table to features.
     pixels
         Names of the columns that are pixels and the shape of the pictures, or None.
     noisy
@@ -78,7 +82,7 @@ class CleaningData:
     notes
         What the user should know.
     corrects
-        Whether labels are corrected by models of any kind; then `encoder` is a `ColumnEncoder`.
+        Whether labels are corrected by models of any kind; otherwise a linear model is trained.
     verified, wrong, groups
         Of the noisy rows: right labels where somebody looked (None elsewhere), labels known to be wrong, and what the
         rows belong to; None without --verified and --group.
@@ -89,10 +93,11 @@ class CleaningData:
     """
 
     table: Table
-    ignored: Any
+    file_columns: list[str]
+    columns: list[str]
     given: np.ndarray
     marked: np.ndarray
-    encoder: Any
+    encoder: ColumnEncoder
     pixels: tuple[list[str], tuple[int, ...]] | None
     noisy: LabelledRows
     trusted: LabelledRows
@@ -123,73 +128,64 @@ def prepare(options: CleanOptions, ranks: Ranks, training: Table | None = None) 
         The training table, if it was read already.
     """
     training = read_training(options, ranks) if training is None else training
-    notes: list[str] = list(training.notes)
-    categorical, ignore = options.categorical or (), options.ignore or ()
+    notes = list(training.notes)
     _check_columns(options, training)
-    table = training.without({options.label, options.trusted_column or options.label, *ignore})
-    if not table.columns and not options.features:
-        raise InvalidInputError(f"{table.name}: no column is left to learn from")
-    pixels = pixel_columns(table, None if options.image_shape is None else parse_image_shape(options.image_shape))
-    if options.corrects(processes=ranks.size, pixels=pixels is not None):
-        from .prepare_columns import prepare_columns
-
-        return prepare_columns(options, training)
-    if unused := [name for name in ONLY_CORRECTION if getattr(options, name)]:
+    table = _features_of(options, training)
+    shape = None if options.image_shape is None else parse_image_shape(options.image_shape)
+    pixels = pixel_columns(table.without(options.ignore or ()), shape)
+    corrects = options.corrects(processes=ranks.size, pixels=pixels is not None)
+    if not corrects and (unused := [name for name in ONLY_CORRECTION if getattr(options, name)]):
         raise InvalidInputError(f"--{unused[0]} is for --noise correction: leave it out, or choose that")
-    given, labels = labels_of(training, options.label, ranks)
-    marked = np.zeros(len(training), dtype=bool)
+    given, labels, empty = _given_labels(options, training, ranks, notes)
+    marked = np.zeros(len(training), bool)
     if options.trusted_column is not None:
         with ranks.guard(f"reading column {options.trusted_column!r}"):
-            marked = marks_of(training, options.trusted_column)
-    pixel_names = pixels[0] if pixels else []
-    texts = category_names(table, categorical, pixel_names, ranks)
-
-    counts = _total(np.searchsorted(labels, given[~marked]), len(labels), ranks)
-    classes = labels[counts > 0]
-    tables, trusted_labels = [table], labels[replicated(np.searchsorted(labels, given[marked]), ranks)]
-    if options.trusted is not None:
-        trusted_table, trusted_labels = _other_table(options.trusted, options, table, texts, classes, notes)
-        tables.append(trusted_table)
-    _check_sizes(options, int(counts.sum()), trusted_labels, classes, notes)
-    encoder = _fit_encoder(tables, categorical, pixel_names, ranks)
-    encoder = replace(encoder, ignored=(*ignore, *filter(None, [options.trusted_column])))
-    _note_categories(encoder, table.rows(~marked), ranks, notes)
-
-    large = table.total > SAMPLE and not texts and all(kind == np.float32 for kind in table.frame.dtypes)
-
-    def encoded(rows: Table, **settings: Any) -> Any:
-        features = encoder.transform(rows, of=table.name, **settings)
-        return features.astype(np.float32) if large else features
-
-    features: list[Any] = []
+            marked = marks_of(training, options.trusted_column) & ~empty
+    verified, wrong = read_verified(options, training, labels)
+    drawn = read_drawn(options, training)
+    tables = _other_tables(options, training, labels, notes)
+    if corrects and "trusted" in tables:
+        verified = _matched_rows(table, tables, verified, notes)
+    noisy = ~marked & ~empty
+    encoder = _fit_encoder(options, table, (given, labels, ~empty), tables, ranks, pixels=pixels, scaled=not corrects)
+    large = table.total > SAMPLE and all(kind == np.float32 for kind in table.frame[encoder.columns_].dtypes)
+    features: Any = None
     with ranks.guard("encoding its rows"):
-        features = [encoded(table.rows(mask)) for mask in (marked, ~marked)]
-    checked = replicated(features[0], ranks) if options.trusted is None else encoded(tables[1])
-    trusted, noisy = LabelledRows(checked, trusted_labels), LabelledRows(features[1], given[~marked])
-    if options.test is None:
-        trusted, measured, where = keep_aside(trusted, options.holdout, options.seed)
-    else:
-        test, test_labels = _other_table(options.test, options, table, texts, classes, notes)
-        measured = LabelledRows(encoded(test, allow_unknown=True), test_labels)
-        where = f"the {len(measured):,} rows of {options.test.name}"
-    seen = 0 if measured is None else _seen(measured, noisy, trusted, ranks)
+        features = encoder.transform(table.frame)
+        features = features.astype(np.float32) if large else features
+    everything = LabelledRows(features, given)
+    own = everything.pick(marked)
+    codes = replicated(np.searchsorted(labels, own.labels), ranks)
+    parts = {"train": everything.pick(noisy), "trusted": LabelledRows(replicated(own.features, ranks), labels[codes])}
+    parts |= _encoded(encoder, tables, options.label, table.name)
+    rows = sum(ranks.gather(int(noisy.sum())))
+    _check_sizes(options, rows, parts["trusted"].labels, verified, labels, notes, corrects=corrects)
+    trusted, measured, where = _rows_to_measure(options, parts, verified is not None)
+    seen = 0 if measured is None else _seen(measured, parts["train"], trusted, ranks)
     if seen:
         names = " or ".join(path.name for path in (options.table, options.trusted) if path is not None)
         notes.append(f"{seen:,} of the rows measured on are also in {names}: these accuracies flatter")
     return CleaningData(
-        table=table,
-        ignored=training.frame[[name for name in training.columns if name in ignore]],
+        table=training.beside(table.frame[[name for name in table.columns if name not in training.columns]]),
+        file_columns=training.columns,
+        columns=table.columns,
         given=given,
         marked=marked,
         encoder=encoder,
         pixels=pixels,
-        noisy=noisy,
+        noisy=parts["train"],
         trusted=trusted,
-        trusted_rows=len(trusted_labels),
+        trusted_rows=len(parts["trusted"]),
         measured=measured,
         where=where,
         seen=seen,
         notes=tuple(notes),
+        corrects=corrects,
+        verified=None if verified is None else verified[noisy],
+        wrong=None if wrong is None else wrong[noisy],
+        drawn=None if drawn is None else drawn[noisy],
+        groups=None if options.group is None else training.frame[options.group].astype(str).to_numpy()[noisy],
+        empty=empty if empty.any() else None,
     )
 
 
@@ -202,79 +198,147 @@ def _check_columns(options: CleanOptions, training: Table) -> None:
     problems.report()
 
 
-def _other_table(
-    path: Path, options: CleanOptions, table: Table, texts: Sequence[str], classes: np.ndarray, notes: list[str]
-) -> tuple[Table, np.ndarray]:
-    """A table with the columns of the training table, which every rank reads whole, and its labels.
+def _features_of(options: CleanOptions, training: Table) -> Table:
+    """The training table without what is no feature, and with the vectors of --features."""
+    table = training.without([options.label, *filter(None, (options.trusted_column, options.verified, options.group))])
+    return table if not options.features else table.beside(read_vectors(options.features[0], len(table), table.name))
 
-    What is text in the training table is read as text.
+
+def _given_labels(
+    options: CleanOptions, training: Table, ranks: Ranks, notes: list[str]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The labels of the rows, any where there is none; all labels, sorted; and which rows have none."""
+    empty = ~is_filled(training, options.label)
+    filled = replace(training, frame=training.frame[~empty].reset_index(drop=True))
+    known, labels = labels_of(filled, options.label, ranks)
+    given = np.full(len(training), labels[0], dtype=known.dtype)
+    given[~empty] = known
+    if count := sum(ranks.gather(int(empty.sum()))):
+        notes.append(f"{count:,} rows of {training.name} have no label in {options.label!r}: it is predicted")
+    spelled = pd.Series([str(each) for each in labels])
+    if alike := spelled[spelled.str.casefold().duplicated(keep=False)].tolist():
+        notes.append(f"the labels {listed(alike)} differ in upper and lower case only: they count as different")
+    return given, labels, empty
+
+
+def _other_tables(
+    options: CleanOptions, training: Table, labels: np.ndarray, notes: list[str]
+) -> dict[str, tuple[Table, np.ndarray]]:
+    """The tables of --trusted and --test with their labels, which the training table must have too.
+
+    Every rank reads them whole. What is text in the training table is read as text.
     """
-    rows = read_table(path, texts={options.label, *texts}, label=options.label)
-    extra = check_columns(rows, [options.label, *table.columns], table.name)
-    if unused := [name for name in extra if name not in (options.ignore or ())]:
-        notes.append(f"{path} has columns that {table.name} has not, which are ignored: {listed(unused)}")
-    return rows, matched_labels(rows, options.label, classes, of=table.name)
+    tables, problems = {}, Problems()
+    texts = {options.label, *(name for name in training.columns if training.column(name).dtype == object)}
+    for place, name in enumerate(each for each in ("trusted", "test") if getattr(options, each) is not None):
+        with problems.collect():
+            path = getattr(options, name)
+            rows = read_table(path, texts=texts, label=options.label)
+            notes += rows.notes
+            extra = check_columns(rows.without(set(training.columns) - {options.label}), [options.label], training.name)
+            if extra:
+                notes.append(f"{path} has columns that {training.name} has not, which are ignored: {listed(extra)}")
+            if options.features:
+                rows = rows.beside(read_vectors(options.features[place + 1], len(rows), str(path)))
+            here = is_filled(rows, options.label)
+            if not here.all():
+                notes.append(f"{int((~here).sum()):,} rows of {path.name} have no label and were left out")
+                rows = rows.rows(here)
+            tables[name] = rows, matched_labels(rows, options.label, labels, of=training.name)
+    problems.report()
+    return tables
 
 
-def _fit_encoder(tables: Sequence[Table], categorical: Sequence[str], pixels: Sequence[str], ranks: Ranks) -> Encoder:
-    """An encoder; if columns cannot be used, all of them are named."""
-    try:
-        return Encoder.fit(tables, categorical, pixels, ranks)
-    except InvalidInputError:
-        problems, bad = Problems(), []
-        for name in tables[0].columns:
-            others = [each for each in tables[0].columns if each != name]
-            with problems.collect():
-                Encoder.fit([table.without(others) for table in tables], categorical, pixels, ranks)
-                continue
-            bad.append(name)
-        if len(bad) > 1:
-            problems.found.append(f"to leave them out, add --ignore {shlex.join(bad)}")
-        problems.report()
-        raise
+def _matched_rows(
+    table: Table, tables: dict[str, tuple[Table, np.ndarray]], verified: np.ndarray | None, notes: list[str]
+) -> np.ndarray | None:
+    """The verified labels with those of the trusted rows that are in the table, which leave the trusted ones."""
+    rows, right = tables["trusted"]
+    key, verified = match_rows(table, rows, right, verified)
+    if key is not None:
+        same = np.isin(keys_of(rows, key), keys_of(table, key))
+        notes.append(
+            f"{int(same.sum()):,} rows of {rows.name} are also in {table.name}, by the column {key!r}: their given and "
+            "correct labels are both known"
+        )
+        tables["trusted"] = rows.rows(~same), right[~same]
+    return verified
 
 
-def _total(numbers: np.ndarray, size: int, ranks: Ranks) -> np.ndarray:
-    """How often each of 0, ..., size - 1 occurs on all ranks."""
-    return ranks.sum(torch.from_numpy(np.bincount(numbers, minlength=size))).numpy()
+def _fit_encoder(
+    options: CleanOptions, table: Table, known: tuple[np.ndarray, ...], tables: Mapping[str, Any], ranks: Ranks,
+    *, pixels: Any, scaled: bool,
+) -> ColumnEncoder:  # fmt: skip
+    """What the columns are, by a sample of the rows of all ranks and by those of --trusted."""
+    given, labels, here = known
+    sample = np.zeros(len(table), bool)
+    sample[spaced_rows(table.first, len(table), table.total, SAMPLE)] = True
+    frames = [gathered(table.frame[sample & here], ranks, everywhere=True)]
+    codes = [replicated(np.searchsorted(labels, given[sample & here]), ranks)]
+    if "trusted" in tables:
+        rows, right = tables["trusted"]
+        frames.append(rows.frame[[name for name in table.columns if name in rows.columns]])
+        codes.append(np.searchsorted(labels, right))
+    named = {"ignore": options.ignore, "category": options.categorical, "text": options.text}
+    kinds = kinds_of_options({**named, "number": options.number, "date": options.date})
+    if options.features:
+        kinds |= {name: "number" for name in table.columns if name.startswith("feature ")}
+    encoder = ColumnEncoder(kinds, scaled=scaled, pixels=pixels[0] if pixels else ())
+    return encoder.fit(pd.concat([each for each in frames if len(each)], ignore_index=True), np.concatenate(codes))
 
 
-def _note_categories(encoder: Encoder, doubtful: Table, ranks: Ranks, notes: list[str]) -> None:
-    """Note categories that only trusted rows have."""
-    for name, values in encoder.categories.items():
-        counts = _total(np.searchsorted(values, category_column(doubtful, name).astype(str)), len(values), ranks)
-        if alone := [value for value, count in zip(values, counts, strict=True) if count == 0]:
-            notes.append(f"Only trusted rows have {listed(alone)} in column {name!r}: is it spelled as elsewhere?")
+def _encoded(encoder: ColumnEncoder, tables: Mapping[str, Any], label: str, of: str) -> dict[str, LabelledRows]:
+    """The rows of the other tables, those without any left out."""
+    parts, problems = {}, Problems()
+    for name, (rows, right) in tables.items():
+        with problems.collect():
+            check_columns(rows.without([label]), encoder.columns_, of)
+            if len(rows):  # all of them may be rows of the training table
+                parts[name] = LabelledRows(encoder.transform(rows.frame), right)
+    problems.report()
+    return parts
 
 
-def _check_sizes(options: CleanOptions, rows: int, trusted: np.ndarray, classes: np.ndarray, notes: list[str]) -> None:
+def _check_sizes(
+    options: CleanOptions, rows: int, trusted: np.ndarray, verified: Any, labels: np.ndarray, notes: list[str],
+    *, corrects: bool,
+) -> None:  # fmt: skip
     """Raise if there are too few rows; note labels that no trusted row has."""
-    if len(trusted) == 0:
+    if rows < FEWEST_ROWS:
+        raise InvalidInputError(f"{options.table} has {rows} rows to clean: at least {FEWEST_ROWS} are needed")
+    if options.trusted_column is not None and len(trusted) == 0:
         raise InvalidInputError(
             f"no trusted rows: the column {options.trusted_column!r} of {options.table} says yes in no row"
         )
-    if rows < FEWEST_ROWS:
-        raise InvalidInputError(f"{options.table} has {rows} rows to clean: at least {FEWEST_ROWS} are needed")
-    if len(classes) < 2:
-        raise InvalidInputError(
-            f"all rows of {options.table} that are not trusted have the same label: nothing to clean"
-        )
-    if len(trusted) < FEWEST_TRUSTED or len(np.unique(trusted)) < 2:
+    if not corrects and (len(trusted) < FEWEST_TRUSTED or len(np.unique(trusted)) < 2):
         raise InvalidInputError(
             f"there are {len(trusted)} trusted rows, with the labels {listed(np.unique(trusted))}: at least "
             f"{FEWEST_TRUSTED} with two different labels are needed, and several per label are better"
         )
-    strange = sorted(set(trusted.tolist()) - set(classes.tolist()))
-    if strange:
-        raise InvalidInputError(
-            f"{options.table}: trusted rows have the label {listed(strange)}, which no other row has: the others have "
-            f"{listed(classes)}"
+    checked = [*trusted.tolist(), *(each for each in (() if verified is None else verified) if each is not None)]
+    if not checked and options.verified is None:
+        notes.append(
+            "no row was checked: the probabilities are those of models that believe all labels. --next 20 --next-out "
+            "check.csv lists rows whose check would help most"
         )
-    absent = [label for label in classes if label not in trusted]
-    if absent:
+    elif checked and (absent := [label for label in labels if label not in checked]):
         notes.append(
             f"No trusted row has the label {listed(absent)}: wrong labels of that kind are hard to tell from right ones"
         )
+
+
+def _rows_to_measure(
+    options: CleanOptions, parts: Mapping[str, LabelledRows], verified: bool
+) -> tuple[LabelledRows, LabelledRows | None, str]:
+    """Trusted rows that train, rows that accuracy is measured on, and which these are or why there are none."""
+    trusted = parts["trusted"]
+    if options.test is not None:
+        return trusted, parts["test"], f"the {len(parts['test']):,} rows of {options.test.name}"
+    if len(trusted):
+        return keep_aside(trusted, options.holdout, options.seed)
+    if verified:
+        return trusted, None, "no row was kept aside: --test names a table to measure on"
+    return trusted, None, "there are no checked rows: --trusted FILE or --verified name some"
 
 
 def keep_aside(trusted: LabelledRows, share: float, seed: int) -> tuple[LabelledRows, LabelledRows | None, str]:
@@ -319,3 +383,44 @@ def _row_bytes(matrix: Any) -> Iterator[bytes]:
         block = matrix[start : start + BLOCK_ROWS]
         for row in block if isinstance(block, np.ndarray) else block.toarray():
             yield row.tobytes()
+
+
+# --- pictures ---------------------------------------------------------------------------------------------------------
+
+
+def pixel_columns(table: Table, shape: tuple[int, ...] | None) -> tuple[list[str], tuple[int, ...]] | None:
+    """The columns that are pixels, in their order, and the shape of the pictures; None when rows are no pictures.
+
+    Parameters
+    ----------
+    table
+        The columns without the label.
+    shape
+        (height, width) or (height, width, 3) when the user says that the columns are pixels. Otherwise they are when
+        they are named pixel0, pixel1, ... (or px0; from 0 or 1) and their number is a square.
+    """
+    if shape is not None:
+        if int(np.prod(shape)) != len(table.columns):
+            size = "x".join(map(str, shape))
+            raise InvalidInputError(
+                f"--image-shape {size} means {int(np.prod(shape))} pixels, but {table.name} has {len(table.columns)} "
+                "columns besides the label; --ignore leaves columns out"
+            )
+        return table.columns, shape
+    numbered = {int(found[1]): name for name in table.columns if (found := PIXEL.fullmatch(name))}
+    side = round(len(numbered) ** 0.5)
+    first = min(numbered, default=-1)
+    if side < 2 or side * side != len(numbered) or first not in (0, 1) or max(numbered) != first + side * side - 1:
+        return None
+    return [numbered[place] for place in sorted(numbered)], (side, side)
+
+
+def parse_image_shape(text: str) -> tuple[int, ...]:
+    """Examples
+    --------
+    >>> parse_image_shape("28x28"), parse_image_shape("32x32x3")
+    ((28, 28), (32, 32, 3))
+    """
+    if not re.fullmatch(r"[1-9]\d*x[1-9]\d*(x3)?", text):
+        raise InvalidInputError(f"--image-shape {text}: write height and width as in 28x28, or 32x32x3 for colours")
+    return tuple(int(size) for size in text.split("x"))

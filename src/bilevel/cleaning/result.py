@@ -16,13 +16,12 @@ from sklearn.linear_model import LogisticRegression
 from ..ranks import Ranks
 from .corrected_fit import precision_threshold, wrong_among_suspected
 from .design import replicated, spaced_rows
-from .encoding import SAMPLE
 from .estimator import HyperCleaner
 from .inputs import joined
 from .model_file import json_value, versions
 from .options import CleanOptions
 from .out_of_fold import boosting, fitted, ridge_logistic
-from .prepare import CleaningData
+from .prepare import SAMPLE, CleaningData
 from .review import review_of
 from .tables import gathered
 
@@ -439,7 +438,7 @@ def rows_frame(cleaner: Any, data: CleaningData) -> pd.DataFrame:
     suspected[noisy], weight[noisy] = issues["is_label_issue"], cleaner.sample_weight_
     if marked.any():
         rows = data.table.rows(marked)
-        features = data.encoder.transform(rows.frame if data.corrects else rows, **of_table(data))
+        features = data.encoder.transform(rows.frame)
         given = np.searchsorted(cleaner.classes_, data.given[marked])
         predicted[marked] = cleaner.predict(features)
         quality[marked] = np.take_along_axis(cleaner.predict_proba(features), given[:, None], axis=1)[:, 0]
@@ -462,16 +461,12 @@ def _predict_empty(frame: pd.DataFrame, cleaner: Any, data: CleaningData) -> Non
     features = data.encoder.transform(data.table.rows(empty).frame)
     P, predicted = cleaner.predict_proba(features), cleaner.predict(features)
     chosen = np.searchsorted(cleaner.classes_, predicted)
-    for name in ("given_label", "predicted_label", "suggested_label"):
-        frame[name] = frame[name].astype(object)
+    frame["given_label"] = frame["given_label"].astype(object)
     frame.loc[empty, ["given_label", "label_quality", "weight"]] = [None, np.nan, 0.0]
-    frame.loc[empty, "predicted_label"] = frame.loc[empty, "suggested_label"] = predicted
-    frame.loc[empty, "suggested_probability"] = P[np.arange(len(P)), chosen]
-
-
-def of_table(data: CleaningData) -> dict[str, Any]:
-    """For messages of the encoder of numbers and categories."""
-    return {} if data.corrects else {"of": data.table.name}
+    for name in frame.columns.intersection(["predicted_label", "suggested_label"]):
+        frame.loc[empty, name] = predicted
+    if "suggested_probability" in frame:
+        frame.loc[empty, "suggested_probability"] = P[np.arange(len(P)), chosen]
 
 
 def rows_to_look_at(cleaner: Any, data: CleaningData, count: int | None) -> Any:
@@ -538,13 +533,13 @@ def collect(
         if ranks.size > 1:  # the others wait
             raise
         unmeasured = status = "interrupted"
-    ignored, table = (frame.set_index(rows.index) for frame in (data.ignored, data.table.frame))
+    frame, named = data.table.frame.set_index(rows.index), list(options.ignore or ())
     worst = rows.index if ranks.size == 1 else most_suspicious(rows, data.marked, SUSPECTS).index
     worst = most_suspicious(rows, data.marked, SUSPECTS).index if data.pixels is not None else worst
     return CleaningResult(
         table=options.table.name,
         rows=gathered(rows, ranks),
-        names=gathered(ignored[[name for name in ignored if name not in ROW_COLUMNS]], ranks),
+        names=gathered(frame[[name for name in named if name not in ROW_COLUMNS]], ranks),
         trusted=gathered(pd.DataFrame({"trusted": data.marked}), ranks)["trusted"].to_numpy(),
         trusted_rows=data.trusted_rows,
         trusted_from=options.trusted_from,
@@ -554,13 +549,13 @@ def collect(
         **{name: getattr(cleaner, f"{name}_") for name in ("noise", "selection", "radius", "transition", "history")},
         status=status,
         seconds=seconds,
-        features=gathered(pd.concat([ignored, table], axis=1).loc[worst], ranks),
+        features=gathered(frame.loc[worst, list(dict.fromkeys([*named, *data.columns]))], ranks),
         pixels=data.pixels,
         command=command,
         versions={**versions(), "pandas": pd.__version__},
         date=datetime.now().astimezone(),
         settings=settings_shown(options, cleaner),
-        columns=data.encoder.decisions_ if data.corrects else (),
+        columns=data.encoder.decisions_ if data.pixels is None else (),
         wrong_suspected=suspicions(cleaner, data, threshold),
         threshold=threshold,
         review=review_of(cleaner, data, rows) if options.report is not None and data.corrects else None,

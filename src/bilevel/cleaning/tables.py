@@ -153,6 +153,8 @@ def labels_of(table: Table, column: str, ranks: Ranks | None = None) -> tuple[np
         if len(here) > max(MOST_LABELS, len(table) / 2):
             raise _too_many_labels(table, column, len(here))
     found = list(dict.fromkeys(value for part in ranks.gather(here) for value in part))
+    if not found:
+        raise InvalidInputError(f"{table.name}: every cell of the label column {column!r} is empty")
     typed: dict[Any, Label] = {value: value for value in found}
     if any(isinstance(value, float) and value % 1 for value in found):
         typed = {value: str(value) for value in found}
@@ -254,60 +256,6 @@ def filled(table: Table, column: str) -> Any:
 # --- columns ----------------------------------------------------------------------------------------------------------
 
 
-def number_column(table: Table, column: str) -> np.ndarray:
-    """A column of numbers as floating point, shape (n,); the first cell that is none is named."""
-    values = filled(table, column)
-    if pd.api.types.is_bool_dtype(values) or pd.api.types.is_numeric_dtype(values):
-        return values.to_numpy(float)
-    numbers = _as_numbers(values.astype(str).str.strip())
-    odd = ~np.isfinite(numbers)
-    if odd.any():
-        row = int(np.flatnonzero(odd)[0])
-        text = str(values[row])
-        others = f" ({int(odd.sum())} such cells in this column)" if odd.sum() > 1 else ""
-        hint = ""
-        if is_number(text.replace(",", ".")):
-            hint = f" (write {text.replace(',', '.')})"
-        raise InvalidInputError(
-            f"{table.cell(row, column)}: {shortened(text)} is not a number{hint}{others}. Correct it, or say that the "
-            f"column holds names with --categorical {column}"
-        )
-    return numbers
-
-
-def numbers_in(table: Table, column: str) -> tuple[int, int]:
-    """How many cells of a column are numbers, and how many are filled."""
-    values = table.column(column).dropna()
-    if pd.api.types.is_datetime64_any_dtype(values):
-        raise InvalidInputError(
-            f"{table.name}: column {column!r} holds dates: turn them into numbers, or leave them out with "
-            f"--ignore {column}"
-        )
-    if isinstance(values.dtype, pd.CategoricalDtype):
-        return 0, len(table)
-    if pd.api.types.is_bool_dtype(values) or pd.api.types.is_numeric_dtype(values):
-        return len(table), len(table)
-    odd = next((value for value in values if not isinstance(value, str | bool | int | float)), None)
-    if odd is not None:
-        raise InvalidInputError(
-            f"{table.name}: column {column!r} holds values of type {type(odd).__name__}, neither numbers nor texts: "
-            f"leave it out with --ignore {column}"
-        )
-    texts = values.astype(str).str.strip().str.replace(",", ".")
-    return int((~np.isnan(_as_numbers(texts))).sum()), len(texts)
-
-
-def _as_numbers(texts: Any) -> np.ndarray:
-    """The numbers that texts say, NaN where they say none, shape (n,)."""
-    numbers: Any = pd.to_numeric(texts, errors="coerce")
-    return np.asarray(numbers, dtype=float)
-
-
-def category_column(table: Table, column: str) -> np.ndarray:
-    """A column of categories as texts, shape (n,)."""
-    return filled(table, column).astype(str).str.strip().to_numpy(dtype=object)
-
-
 def check_columns(table: Table, expected: Sequence[str], of: str) -> list[str]:
     """Refuse a table that lacks columns of the table `of`; returns the columns that `of` does not have."""
     present, wanted = table.columns, set(expected)
@@ -375,18 +323,20 @@ def plain_formula(text: str) -> str:
     return text[1:] if text.startswith("'") and text[1:].startswith(FORMULA) and not is_number(text[1:]) else text
 
 
-def gathered(frame: pd.DataFrame, ranks: Ranks) -> pd.DataFrame:
-    """On rank 0 the rows of all ranks below each other, with their index; elsewhere the frame itself."""
+def gathered(frame: pd.DataFrame, ranks: Ranks, *, everywhere: bool = False) -> pd.DataFrame:
+    """The rows of all ranks below each other, with their index, on rank 0 or `everywhere`; else the frame itself."""
     if ranks.size == 1:
         return frame
     import torch
+
+    from .design import replicated
 
     content = pyarrow.BufferOutputStream()
     table = pyarrow.Table.from_pandas(frame, preserve_index=True)
     with pyarrow.ipc.new_stream(content, table.schema) as stream:
         stream.write_table(table)
     sent = torch.frombuffer(bytearray(content.getvalue()), dtype=torch.uint8)
-    lengths, received = ranks.gather(len(sent)), ranks.concat(sent)
+    lengths, received = ranks.gather(len(sent)), replicated(sent, ranks) if everywhere else ranks.concat(sent)
     if received is None:
         return frame
     parts = [pyarrow.ipc.open_stream(part.numpy().tobytes()).read_all() for part in received.split(lengths)]

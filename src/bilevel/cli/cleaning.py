@@ -71,7 +71,6 @@ def predict(
     /,
     *,
     out: Path | None = None,
-    allow_unknown: bool = False,
     force: bool = False,
     raw: bool = False,
     features: Path | None = None,
@@ -87,8 +86,6 @@ def predict(
     out
         Write a table with one line per row: row, predicted_label and the probability of each label. Without it, the
         table is printed as CSV.
-    allow_unknown
-        Treat categories that do not occur in the training table as none of the known ones, instead of an error.
     force
         Replace a file that exists.
     raw
@@ -100,4 +97,4 @@ def predict(
     from ..cleaning import command
 
     one_thread()
-    return command.predict(model, table, out=out, allow_unknown=allow_unknown, force=force, raw=raw, features=features)
+    return command.predict(model, table, out=out, force=force, raw=raw, features=features)
