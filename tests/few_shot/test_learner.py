@@ -89,7 +89,6 @@ SETTINGS = [{"solver": solver} for solver in SOLVERS] + [
     {"optimizer": lambda parameters: torch.optim.SGD(parameters, lr=0.01, momentum=0.9)},
     {"normalise": True},
     {"normalise": True, "optimizer": adam},
-    {"halve_every": 2},
     {"fixed_tasks": True, "normalise": True},
 ]
 
@@ -124,8 +123,8 @@ def test_fixed_tasks_are_minimised_in_one_loop(solver):
 @pytest.mark.parametrize("solver", SOLVERS, ids=lambda solver: type(solver).__name__)
 def test_steps_are_halved(solver):
     """The steps after step 2 are those of a solver with half the step size that takes over there."""
-    halved = learner(solver=solver, halve_every=2)
-    halved.fit(episodes(), steps=3)
+    halved = learner(solver=solver)
+    halved.fit(episodes(), steps=3, halve_every=2)
     whole = learner(solver=solver)
     whole.fit(episodes(), steps=2)
     assert not same(halved, whole)
@@ -397,10 +396,16 @@ def test_the_interval_covers():
         (lambda: learner(solver=bilevel.solvers.AiPOD()).fit(episodes(), steps=1), "AiPOD cannot use set"),
         (lambda: learner(optimizer=0.1), "optimizer must be a function of the parameters"),
         (lambda: learner(scheduler=lambda optimizer: None), "scheduler goes with optimizer"),
-        (lambda: learner(halve_every=0), "halve_every must be an integer of at least 1, got 0"),
+        (
+            lambda: learner().fit(episodes(), steps=1, halve_every=0),
+            "halve_every must be an integer of at least 1, got 0",
+        ),
         (lambda: learner(fixed_tasks=True, optimizer=adam), "fixed_tasks goes with solver"),
-        (lambda: learner(halve_every=2, optimizer=adam), "halve_every goes with solver"),
-        (lambda: learner(halve_every=2, solver=bilevel.DMLCBO(upper_step="auto")), "a number as upper_step"),
+        (lambda: learner(optimizer=adam).fit(episodes(), steps=1, halve_every=2), "halve_every goes with a solver"),
+        (
+            lambda: learner(solver=bilevel.DMLCBO(upper_step="auto")).fit(episodes(), steps=1, halve_every=2),
+            "a number as upper_step",
+        ),
         (lambda: learner(optimizer=torch.optim.LBFGS), "LBFGS looks at losses by itself"),
         (lambda: learner().fit(episodes(dtype=torch.float64), steps=1), r"float64 and the network is torch.float32"),
         (lambda: learner().fit(episodes(), steps=1, validate_count=0), "validate_count must be"),

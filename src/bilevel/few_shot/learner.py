@@ -166,8 +166,6 @@ class MetaLearner:
         takes the steps, with the hypergradient in `.grad`; of the solver only its estimator `hypergradient` is used.
     scheduler
         optimiser -> scheduler, stepped after every step.
-    halve_every
-        Halve the step size of the solver after every so many steps (with an optimizer, give a scheduler instead).
     about
         Texts and numbers by name to store in the files of this learner; a file with other ones cannot be resumed.
     tasks_per_step
@@ -212,7 +210,6 @@ class MetaLearner:
         solver: Solver | None = None,
         optimizer: Callable[[list[nn.Parameter]], Any] | None = None,
         scheduler: Callable[[Any], Any] | None = None,
-        halve_every: int | None = None,
         tasks_per_step: int = 8,
         fixed_tasks: bool = False,
         seed: int = 0,
@@ -222,10 +219,6 @@ class MetaLearner:
         check_network_and_head(network, head)
         if scheduler is not None and optimizer is None:
             raise InvalidInputError("scheduler goes with optimizer: a solver of the library has its own step sizes")
-        if halve_every is not None:
-            check_count("halve_every", halve_every)
-            if optimizer is not None:
-                raise InvalidInputError("halve_every goes with solver: give an optimizer the scheduler StepLR")
         if fixed_tasks and optimizer is not None:
             raise InvalidInputError("fixed_tasks goes with solver: an optimizer keeps no dual variables")
         check_count("tasks_per_step", tasks_per_step)
@@ -238,7 +231,7 @@ class MetaLearner:
         seeds = Seeds.from_seed(seed)
         self._updates: Updates
         if optimizer is None:
-            self._updates = SolverUpdates(self.solver, seeds, halve_every, fixed=fixed_tasks)
+            self._updates = SolverUpdates(self.solver, seeds, fixed=fixed_tasks)
         else:
             estimator = getattr(self.solver, "estimator", getattr(self.solver, "hypergradient", None))
             self._updates = OptimizerUpdates(network, optimizer, scheduler, estimator, seeds)
@@ -261,6 +254,7 @@ class MetaLearner:
         *,
         steps: int | None = None,
         minutes: float | None = None,
+        halve_every: int | None = None,
         validate: EpisodeSource | None = None,
         validate_count: int = 200,
         evaluate_every: int = 100,
@@ -280,6 +274,9 @@ class MetaLearner:
         steps, minutes
             Counted from the first step of this learner, also when it goes on from a file: the same call again goes on
             where the last one ended. Minutes are those of the steps, without evaluations.
+        halve_every
+            Halve the step size of the solver after every so many steps (with an optimizer, use a scheduler instead).
+            Like `steps`, it may be changed when a training goes on.
         validate, validate_count
             Tasks of other classes for each record, and how many. The network is in the end that of the best record.
         evaluate_every
@@ -303,9 +300,11 @@ class MetaLearner:
         with self.ranks.guard("checking the arguments of fit"):
             check_modes(next(self.network.parameters()).device)
             stage = MetaTraining(self, episodes, validate, validate_count)
+            self._updates.set_schedule(halve_every)
             limits = _limits(steps, minutes, evaluate_every, clock)
             self._resume(checkpoint, resume)
-        plan = {"steps": steps, "minutes": minutes, "evaluate_every": evaluate_every, "validate_count": validate_count}
+        plan = {"steps": steps, "minutes": minutes, "halve_every": halve_every, "evaluate_every": evaluate_every}
+        plan["validate_count"] = validate_count
         self._check_ranks(plan, episodes, validate)
         run = Run(
             KIND, identity=self.identity, ranks=self.ranks, checkpoint=checkpoint, resume=self._document,

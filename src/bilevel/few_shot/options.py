@@ -71,8 +71,6 @@ class Experiment:
         are kept for all steps. adam passes the hypergradient of the solved lower level to torch's optimiser.
     step
         The step size of the solver for the network (default: one that works).
-    halve_every
-        Halve the step size after every so many steps.
     network
         conv (four convolutions) or resnet12.
     width
@@ -101,7 +99,6 @@ class Experiment:
     train_ways: int = 20
     solver: SolverName = "dmlcbo"
     step: float | None = None
-    halve_every: int | None = None
     network: NetworkName = "conv"
     width: int = 32
     plain: bool = False
@@ -122,9 +119,8 @@ class Experiment:
         types = {part.name: type(part.default) for part in fields(Experiment)}
         if not set(types) <= set(identity):
             raise InvalidInputError("the file does not contain its experiment: train it with `bilevel fewshot`")
-        optional = {"step": float | None, "halve_every": int | None}
         for name, kind in types.items():
-            if not isinstance(identity[name], optional.get(name, kind)):
+            if not isinstance(identity[name], float | None if name == "step" else kind):
                 raise InvalidInputError(f"the file has {name} = {identity[name]!r:.60}, which is no {kind.__name__}")
         return Experiment(**{name: identity[name] for name in types})
 
@@ -173,11 +169,8 @@ class Experiment:
             settings = {**settings, "lr" if adam else "gamma" if published else "upper_step": self.step}
         if adam:
             method: dict[str, Any] = {"optimizer": lambda parameters: optim.Adam(parameters, **settings)}
-            if (every := self.halve_every) is not None:
-                method["scheduler"] = lambda optimizer: optim.lr_scheduler.StepLR(optimizer, every, 0.5)
         else:
-            solver = attrgetter(name)(solvers)(**settings)
-            method = {"solver": solver, "halve_every": self.halve_every, "fixed_tasks": published}
+            method = {"solver": attrgetter(name)(solvers)(**settings), "fixed_tasks": published}
         return MetaLearner(
             self.make_network(), SVMHead(self.train_ways, scale=self.scale), tasks_per_step=self.tasks_per_step,
             seed=self.seed, about=self.identity, ranks=ranks, **method,
@@ -196,6 +189,8 @@ class TrainOptions(Experiment):
         Training time without evaluations (default 10). With --resume: the total time.
     steps
         The maximal number of steps.
+    halve_every
+        Halve the step size of the solver after every so many steps. Like --steps, it may be changed with --resume.
     evaluate_every
         Steps between the points of the learning curve (default 100, or a twentieth of --steps).
     episodes
@@ -215,6 +210,7 @@ class TrainOptions(Experiment):
     out: Path
     minutes: float | None = None
     steps: int | None = None
+    halve_every: int | None = None
     evaluate_every: int | None = None
     episodes: int = 600
     picture: Path | None = None
@@ -228,7 +224,7 @@ class TrainOptions(Experiment):
         """Arguments of `MetaLearner.fit`."""
         every = self.evaluate_every or (max(1, self.steps // 20) if self.steps else 100)
         minutes = 10.0 if self.minutes is None and self.steps is None else self.minutes
-        return {"steps": self.steps, "minutes": minutes, "evaluate_every": every}
+        return {"steps": self.steps, "minutes": minutes, "halve_every": self.halve_every, "evaluate_every": every}
 
     def check(self) -> None:
         """Raise if the picture cannot be written."""

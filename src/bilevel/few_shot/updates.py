@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from .._checks import check_solver_object
+from .._checks import check_count, check_solver_object
 from ..errors import IncompatibleError, InvalidInputError, InvalidTypeError, NonFiniteError
 from ..hypergradients import LinearSolve
 from ..random import RandomStreams, Seeds
@@ -39,13 +39,10 @@ class SolverUpdates:
     (`fixed`) the state of y is kept as well.
     """
 
-    def __init__(self, solver: Any, seeds: Seeds, halve_every: int | None = None, *, fixed: bool = False) -> None:
-        self.solver, self.seeds, self.halve_every, self.fixed = solver, seeds, halve_every, fixed
+    def __init__(self, solver: Any, seeds: Seeds, *, fixed: bool = False) -> None:
+        self.solver, self.seeds, self.fixed = solver, seeds, fixed
+        self.halve_every: int | None = None
         check_solver_object(solver)
-        if halve_every is not None and not isinstance(getattr(solver, "upper_step", None), float | int):
-            raise InvalidInputError(
-                f"halve_every={halve_every} needs a solver with a number as upper_step, got {solver}"
-            )
         if getattr(solver, "step_rule", "fixed") == "adaptive":
             name = type(solver).__name__
             raise IncompatibleError(
@@ -76,6 +73,16 @@ class SolverUpdates:
         new = solver.step(problem, state)
         return Update(new.x, new, loss, accuracy)
 
+    def set_schedule(self, halve_every: int | None) -> None:
+        """Halve the step size of the solver after every so many steps."""
+        if halve_every is not None:
+            check_count("halve_every", halve_every)
+            if not isinstance(getattr(self.solver, "upper_step", None), float | int):
+                raise InvalidInputError(
+                    f"halve_every={halve_every} needs a solver with a number as upper_step, got {self.solver}"
+                )
+        self.halve_every = halve_every
+
     def _solver_at(self, k: int) -> Any:
         """The solver with the step size of step k."""
         if self.halve_every is None:
@@ -83,7 +90,7 @@ class SolverUpdates:
         return replace(self.solver, upper_step=self.solver.upper_step * 0.5 ** ((k - 1) // self.halve_every))
 
     def __repr__(self) -> str:
-        return repr(self.solver) + (f", halved every {self.halve_every} steps" if self.halve_every else "")
+        return repr(self.solver)
 
 
 class OptimizerUpdates:
@@ -130,6 +137,11 @@ class OptimizerUpdates:
     def init(self, draw: Callable[[int], FewShotProblem]) -> Any:
         """The state before the first step: copies, since steps change the optimiser's own tensors."""
         return {name: copy.deepcopy(one.state_dict()) for name, one in self._made.items()}
+
+    def set_schedule(self, halve_every: int | None) -> None:
+        """Refused: schedulers of torch do it."""
+        if halve_every is not None:
+            raise InvalidInputError("halve_every goes with a solver: give an optimizer the scheduler StepLR")
 
     def restore(self, state: Any) -> None:
         """Go on from this state; the network has its parameters already."""
