@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from tests.wrong_setups import WRONG_SETUPS
 
 import bilevel
 from bilevel import sets
@@ -105,9 +104,44 @@ def test_a_point_without_a_solution_is_marked_as_failed():
     assert not level.evaluate(torch.tensor([-1.0, 1.0], dtype=DOUBLE)).ok
 
 
-@pytest.mark.filterwarnings("ignore::bilevel.errors.ProblemWarning")
-def test_a_jacobian_that_takes_one_vector_at_a_time_is_refused_by_name():
-    way = next(way for way in WRONG_SETUPS if way.name == "projection missing")
-    setup = way.draw(15)
-    with pytest.raises(bilevel.IncompatibleError, match="HandSet.*does not take stacks of vectors"):
-        bilevel.minimize(setup.problem, setup.x, setup.problem.y0)
+class MatrixJacobian(sets.ProjectionJacobian):
+    """H as a matrix, for a single vector."""
+
+    def __init__(self, matrix):
+        self.matrix = matrix
+
+    def apply(self, v):
+        return self.matrix @ v
+
+
+class SinglePointBall(sets.ConvexSet):
+    """The unit ball, written for a single vector as one would on paper."""
+
+    parameters = ()
+
+    def project(self, z):
+        return z / max(1.0, float(z.detach().norm()))
+
+    def jacobian(self, z):
+        eye, size = torch.eye(len(z), dtype=z.dtype), z.norm()
+        return MatrixJacobian(eye if size <= 1 else (eye - torch.outer(z, z) / size**2) / size)
+
+    def excess(self, y):
+        return (y.norm() - 1).clamp_min(0), 1.0, "y is too long"
+
+
+@pytest.mark.parametrize(
+    "constraint",
+    [SinglePointBall(), sets.from_projection(lambda z: z / z.norm().clamp_min(1.0))],
+    ids=["class", "function"],
+)
+def test_sets_written_for_single_points_are_solved_like_those_that_take_stacks(constraint):
+    target = torch.tensor([2.0, 1.0, -1.0, 0.5], dtype=DOUBLE)
+    x = y = torch.zeros(4, dtype=DOUBLE)
+
+    def solved(constraint):
+        upper, lower = lambda x, y: (y - target).square().sum(), lambda x, y: (y - x).square().sum() / 2
+        return bilevel.minimize(bilevel.Problem(upper, lower, constraint), x, y)
+
+    assert torch.allclose(solved(constraint).y, target / target.norm(), atol=1e-6)
+    assert torch.equal(solved(constraint).y, solved(sets.L2Ball(1.0)).y)

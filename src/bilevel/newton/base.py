@@ -28,7 +28,9 @@ from ..errors import BilevelError
 from ..linearization import Linearization
 from ..lower import solve_from
 from ..problem import Problem
+from ..sets.base import ConvexSet
 from ..spaces import Vector, leaves, like
+from .single_points import SinglePointSet, takes_stacks
 from .smoothed_set import SmoothedSet, Smoothing
 
 FAILURES = (BilevelError, torch.linalg.LinAlgError)  # pyright: ignore[reportPrivateImportUsage]
@@ -146,6 +148,7 @@ class LowerLevel(ABC):
         self.nonconvex = False  # whether G was seen to be indefinite
         self.work = 0  # gradients and Hessian products so far, the measure of effort
         self.draws = None if smoothing is None else self._draws(smoothing.draws)
+        self._takes_stacks: bool | None = None
 
     @abstractmethod
     def _solve(
@@ -173,7 +176,7 @@ class LowerLevel(ABC):
         x = self.tree_x(flat_x)
         constraint = self.constraint_at(x)
         start = flat(self.y_like) if near is None else near.y
-        point = self.at(x, self.project(self.problem.constraint_at(x), start))
+        point = self.at(x, self.project(self.hard_set_at(x), start))
         solved = None
         for _ in range(3):  # the price of a residual is known after a first look
             solved = self._solve(x, constraint, point, slack, near) if point.finite else None
@@ -237,7 +240,7 @@ class LowerLevel(ABC):
         f has the only scale: the way to its minimum along -grad_y f. 0 where no constraint is near.
         """
         x = self.tree_x(here.x)
-        constraint = self.problem.constraint_at(x)
+        constraint = self.hard_set_at(x)
         z = here.y + (self.smoothing_eta(here) / here.eta) * (here.z - here.y)
         multiplier = float((z - here.y).abs().max())
         outside = float((z - self.project(constraint, z)).abs().max())
@@ -274,10 +277,17 @@ class LowerLevel(ABC):
 
     def constraint_at(self, x: Vector) -> Any:
         """The set Y at x, smoothed where that is asked for."""
-        constraint = self.problem.constraint_at(x)
+        constraint = self.hard_set_at(x)
         if self.smoothing is None or self.draws is None:
             return constraint
         return SmoothedSet(constraint, self.smoothing.radius, self.draws)
+
+    def hard_set_at(self, x: Vector) -> ConvexSet:
+        """The set Y at x without smoothing."""
+        constraint = self.problem.constraint_at(x)
+        if self._takes_stacks is None:
+            self._takes_stacks = takes_stacks(constraint, self.y_like)
+        return constraint if self._takes_stacks else SinglePointSet(constraint, self.y_like)
 
     def project(self, constraint: Any, z: Tensor) -> Tensor:
         """P(z), flat."""

@@ -101,7 +101,7 @@ class DenseLevel(LowerLevel):
     def _solve(
         self, x: Vector, constraint: Any, start: LowerPoint, slack: float, near: Evaluation | None
     ) -> Solved | None:
-        hard, point = self.problem.constraint_at(x), start
+        hard, point = self.hard_set_at(x), start
         if near is None:
             point, system = self._first(x, constraint, point)
         else:

@@ -251,7 +251,7 @@ class OperatorLevel(LowerLevel):
     def _solve(
         self, x: Vector, constraint: Any, start: LowerPoint, slack: float, near: Evaluation | None
     ) -> Solved | None:
-        hard, point = self.problem.constraint_at(x), start
+        hard, point = self.hard_set_at(x), start
         if near is not None:
             self._follow_diagonal(point.lin)
         eta = self._eta(point.lin)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .._serializable import serializable
-from ..errors import IncompatibleError
 from ..sets.base import ConvexSet
 from ..spaces import Vector, leaves, tree_map
 
@@ -43,14 +42,7 @@ class SmoothedSet:
         """H_bar v for each v of a stack."""
         wide = tree_map(lambda u: u.unsqueeze(1).expand(u.shape[0], self.count, *u.shape[1:]).contiguous(), rows)
         jacobian = self.constraint.jacobian(self.points(z))
-        try:
-            return tree_map(lambda u: u.mean(1), jacobian.apply(wide))
-        except (RuntimeError, IndexError) as error:
-            raise IncompatibleError(
-                f"the Jacobian of {self.constraint!r} does not take stacks of vectors, which smoothing needs: let its "
-                "apply broadcast over leading dimensions (bilevel.testing.SetTestCase tests that), or pass "
-                "solver=bilevel.DMLCBO()"
-            ) from error
+        return tree_map(lambda u: u.mean(1), jacobian.apply(wide))
 
     def spread(self, u: Vector) -> Vector:
         """The transpose of the mean: u / K at each of the points."""
