@@ -240,3 +240,13 @@ def test_bad_inequalities_are_explained():
 def test_settings_are_checked(make, message):
     with pytest.raises(bilevel.InvalidInputError, match=message):
         make()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_minimize_solves_function_constraints_by_default(name):
+    known = BY_NAME[name]
+    solution = bilevel.minimize(with_functions(name), known.x0, known.y0, steps=2000)
+    values = [float(bilevel.upper_value(known.problem, x)) for x in (known.x0, solution.x)]
+    assert values[1] <= 0.01 * values[0]
+    assert "BiCGAFFA" in solution.solver

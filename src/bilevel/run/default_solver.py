@@ -10,7 +10,7 @@ from torch import Tensor
 from ..lower import uncounted
 from ..newton import lower_level
 from ..problem import Problem
-from ..solvers import DMLCBO, SmoothedBFGS, Solver
+from ..solvers import DMLCBO, BiCGAFFA, SmoothedBFGS, Solver
 from ..solvers.base import unmet
 from ..spaces import Vector, leaves
 
@@ -23,7 +23,8 @@ CHECKED_LOWER = 600
 
 
 def choose_solver(problem: Problem, x: Vector, y: Vector) -> tuple[Solver, str]:
-    """`SmoothedBFGS` where f and g can be evaluated exactly and the lower level solved, else `DMLCBO`; and the reason.
+    """`SmoothedBFGS` where f and g can be evaluated exactly and the lower level solved, else `DMLCBO`, and `BiCGAFFA`
+    for function constraints; and the reason.
 
     The choice depends on the problem and its start alone, never on the clock.
     """
@@ -33,6 +34,8 @@ def choose_solver(problem: Problem, x: Vector, y: Vector) -> tuple[Solver, str]:
 
 def _choose(problem: Problem, x: Vector, y: Vector) -> tuple[Solver, str]:
     size = sum(u.numel() for u in leaves(y))
+    if problem.inequality is not None:
+        return BiCGAFFA(), "h(x, y) <= 0 has no projection"
     missing = unmet(SmoothedBFGS(), problem, problem.constraint_at(x), y)
     if missing:
         return DMLCBO(), f"SmoothedBFGS needs {missing[0].what}"

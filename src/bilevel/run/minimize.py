@@ -136,7 +136,8 @@ def minimize(
         and `problem.y0`. They are not modified.
     solver
         "auto" takes `SmoothedBFGS()` where f and g are deterministic (of a sampler all the data, where they are not too
-        many) and `DMLCBO()` elsewhere; `solution.solver` names the choice and the reason.
+        many), `BiCGAFFA()` where there are function constraints and `DMLCBO()` elsewhere; `solution.solver` names the
+        choice and the reason.
     steps
         The number of steps at most, 10,000 by default; `SmoothedBFGS` ends by itself long before. When resuming: the
         number of further steps, by default the remaining ones; a run that has ended (`Status.finished`) is returned
