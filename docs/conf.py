@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 from docutils import nodes
+from PIL import Image
 
 import bilevel
 
@@ -18,6 +19,7 @@ copyright = "2026, The bilevel authors"
 release = version = bilevel.__version__
 
 extensions = [
+    "charts",
     "computed",
     "offline_math",
     "myst_parser",
@@ -25,25 +27,40 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.autosummary",
     "sphinx_copybutton",
+    "sphinx_design",
     "sphinx_gallery.gen_gallery",
 ]
-myst_enable_extensions = ["dollarmath", "amsmath", "deflist"]
+myst_enable_extensions = ["dollarmath", "amsmath", "deflist", "colon_fence"]
 myst_heading_anchors = 3
+default_role = "py:obj"  # `name` in a docstring is a link where there is such a name, and code elsewhere
 autosummary_generate = True
+# Signatures: defaults as in the source, types by their last name, one argument per line where they are long.
+autodoc_preserve_defaults = True
+python_use_unqualified_type_names = True
+maximum_signature_line_length = 72
 numpydoc_show_class_members = False
-exclude_patterns = ["_build", "gallery/README.rst", "gallery/GALLERY_HEADER.rst"]
+exclude_patterns = ["_build", "_charts", "gallery/README.rst", "gallery/GALLERY_HEADER.rst"]
 copybutton_exclude = ".linenos, .gp, .computed-output"
 
-html_title = "bilevel"
+html_title = f"bilevel {release}"
 html_favicon = "_static/favicon.svg"
 html_theme = "pydata_sphinx_theme"
 html_theme_options = {
+    "logo": {"text": html_title},
     "show_prev_next": False,
     "navigation_with_keys": False,
     "navbar_align": "left",
-    "header_links_before_dropdown": 3,
+    "header_links_before_dropdown": 5,
+    "show_toc_level": 2,
+    "secondary_sidebar_items": {"**": ["page-toc"], "index": [], "auto_gallery/index": []},
+    "footer_start": ["copyright"],
+    "footer_end": [],
+    "pygments_light_style": "a11y-high-contrast-light",
+    "pygments_dark_style": "a11y-high-contrast-dark",
 }
-html_sidebars = {"*": []}  # pages of their own have no section to navigate
+html_show_sourcelink = False
+# Pages without a section to navigate.
+html_sidebars = {name: [] for name in ("index", "tour", "auto_gallery/*", "genindex", "search")}
 html_context = {"default_mode": "auto"}  # light or dark, as the reader has it
 html_static_path = ["_static"]
 html_css_files = ["manual.css"]
@@ -57,6 +74,7 @@ sphinx_gallery_conf = {
     "write_computation_times": False,
     "reset_modules": ("matplotlib", "computed.reset_torch"),
     "min_reported_time": 3600,
+    "thumbnail_size": (560, 392),
 }
 
 
@@ -77,7 +95,18 @@ def name_thumbnails(app, doctree):
             image["alt"] = f"Picture of the example: {found[1].replace('_', ' ')}"
 
 
+def crop_thumbnails(app):
+    """Wide figures have several panels: the first one is legible as a thumbnail."""
+    folder = Path(app.srcdir) / "auto_gallery" / "images"
+    for thumbnail in folder.glob("thumb/*_thumb.png"):
+        figure = Image.open(folder / thumbnail.name.replace("_thumb", "_001"))
+        panels = max(1, round(figure.width / figure.height / 1.4))
+        if panels > 1:
+            figure.crop((0, 0, figure.width // panels, figure.height)).save(thumbnail)
+
+
 def setup(app):
     # Before numpydoc, which adds markup of its own.
     app.connect("autodoc-process-docstring", keep_mathematics, priority=100)
     app.connect("doctree-read", name_thumbnails)
+    app.connect("builder-inited", crop_thumbnails, priority=900)  # after Sphinx-Gallery

@@ -5,6 +5,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
 
@@ -24,19 +25,35 @@ def without_numbers(text):
     return " ".join(re.sub(r"\d[\d.,]*", "", text).split())
 
 
-def test_the_readme_runs():
+def test_the_readme_runs(capsys):
     """Every Python block of the README, in order."""
-    cleaning, problem, outer_loop = python_blocks("README.md")
+    problem, projection = python_blocks("README.md")
     names: dict[str, Any] = {}
-    exec(cleaning, names)
-    suspected, wrong = names["issues"].is_label_issue, names["wrong"]
-    assert (suspected & wrong).sum() > 0.9 * wrong.sum()
-    assert (suspected & ~wrong).sum() < 0.1 * wrong.sum()
-    names = {}
-    exec(problem.replace("steps=2000", "steps=20").replace("progress=True", "progress=False"), names)
-    exec(outer_loop, names)
-    assert names["state"].step == 100
-    assert names["h"].shape == (150,)
+    try:
+        exec(problem, names)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert names["solution"].status.ok
+    assert "correct to" in capsys.readouterr().out
+    exec(projection, names)
+    assert torch.allclose(names["weights"].sum(-1), torch.ones(4))
+    assert names["scores"].grad.isfinite().all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["telco", "penguins", "digits", "tickets"])
+def test_the_command_of_an_example_finds_its_wrong_labels(name, tmp_path, monkeypatch, capsys):
+    """Most labels that it suspects are wrong, and most wrong labels are suspected."""
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["example", name]) == 0
+    command = capsys.readouterr().out.partition("bilevel clean")[2].replace("\\\n", " ")
+    assert cli.main(["clean", *shlex.split(command), "--out", "weights.csv"]) == 0
+    truth = pd.read_csv(f"{name}/truth.csv").iloc[:, 1]
+    given = pd.read_csv(f"{name}/train.csv")[truth.name]
+    wrong, suspected = given != truth, pd.read_csv("weights.csv")["is_label_issue"]
+    assert (wrong & suspected).sum() > 0.8 * suspected.sum()
+    assert (wrong & suspected).sum() > 0.6 * wrong.sum()
+    assert Path(name, "report.html").exists()
 
 
 OWN_SET, OWN_TEST, OWN_PROBLEM = python_blocks("docs/write-your-own-set.md")
