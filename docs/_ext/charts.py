@@ -110,12 +110,12 @@ class Chart(Directive):
         name = self.arguments[0]
         folder = Path(self.state.document.settings.env.app.srcdir) / FOLDER
         folder.mkdir(exist_ok=True)
-        shown: list[nodes.Node] = []
+        frame = nodes.container(classes=["chart-frame"])
         for scheme, ink in INK.items():
             draw(name, folder / f"{name}-{scheme}.svg", ink)
             uri, alt = f"/{FOLDER}/{name}-{scheme}.svg", " ".join(self.content)
-            shown.append(nodes.image(uri=uri, alt=alt, classes=[f"only-{scheme}", "chart"]))
-        return shown
+            frame += nodes.image(uri=uri, alt=alt, classes=[f"only-{scheme}", "chart"])
+        return [frame]
 
 
 def draw(name: str, path: Path, ink: str) -> None:
