@@ -179,6 +179,7 @@ def test_ctrl_c_in_the_middle_of_a_run(tmp_path):
         [sys.executable, "-m", "bilevel", "demo", "--steps", "100000"],
         cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # tests may run in the background
     )  # fmt: skip
     try:
         assert process.stdout is not None

@@ -153,4 +153,4 @@ def test_a_current_folder_that_was_deleted(tmp_path, arguments):
 def test_what_exists_is_replaced_by_force(here, capsys):
     assert cli.main(["demo", "--steps", "1", "--checkpoint", "demo.safetensors", "--out", "a.png"]) == 0
     assert cli.main(["demo", "--steps", "1", "--checkpoint", "demo.safetensors", "--out", "b.png"]) == 2
-    assert "bilevel resume demo.safetensors) continues from it" in capsys.readouterr().err
+    assert "bilevel resume demo.safetensors continues from it" in capsys.readouterr().err

@@ -204,13 +204,13 @@ def test_a_radius_that_depends_on_x():
     "make_set",
     [
         lambda x: sets.L1Ball(radius=x[0].exp()),
-        lambda x: sets.L2Ball(radius=x[0].exp()),
-        lambda x: sets.Box(-x[0].exp(), x[0].exp()),
-        lambda x: sets.Simplex(radius=x[0].exp()),
-        lambda x: sets.HalfSpace(torch.ones(4).double(), x[0]),
         lambda x: sets.AffineSet(torch.ones(1, 4).double(), x),
+        pytest.param(lambda x: sets.L2Ball(radius=x[0].exp()), marks=pytest.mark.slow),
+        pytest.param(lambda x: sets.Box(-x[0].exp(), x[0].exp()), marks=pytest.mark.slow),
+        pytest.param(lambda x: sets.Simplex(radius=x[0].exp()), marks=pytest.mark.slow),
+        pytest.param(lambda x: sets.HalfSpace(torch.ones(4).double(), x[0]), marks=pytest.mark.slow),
     ],
-    ids=["l1", "l2", "box", "simplex", "half-space", "affine"],
+    ids=["l1", "affine", "l2", "box", "simplex", "half-space"],
 )
 def test_dmlcbo_finds_the_parameter_of_a_set(make_set):
     """y* = P_{Y(x)}(c) must meet P_{Y(0.5)}(c): the minimum is x = 0.5, with F* = 0."""

@@ -249,11 +249,12 @@ def check_object(name: str, value: Any, example: str, *methods: str, or_none: bo
         raise InvalidTypeError(f"{name} must be an object such as {example}, got {value!r}{forgotten}")
 
 
-def check_solver_object(solver: Any) -> None:
-    """A solver, "auto" or None."""
+def check_solver_object(solver: Any, *, auto: bool = True) -> None:
+    """A solver or None, or "auto"."""
     if isinstance(solver, str):
-        if solver != "auto":
-            raise InvalidInputError(f'solver={solver!r}: pass "auto", or a solver such as bilevel.DMLCBO()')
+        if not (auto and solver == "auto"):
+            either = 'pass "auto", or' if auto else "pass"
+            raise InvalidInputError(f"solver={solver!r}: {either} a solver such as bilevel.DMLCBO()")
         return
     check_object("solver", solver, "bilevel.DMLCBO()", "init", "step", or_none=True)
 

@@ -55,7 +55,9 @@ def matches(value: Any, kind: Any) -> bool:
         each = parts[:1] * len(value) if isinstance(value, tuple) and parts[-1] is Ellipsis else parts
         return isinstance(value, tuple) and len(value) == len(each) and all(map(matches, value, each))
     if outer is dict and parts:
-        return isinstance(value, dict) and all(matches(entry, parts[1]) for entry in value.values())
+        return isinstance(value, dict) and all(
+            matches(each, kind) for pair in value.items() for each, kind in zip(pair, parts, strict=True)
+        )
     if outer is list and parts:
         return isinstance(value, list) and all(matches(entry, parts[0]) for entry in value)
     return isinstance(value, outer) if isinstance(outer, type) else True

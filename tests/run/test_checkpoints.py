@@ -395,7 +395,7 @@ def test_settings_of_checkpoints():
             bilevel.Checkpoint(name)
     with pytest.raises(bilevel.InvalidInputError, match="every must be an integer of at least 1, got 0"):
         bilevel.Checkpoint("a", every=0)
-    with pytest.raises(bilevel.InvalidTypeError, match="about holds texts and numbers by name, got 'f': "):
+    with pytest.raises(bilevel.InvalidTypeError, match="about holds texts and numbers by name, got "):
         bilevel.Checkpoint("a", about={"f": print})  # type: ignore[dict-item]
 
 
@@ -693,10 +693,6 @@ def test_logs_in_a_file_that_are_none(study, path):
     for logs, code in (
         ({"a": "open"}, 0), ({"": "CSVFile"}, 0), ({"a\0b": "CSVFile"}, 0), (3, 2), ({"a": 3}, 2), (["a"], 2)
     ):  # fmt: skip
-        if not isinstance(logs, dict) or code:
-            with pytest.raises((bilevel.InvalidInputError, AttributeError)):
-                dataclasses.replace(solution.plan, logs=logs)
-            continue
         solution.document.plan = dataclasses.replace(solution.plan, logs=logs)
         solution.save(path, overwrite=True)
         assert cli.main(["resume", str(path), "--problem", "study_of_a_user:problem", "--steps", "1"]) == code

@@ -140,11 +140,12 @@ def press():
 
 
 def test_the_first_press_stops_after_the_step_at_hand_and_says_so(path, capsys):
+    handler = signal.getsignal(signal.SIGINT)
     run, outcome = journey(path, action={5: press}, stage="first")
     assert (outcome.status, outcome.state.step, run.interrupted) == (Status.INTERRUPTED, 5, True)
     assert "stopping after this step; press Ctrl-C again to stop at once" in capsys.readouterr().err
     assert "Step 5 of \"first\" is in run.safetensors: journey(..., resume='run.safetensors')" in outcome.message
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is handler
     whole = journey()[1]
     assert torch.equal(journey(path, resume=path)[1].state.place, whole.state.place)
 

@@ -93,13 +93,12 @@ def solution() -> Solution:
     )
 
 
-@pytest.mark.parametrize("solver", SOLVERS.values(), ids=SOLVERS)
 @pytest.mark.parametrize(
-    ("problem", "x0"),
-    [(vector_problem(), torch.zeros(4, dtype=torch.float64)), (named_problem(), named_start())],
-    ids=["vectors", "dictionaries"],
+    ("solver", "names"), [*((solver, False) for solver in SOLVERS), ("default", True), ("two-point", True)]
 )
-def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(problem, x0, solver, tmp_path):
+def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(solver, names, tmp_path):
+    solver = SOLVERS[solver]
+    problem, x0 = (named_problem(), named_start()) if names else (vector_problem(), torch.zeros(4).double())
     whole = bilevel.minimize(problem, x0, solver=solver, steps=110, seed=5)
     # 37 and 110 are on both sides of step 100, where the curvature is estimated again.
     first = bilevel.minimize(problem, x0, solver=solver, steps=37, seed=5)
@@ -352,9 +351,9 @@ X, STATE = (*RUN, "result", "dict", 0, 1), (*RUN, "state", "content", "current")
         (setting(*X, to=3.0), "holds no solution"),
         (setting(*X, to=[1]), "a list was found instead of a value"),
         (setting(*X, to={"pickle": "gASV"}), "unknown kind 'pickle'"),
-        (setting(*RUN, "counts", to={"dict": [["steps", "many"]]}), "this is not a run"),
+        (setting(*RUN, "counts", to={"dict": [["steps", "many"]]}), "RunDocument.counts is {'steps': 'many'}"),
         (setting(*RUN, "counts", to={"dict": [[1.5, 2]]}), "key 1.5 is neither a text"),
-        (setting(*RUN, "finished", to={"dict": [["minimize", 3]]}), "this is not a run"),
+        (setting(*RUN, "finished", to={"dict": [["minimize", 3]]}), "RunDocument.finished is {'minimize': 3}"),
         (setting(*RUN, "identity", to=3), "RunDocument.identity is 3"),
         (setting(*RUN, "kind", to="fit"), "is a run of fit"),
         (setting(*STATE, "object", to="os.system"), "'os.system', which is unknown"),
@@ -370,7 +369,7 @@ X, STATE = (*RUN, "result", "dict", 0, 1), (*RUN, "state", "content", "current")
         (setting(*SOLVER, "object", to="dataclass"), "holds a 'dataclass', which is unknown"),
         (setting(*SOLVER, "content", "upper_step", to=-1.0), 'upper_step must be a positive number or "auto", got'),
         (setting(*SOLVER, "content", "size", to=3), "a DMLCBO has the fields"),
-        (setting(*RUN, "plan", "content", "logs", to={"dict": [["a", 3]]}), "logs of a run are texts"),
+        (setting(*RUN, "plan", "content", "logs", to={"dict": [["a", 3]]}), r"Plan.logs is \{'a': 3\}, where a file has"),
         (setting(*RUN, "plan", to=None), "holds no solution"),
         (setting("value", to=3), "this is not a run saved by bilevel"),
         (lambda document: [document], "holds no bilevel.Run"),

@@ -57,7 +57,7 @@ class TestGroupL1Ball(SetTestCase):
 
 
 class TestElasticNetBall(SetTestCase):
-    oracle_cases = 60  # 2,000 among the slow tests
+    oracle_cases = 30  # 2,000 among the slow tests
 
     def make_set(self, generator, dimension, scale):
         return ElasticNetBall(positive(generator) / scale, positive(generator) * scale)

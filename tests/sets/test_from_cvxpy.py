@@ -19,6 +19,7 @@ class TestFromCvxpy(SetTestCase):
     """
 
     oracle_cases = 20
+    most_small_cases = 2
     half = traceable = False
     small_dimensions = (1, 2)
     accuracy = 1e-7
@@ -41,9 +42,6 @@ class TestFromCvxpy(SetTestCase):
     def oracle(self, y, Y):
         """The ball squared and in units of its radius: as a norm, the solver's own residual is too large too often."""
         return [cvxpy.sum_squares((y - Y.center) / Y.radius) <= 1, *Y.rule(y)[1:]]
-
-    def small_cases(self, name, count=6):
-        return super().small_cases(name, min(count, 3))
 
     test_kinks = pytest.mark.slow(SetTestCase.test_kinks)
 

@@ -30,7 +30,8 @@ class TestIntersection(SetTestCase):
     """A ball, a box and a half-space around a common point."""
 
     oracle_cases = 20  # 2,000 among the slow tests
-    parameter_cases = 2
+    parameter_cases = 1
+    most_small_cases = 2
     accuracy = 1e-10
     half = traceable = False
     small_dimensions = (1, 2)
@@ -52,13 +53,9 @@ class TestIntersection(SetTestCase):
             half.normal.numpy() @ y <= half.offset.item(),
         ]
 
-    def small_cases(self, name, count=6):
-        """A projection takes about ten milliseconds."""
-        return super().small_cases(name, min(count, 3))
-
 
 class TestFromProjection(SetTestCase):
-    oracle_cases = 60  # 2,000 among the slow tests
+    oracle_cases = 30  # 2,000 among the slow tests
 
     def make_set(self, generator, dimension, scale):
         ball = L1Ball((torch.rand((), generator=generator, **F64) + 0.2) * scale)

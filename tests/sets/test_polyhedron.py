@@ -14,8 +14,9 @@ F64 = {"dtype": torch.float64}
 
 
 class TestPolyhedron(SetTestCase):
-    oracle_cases = 50  # 2,000 among the slow tests
-    parameter_cases = 2
+    oracle_cases = 20  # 2,000 among the slow tests
+    most_small_cases = 3
+    parameter_cases = 1
     half = False
     small_dimensions = (1, 2)
 
@@ -31,8 +32,9 @@ class TestPolyhedron(SetTestCase):
 
 
 class TestPolyhedronWithEquations(SetTestCase):
-    oracle_cases = 50  # 2,000 among the slow tests
-    parameter_cases = 2
+    oracle_cases = 20  # 2,000 among the slow tests
+    most_small_cases = 3
+    parameter_cases = 1
     half = traceable_parameters = False
     dimensions = (2, 3, 5, 8, 13, 21, 34, 60)
     small_dimensions = (2,)
@@ -51,8 +53,9 @@ class TestPolyhedronWithEquations(SetTestCase):
 class TestDegeneratePolyhedron(SetTestCase):
     """A box, each of its rows given twice, with planes through its corners: all vertices are degenerate."""
 
-    oracle_cases = 50  # 2,000 among the slow tests
-    parameter_cases = 2
+    oracle_cases = 20  # 2,000 among the slow tests
+    most_small_cases = 3
+    parameter_cases = 1
     half = False
     small_dimensions = (1, 2)
 

@@ -17,7 +17,7 @@ def positive(generator):
 
 
 class TestPSDCone(SetTestCase):
-    oracle_cases = 50  # 2,000 among the slow tests
+    oracle_cases = 30  # 2,000 among the slow tests
     dimensions = (1, 2, 3, 5, 8, 12)
     margin_exact = False  # it is, but random directions in nine dimensions miss the nearest kink
 
@@ -32,7 +32,7 @@ class TestPSDCone(SetTestCase):
 
 
 class SingularValueCase(SetTestCase):
-    oracle_cases = 50  # 2,000 among the slow tests
+    oracle_cases = 30  # 2,000 among the slow tests
     dimensions = (1, 2, 3, 5, 8, 12)
 
     def shape(self, dimension):

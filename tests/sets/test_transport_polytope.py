@@ -12,7 +12,7 @@ from bilevel.testing import SetTestCase
 
 
 class TestTransportPolytope(SetTestCase):
-    oracle_cases = 60  # 2,000 among the slow tests
+    oracle_cases = 30  # 2,000 among the slow tests
     dimensions = (1, 2, 3, 5, 8, 12)
     small_dimensions = (1, 2)
 
@@ -45,7 +45,7 @@ class TestTransportPolytope(SetTestCase):
 
 
 class TestBirkhoffPolytope(SetTestCase):
-    oracle_cases = 60  # 2,000 among the slow tests
+    oracle_cases = 30  # 2,000 among the slow tests
     dimensions = (1, 2, 3, 5, 8, 12)
     small_dimensions = (1, 2)
 

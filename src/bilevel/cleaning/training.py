@@ -488,7 +488,7 @@ class Learning(Stage):
         x = state.solver.x
         return {**row, "radius": float(x["log_radius"].exp())} if isinstance(x, dict) else row
 
-    def share(self, state: LearningState) -> float:
+    def share(self, state: LearningState, reached: float) -> float:
         effort = EFFORT[self.problem.noise.name]
         return effort.passes(state.step) / effort.passes(int(self.limits.steps))
 
@@ -540,7 +540,7 @@ class LastTraining(Stage):
     def stop(self, state: FitState, row: Any) -> Status | None:
         return Status.STATIONARY if state.residual <= self.tol else None
 
-    def share(self, state: FitState) -> float:
+    def share(self, state: FitState, reached: float) -> float:
         return state.step / (state.step + (state.residual > self.tol))  # one more stride, until it is there
 
     def view(self, state: FitState) -> TrainingEvent:

@@ -31,6 +31,7 @@ from .._files import (
     is_intact,
     remove_temporaries,
 )
+from .._serializable import matches
 from ..errors import CheckpointWarning, IncompatibleError, InvalidInputError, InvalidTypeError
 from ._serialization import load_value, save_value, serializable
 from .solution import Status
@@ -61,7 +62,7 @@ class Checkpoint:
 
     path: str | Path
     every: int | None = field(default=None, kw_only=True)
-    about: Mapping[str, Fact] = field(default_factory=dict, kw_only=True)
+    about: dict[str, Fact] = field(default_factory=dict, kw_only=True)
 
     def __post_init__(self) -> None:
         if not isinstance(self.path, str | Path) or not str(self.path):
@@ -70,10 +71,8 @@ class Checkpoint:
         check_name(self.previous)
         if self.every is not None:
             check_count("every", self.every)
-        facts = self.about.items() if isinstance(self.about, Mapping) else [("about", self.about)]
-        for name, value in facts:
-            if not isinstance(self.about, Mapping) or not isinstance(name, str) or not isinstance(value, Fact):
-                raise InvalidTypeError(f"about holds texts and numbers by name, got {name!r}: {value!r}")
+        if not matches(self.about, dict[str, Fact]):
+            raise InvalidTypeError(f"about holds texts and numbers by name, got {self.about!r}")
 
     @classmethod
     def of(cls, checkpoint: str | Path | Checkpoint) -> Checkpoint:
@@ -176,12 +175,12 @@ class RunDocument:
     identity: dict[str, Any] = field(default_factory=dict)
     about: dict[str, Any] = field(default_factory=dict)
     plan: Any = None
-    finished: dict[str, Any] = field(default_factory=dict)
+    finished: dict[str, Outcome] = field(default_factory=dict)
     stage: str = ""
     state: Any = None
     recorded: int = 0
     result: Any = None
-    counts: dict[str, Any] = field(default_factory=dict)
+    counts: dict[str, float] = field(default_factory=dict)
     history: list[Any] = field(default_factory=list)
     seconds: float = 0.0
     status: Status = Status.RUNNING
@@ -190,13 +189,8 @@ class RunDocument:
     read: Any = field(default=None, compare=False, repr=False, metadata={"stored": False})
 
     def __post_init__(self) -> None:
-        ends = all(isinstance(outcome, Outcome) for outcome in self.finished.values())
-        costs = all(isinstance(count, int | float) for count in self.counts.values())
-        steps = self.state is None or isinstance(getattr(self.state, "step", None), int)
-        if not (ends and costs and steps and isinstance(self.status, Status)):
-            raise InvalidInputError(
-                f"this is not a run: {self.status!r}, {self.counts!r}, {list(self.finished.values())}"
-            )
+        if self.state is not None and not isinstance(getattr(self.state, "step", None), int):
+            raise InvalidInputError(f"this is not the state of a run: {self.state!r:.100}")
 
     @property
     def place(self) -> str:
@@ -267,12 +261,9 @@ class CheckpointFiles:
         check_writable(self.path, overwrite=True)
         self.resumed = document.path is not None and document.path.resolve() == self.path.resolve()
         self._overwrite, self._read = overwrite, document.read
-        name = shlex.quote(str(self.path))
-        command = f"bilevel resume {name}" if document.about.get("command") == "demo" else f"--resume {name}"
-        self._way_on = f"resume={str(self.path)!r} (on the command line: {command}) continues from it"
+        self._remedy, self.newest_is_good = document.remedy(self.path), False
         self._check_free()
         self.place = document.place if self.resumed else None  # of the newest state on the disk
-        self._remedy, self.newest_is_good = document.remedy(self.path), False
         target = self.path.resolve()
         self._lock = FileLock(target.with_name(f".{target.name}.lock"), timeout=0)
 
@@ -298,8 +289,8 @@ class CheckpointFiles:
         for old in self.settings.files:
             if old.exists() and not (self.resumed or self._overwrite):
                 raise OutputExistsError(
-                    f"{old} exists and was left as it is: {self._way_on}; for a new run, choose another name or "
-                    "delete it"
+                    f"{old} exists and was left as it is: {self._remedy} continues from it; for a new run, choose "
+                    "another name or delete it"
                 )
         if self.resumed and self._read != version_of(self.path):
             raise InvalidInputError(

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from .._checks import check_count, check_problem, check_start
+from .._checks import check_count, check_fields, check_object, check_problem, check_start
 from ..errors import BilevelError, InvalidInputError, InvalidTypeError, NonFiniteError
 from ..hypergradients import LinearSolve
 from ..lower import solve_lower, uncounted
@@ -59,10 +59,7 @@ class Budget:
     cost: float = math.inf
 
     def __post_init__(self) -> None:
-        for name in ("seconds", "cost"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-                raise InvalidInputError(f"{name} must be a positive number, got {value!r}")
+        check_fields(self, "seconds", "cost", closed="right")
         if math.isinf(self.seconds) and math.isinf(self.cost):
             raise InvalidInputError("a budget needs a limit: Budget(seconds=10) or Budget(cost=1000)")
 
@@ -371,24 +368,20 @@ class _BudgetedStage(SolverStage):
 
 
 def _named(solvers: Any) -> dict[str, Solver]:
-    if isinstance(solvers, Mapping):
-        named = dict(solvers)
-        keys = [repr(name) for name in named]
-    elif isinstance(solvers, Iterable):
-        named = {}
-        for solver in solvers:
-            name = type(solver).__name__
-            number = sum(1 for key in named if key == name or key.startswith(f"{name} "))
-            named[name if number == 0 else f"{name} {number + 1}"] = solver
-        keys = [str(i) for i in range(len(named))]
-    else:
+    """Solvers by name; those of a list by the names of their classes, numbered where several are of one."""
+    if not isinstance(solvers, Iterable):
         raise InvalidTypeError(f"solvers must be a dictionary of solvers by name, or a list of them, got {solvers!r}")
-    if not named:
+    pairs = list(solvers.items() if isinstance(solvers, Mapping) else enumerate(solvers))
+    if not pairs:
         raise InvalidInputError("solvers is empty: give at least one, for example {'DMLCBO': bilevel.DMLCBO()}")
-    for key, solver in zip(keys, named.values(), strict=True):
-        if isinstance(solver, type) or not (hasattr(solver, "init") and hasattr(solver, "step")):
-            raise InvalidTypeError(f"solvers[{key}] must be an object such as bilevel.DMLCBO(), got {solver!r}")
-    return named
+    for key, solver in pairs:
+        check_object(f"solvers[{key!r}]", solver, "bilevel.DMLCBO()", "init", "step")
+    if isinstance(solvers, Mapping):
+        return dict(solvers)
+    kinds = [type(solver).__name__ for _, solver in pairs]
+    counts = [kinds[: i + 1].count(kind) for i, kind in enumerate(kinds)]
+    names = [kind if count == 1 else f"{kind} {count}" for kind, count in zip(kinds, counts, strict=True)]
+    return {name: solver for name, (_, solver) in zip(names, pairs, strict=True)}
 
 
 def _shown(value: Any) -> str:

@@ -74,9 +74,9 @@ class Stage:
         """The status to end with, where the state knows more than that the limits were reached."""
         return status
 
-    def share(self, state: Any) -> float | None:
-        """The part of this stage's work that is done; None means the part of its steps or seconds."""
-        return None
+    def share(self, state: Any, reached: float) -> float:
+        """The part of this stage's work that is done; `reached` is the part of its steps or seconds."""
+        return reached
 
     def describe(self, state: Any, row: Any) -> str:
         """How it goes, for the progress bar; `row` is the newest record."""
@@ -236,11 +236,17 @@ class Run:
         (`Status.FAILED`; an error if it is the first step that fails). Ctrl-C ends it after the step at hand, a second
         one at once; the last complete step stands in any case.
         """
-        document = self.document
+        document, began = self.document, limits.clock()
         if stage.name in document.finished:
             return self._finished(stage)
         begins = document.stage != stage.name
-        self._begin(stage, limits) if begins else self._go_on(stage)
+        if begins:
+            document.stage, document.state = stage.name, stage.init()
+            document.seconds += limits.clock() - began
+            document.recorded = document.state.step
+        else:
+            document.state, stage.counts = self._part(stage, document.state), document.counts
+        document.status, self._stage = Status.RUNNING, stage
         first, message = document.state.step, ""
         try:
             status = self._loop(stage, limits, begins)
@@ -262,28 +268,16 @@ class Run:
         document, outcome = self.document, self.document.finished[stage.name]
         self._write_first()
         if document.stage != stage.name:
-            return replace(outcome, result=self._own(stage, outcome.result))
+            return replace(outcome, result=self._part(stage, outcome.result))
         try:
-            self._tell("begin", [*document.history])
+            self._notify("begin", [*document.history])
         finally:
-            self._tell("end")
-        return replace(outcome, result=self._own(stage, outcome.result), state=self._own(stage, document.state))
+            self._notify("end")
+        return replace(outcome, result=self._part(stage, outcome.result), state=self._part(stage, document.state))
 
-    def _own(self, stage: Stage, value: Any) -> Any:
+    def _part(self, stage: Stage, value: Any) -> Any:
         """This rank's part of what is in the document: a file holds that of all ranks."""
         return value if self.document.path is None else stage.divide(value)
-
-    def _begin(self, stage: Stage, limits: Limits) -> None:
-        document, began = self.document, limits.clock()
-        state = stage.init()
-        document.seconds += limits.clock() - began
-        document.stage, document.state, document.recorded = stage.name, state, state.step
-        document.status, self._stage = Status.RUNNING, stage
-
-    def _go_on(self, stage: Stage) -> None:
-        document = self.document
-        document.state, stage.counts = self._own(stage, document.state), document.counts
-        document.status, self._stage = Status.RUNNING, stage
 
     def _loop(self, stage: Stage, limits: Limits, begins: bool) -> Status:
         document, status = self.document, None
@@ -291,7 +285,7 @@ class Run:
             if begins and stage.record_start:
                 document.history.append(stage.record(document.state, document.seconds))
             with self.ranks.guard("in a callback"):
-                self._tell("begin", [*document.history])
+                self._notify("begin", [*document.history])
             self._write_first()
             if document.recorded < document.state.step and limits.ends_period(document.state.step, limits.record_every):
                 status, _ = self._record(stage)  # the run was stopped between a step and its record
@@ -299,7 +293,7 @@ class Run:
             while status is None and document.state.step < limits.steps:
                 status = self._step(stage, limits)
         finally:
-            self._tell("end")
+            self._notify("end")
         return status or Status.STEPS
 
     def _step(self, stage: Stage, limits: Limits) -> Status | None:
@@ -342,9 +336,9 @@ class Run:
         answers: list[bool] = []
         with self.ranks.guard("in a callback", wait=False):
             if row is not None:  # copies for each: what it does to them stays there
-                views = [(copy.deepcopy(row), stage.view(document.state)) for _ in self.callbacks]
                 from_file, self._from_file = self._from_file, None  # an error in a callback is its own
-                answers = [bool(callback(*view)) for callback, view in zip(self.callbacks, views, strict=True)]
+                for callback in self.callbacks:
+                    answers.append(bool(callback(copy.deepcopy(row), stage.view(document.state))))
                 self._from_file = from_file
         stopped, pressed, _ = self.ranks.sync(any(answers), self._interrupts.pressed, 0.0)
         status = Status.STOPPED if stopped else stage.stop(document.state, row)
@@ -373,7 +367,7 @@ class Run:
         self._unwritten = True
         self.write()
 
-    def _tell(self, method: str, *arguments: Any) -> None:
+    def _notify(self, method: str, *arguments: Any) -> None:
         """Call `begin` or `end` of the observers that have it."""
         for callback in self.callbacks:
             getattr(callback, method, lambda *_: None)(*arguments)
@@ -406,8 +400,8 @@ class Run:
         self._work.work[name] = work
 
     def _stage_share(self, stage: Stage, limits: Limits) -> float:
-        share = stage.share(self.document.state)
-        return limits.share(self.document.state.step, self.document.seconds) if share is None else share
+        state = self.document.state
+        return stage.share(state, limits.share(state.step, self.document.seconds))
 
     def share(self, stage: Stage, limits: Limits) -> float:
         """The part of the whole run's work that is done, in the stage at hand."""

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
 from functools import partial
-from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal
 
@@ -95,10 +94,8 @@ def iterate(
     True
     """
     check_problem(problem)
-    if isinstance(solver, str):
-        raise InvalidInputError(f"solver={solver!r}: iterate takes a solver such as bilevel.DMLCBO(), its default")
-    check_solver_object(solver)
-    stage = SolverStage(problem, DMLCBO() if solver is None else solver, seeds=Seeds.from_seed(seed))
+    check_solver_object(solver, auto=False)
+    stage = SolverStage(problem, solver or DMLCBO(), seeds=Seeds.from_seed(seed))
     stage.start(x0, y0)
     state = stage.init()
     while True:
@@ -227,7 +224,9 @@ def minimize(
             stage = SolverStage(uncounted(problem), solver, plan, Seeds.from_seed(seed))
             stage.start(x0, y0) if earlier is None else stage.resume(run.document)
             if place is not None and not run.document.identity:
-                run.document.identity = problem_identity(problem, *stage.point(run.document))
+                state = run.document.state
+                point = stage.start_point or (state.current.x, state.current.y)
+                run.document.identity = problem_identity(problem, *point)
         if not ended:
             run.reopen(stage.name)
         limits = Limits(plan.steps, math.inf if seconds is None else seconds, plan.evaluate_every, clock)
@@ -254,8 +253,7 @@ class SolverStage(Stage):
         self.problem, self.solver, self.plan = problem, solver, Plan() if plan is None else plan
         self._seeds = seeds or Seeds()
         self._form: MovingSetRewrite | None = None
-        self._start: tuple[Vector, Vector] | None = None
-        self._first: tuple[Vector, Vector] | None = None  # where this call began the run
+        self.start_point: tuple[Vector, Vector] | None = None  # of a run that this call begins
         self._flawed = False  # derivatives do not agree with differences: nothing is claimed
         self._records: list[Record] = []  # the first of this call, and the last
 
@@ -270,7 +268,7 @@ class SolverStage(Stage):
         parts = zip(leaves(x), self.problem.x_space.flags(x), strict=True)
         whole = {"x0": fingerprint([part for part, divided in parts if not divided]), "y0": fingerprint(y)}
         self.problem.ranks.agree(whole, "start from the same point on every rank")
-        self._start = x, y
+        self.start_point = x, y
 
     def resume(self, document: RunDocument) -> None:
         """Go on from an earlier run of the same problem: its state fits, and f has the value that was recorded."""
@@ -298,10 +296,6 @@ class SolverStage(Stage):
                     f"is this the same problem? {other[0].upper()}{other[1:]}"
                 )
 
-    def point(self, document: RunDocument) -> tuple[Vector, Vector]:
-        """Where the run is, before its first step too."""
-        return (document.state.current.x, document.state.current.y) if self._start is None else self._start
-
     def _rewrite(self, x: Vector, y: Vector) -> None:
         """For solvers that need a fixed set: take the problem in y' if its set is Translated or Scaled by x."""
         self._form = rewrite_moving_set(self.problem, x, y) if FIXED_SET in needs_of(self.solver) else None
@@ -319,9 +313,8 @@ class SolverStage(Stage):
             setattr(self.problem.costs, name, counts.get(name, 0))
 
     def init(self) -> Iterate:
-        assert self._start is not None
-        (x, y), self._start, self._first = self._start, None, self._start  # the state has them
-        return Iterate(current=self.solver.init(self.problem, x, y, self._seeds))
+        assert self.start_point is not None
+        return Iterate(current=self.solver.init(self.problem, *self.start_point, self._seeds))
 
     def step(self, state: Iterate) -> Iterate:
         new = self.solver.step(self.problem, state.current)
@@ -410,18 +403,13 @@ class SolverStage(Stage):
 
         With a sampler, whose steps are cheaper than those on all the data, only where f is higher.
         """
-        if (
-            self._first is None
-            or state.step < SHORT
-            or self.problem.inequality is not None
-            or self.problem.ranks.size > 1
-        ):
+        problem, values, cheap = uncounted(self.problem), [], self.problem.sampler is not None
+        if self.start_point is None or state.step < SHORT or problem.inequality is not None or problem.ranks.size > 1:
             return False
-        if self.problem.sampler is not None and self._records[-1].upper <= self._records[0].upper:
+        if cheap and self._records[-1].upper <= self._records[0].upper:
             return False
-        problem, values = uncounted(self.problem), []
         tol = max(1e-3 * self._records[0].lower_residual, lower_tolerance(leaves(state.y)[0].dtype))
-        for x, y in (self._first, (state.x, state.y)):
+        for x, y in (self.start_point, (state.x, state.y)):
             try:
                 solved = solve_lower(problem, x, y, tol=tol, max_steps=min(SOLVING_STEPS, max(SHORT, state.step // 4)))
             except BilevelError:
@@ -508,14 +496,13 @@ def _earlier(resume: Any) -> RunDocument | None:
 
 
 def _same_solver(solver: Solver | str | None, earlier: RunDocument) -> Solver:
-    """The solver of the earlier run, or one of the same class."""
+    """The solver of the earlier run, or an equal one."""
     old = earlier.plan.solver
     if solver is None or isinstance(solver, str):
-        if old is None and isinstance(earlier.state.current, SmoothedBFGSState):
-            return SmoothedBFGS()
         if isinstance(old, str):
             raise InvalidInputError(f"the run to resume used {old}: pass it as solver=...")
-        return DMLCBO() if old is None else old
+        default = SmoothedBFGS() if isinstance(earlier.state.current, SmoothedBFGSState) else DMLCBO()
+        return default if old is None else old
     was, now = str(old).partition("(")[0], type(solver).__name__
     if old is not None and was != now:
         raise IncompatibleError(
@@ -535,8 +522,7 @@ def _other_setting(old: Any, solver: Solver) -> str:
     if isinstance(old, str) or not is_dataclass(old):
         was, now = (_without_addresses(each) for each in (old, solver))
         return "" if was == now else f"{was} then, {now} now"
-    names = [part.name for part in fields(old)]
-    pairs = [(name, getattr(old, name), getattr(solver, name, None)) for name in names]
+    pairs = [(part.name, getattr(old, part.name), getattr(solver, part.name, None)) for part in fields(old)]
     return next((f"{name} was {a!r} and is {b!r}" for name, a, b in pairs if fingerprint(a) != fingerprint(b)), "")
 
 
@@ -557,14 +543,13 @@ def _planned(
     earlier: RunDocument | None, steps: int | None, seconds: float | None, settings: Mapping[str, Any]
 ) -> tuple[Plan, bool]:
     """The plan, where old and new settings meet, and whether the earlier run has ended and nothing more is asked."""
-    steps = _plain(steps)
     if steps is not None:
-        check_count("steps", steps)
+        steps = check_count("steps", steps)
     if seconds is not None:
         check_number("seconds", seconds)
     old, first = (Plan(), 0) if earlier is None else (earlier.plan, earlier.state.step)
-    given = {name: _plain(value) for name, value in settings.items() if value is not None}
-    plan = replace(old, **given, steps=max(old.steps, first) if steps is None else first + steps)
+    changed = {name: value for name, value in settings.items() if value is not None}
+    plan = replace(old, **changed, steps=max(old.steps, first) if steps is None else first + steps)
     if plan.output == "sampled" != old.output and earlier is not None:
         raise InvalidInputError(
             f'output="sampled" cannot resume a run with output="{old.output}": its iterates are gone'
@@ -573,14 +558,10 @@ def _planned(
     return plan, earlier is not None and earlier.status.finished and not asked
 
 
-def _plain(value: Any) -> Any:
-    """Whole numbers of NumPy as Python's, which files hold."""
-    return int(value) if isinstance(value, Integral) and not isinstance(value, bool) else value
-
-
 def _checked_callbacks(callbacks: Any) -> list[Callback]:
     """A list of functions of (record, state)."""
-    found = list(callbacks) if isinstance(callbacks, Iterable) else [callbacks]
-    if callable(callbacks) or not all(callable(callback) for callback in found):
+    several = isinstance(callbacks, Iterable) and not callable(callbacks)
+    checked = list(callbacks) if several else []
+    if not several or not all(map(callable, checked)):
         raise InvalidTypeError(f"callbacks must be a list of functions of (record, state), got {callbacks!r}")
-    return found
+    return checked

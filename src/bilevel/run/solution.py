@@ -9,7 +9,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .._checks import check_count, check_number
+from .._checks import check_choice, check_count, check_fields
 from ..errors import InvalidInputError
 from ..solvers.base import State
 from ..spaces import Vector
@@ -177,23 +177,17 @@ class Plan:
     output: str = "last"
     solver: Any = None
     choice: str = ""
-    logs: dict[str, Any] = field(default_factory=dict)
+    logs: dict[str, str] = field(default_factory=dict)
     checkpoint_every: int | None = None
 
     def __post_init__(self) -> None:
-        check_count("steps", self.steps)
-        check_count("evaluate_every", self.evaluate_every)
-        for name in ("tol", "delta"):
-            if getattr(self, name) is not None:
-                check_number(name, getattr(self, name))
+        check_fields(self, "steps", "evaluate_every", check=check_count)
+        check_fields(self, *(name for name in ("tol", "delta") if getattr(self, name) is not None))
         if self.delta is not None and self.tol is None:
             raise InvalidInputError(
                 f"delta={self.delta!r} needs tol: the run stops when the certificate's eps is within tol"
             )
-        if self.output not in OUTPUTS:
-            raise InvalidInputError(f'output must be "last", "best" or "sampled", got {self.output!r}')
-        if not all(isinstance(kind, str) for kind in self.logs.values()):
-            raise InvalidInputError("the logs of a run are texts by name")
+        check_choice("output", self.output, OUTPUTS)
 
 
 @serializable

@@ -56,8 +56,10 @@ class SetCases:
     margin_exact: bool = True
     """Whether `margin` is the distance itself and not only a lower bound."""
     points_per_set: int = 5
-    oracle_cases: int = 200
+    oracle_cases: int = 60
     """Points that are compared with the oracle in every run of the tests."""
+    most_small_cases: int = 12
+    """The largest number of sets in tests that form H as a matrix or look at a set in several ways."""
     parameter_cases: int = 6
     """Sets whose derivatives in parameters are compared with differences."""
 
@@ -108,7 +110,7 @@ class SetCases:
 
     def small_cases(self, name: str, count: int = 6) -> Iterator[Case]:
         """Sets of scale 1 in few dimensions."""
-        for k in range(count):
+        for k in range(min(count, self.most_small_cases)):
             seed = zlib.crc32(f"{type(self).__name__}/{name}/{k}".encode())
             yield self.case(seed, self.small_dimensions[k % len(self.small_dimensions)])
 

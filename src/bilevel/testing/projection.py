@@ -27,7 +27,7 @@ class ProjectionTests(SetCases):
     """Tests of `project`, `contains`, `distance`, `random_point`."""
 
     def test_agrees_with_the_oracle(self) -> None:
-        """Random cases, 200 by default, against cvxpy with Clarabel."""
+        """Random cases, 60 by default, against cvxpy with Clarabel."""
         self._check_oracle("oracle", self.oracle_cases)
 
     @pytest.mark.slow
