@@ -369,7 +369,7 @@ X, STATE = (*RUN, "result", "dict", 0, 1), (*RUN, "state", "content", "current")
         (setting(*SOLVER, "object", to="dataclass"), "holds a 'dataclass', which is unknown"),
         (setting(*SOLVER, "content", "upper_step", to=-1.0), 'upper_step must be a positive number or "auto", got'),
         (setting(*SOLVER, "content", "size", to=3), "a DMLCBO has the fields"),
-        (setting(*RUN, "plan", "content", "logs", to={"dict": [["a", 3]]}), r"Plan.logs is \{'a': 3\}, where a file has"),
+        (setting(*RUN, "plan", "content", "logs", to={"dict": [["a", 3]]}), r"Plan.logs is \{'a': 3\}"),
         (setting(*RUN, "plan", to=None), "holds no solution"),
         (setting("value", to=3), "this is not a run saved by bilevel"),
         (lambda document: [document], "holds no bilevel.Run"),
