@@ -33,6 +33,7 @@ def kind_of(name: str, values, labels=None, **others) -> tuple[str, str]:
         ("flag", RNG.random(N) < 0.5, "number"),
         ("colour", RNG.choice(WORDS, N), "category"),
         ("town", [f"town {i % 60}" for i in range(N)], "text"),
+        ("plane", [f"N{i % 70}" for i in range(N)], "category"),
         ("report", prose(), "text"),
         ("day", pd.date_range("2020-01-01", periods=N).strftime("%d.%m.%Y"), "date"),
         ("when", pd.date_range("2020-01-01", periods=N, tz="UTC"), "date"),

@@ -1,7 +1,7 @@
 """From the columns of a table, as they are, to numbers: skrub's TableVectorizer, and which columns to leave out.
 
     number     the value, also of 1.234,56 or $ 1,234 or 12 %; a gap stays a gap (NaN)
-    category   one 0/1 column for each value; a value never seen before is none of them
+    category   one 0/1 column for each of the 50 most frequent values, and one for the others
     date       year, month, day, hour and seconds since 1970
     text       30 coordinates of its n-grams (TF-IDF, truncated SVD); a table of nothing else keeps words and n-grams
 
@@ -35,8 +35,10 @@ except ImportError:
 KINDS = ("number", "category", "date", "text", "ignore")
 MOSTLY = 0.8
 """A column with at least this share of numbers, or of dates, holds numbers, or dates; other cells are gaps."""
-MOST_CATEGORIES = 40
-"""A column with more different texts is encoded by their n-grams."""
+MOST_CATEGORIES = 50
+"""A column with more different texts is encoded by their n-grams, unless they are single words: names or codes."""
+SINGLE_WORDS = 1.5
+"""Words in a cell, on average, below which it holds single words."""
 MOST_NGRAMS = 30_000
 EXCEPTIONS = 0.005
 """A column that determines the label in all but this share of the rows is a copy of it."""
@@ -241,7 +243,9 @@ def _table_vectorizer(kinds: Mapping[str, str]) -> Any:
     """Every column has its type already; texts are n-grams, however few there are, and categories are not."""
     texts = [name for name, kind in kinds.items() if kind == "text"]
     categories = [name for name, kind in kinds.items() if kind == "category"]
-    one_hot = OneHotEncoder(drop="if_binary", handle_unknown="ignore", sparse_output=False)
+    one_hot = OneHotEncoder(
+        drop="if_binary", handle_unknown="infrequent_if_exist", max_categories=MOST_CATEGORIES + 1, sparse_output=False
+    )
     chosen: list[Any] = [(one_hot, categories)] if categories else []
     if texts:
         chosen.append((StringEncoder(random_state=0), texts))
@@ -331,9 +335,10 @@ def _kind_of(name: str, column: Any) -> tuple[str, str]:
         return "date", f"{different:,} different dates"
     if why := _names_rows(name, texts, rows):
         return "ignore", why
-    if different > MOST_CATEGORIES:
+    if different > MOST_CATEGORIES and texts.str.split().str.len().mean() >= SINGLE_WORDS:
         return "text", f"{different:,} different texts"
-    return "category", f"{different:,} values"
+    rare = f", of which the {MOST_CATEGORIES} most frequent count" if different > MOST_CATEGORIES + 1 else ""
+    return "category", f"{different:,} values{rare}"
 
 
 def _numbers_rows(name: str, numbers: Any, rows: int) -> str:
@@ -362,7 +367,7 @@ def _names_rows(name: str, texts: Any, rows: int) -> str:
     if PERSON_NAME.search(_plain(name)):
         return "names of rows: (almost) every one is different"
     words = texts.str.split().str.len().mean()
-    return "identifies rows: single words, (almost) every one is different" if words < 1.5 else ""
+    return "identifies rows: single words, (almost) every one is different" if words < SINGLE_WORDS else ""
 
 
 def _plain(name: Any) -> str:
