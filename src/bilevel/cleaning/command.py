@@ -29,7 +29,7 @@ from .estimator import HyperCleaner
 from .model_file import SavedCleaner, cleaner_writer, load_cleaner
 from .options import CleanOptions, check_output
 from .prepare import CleaningData, prepare
-from .result import CleaningResult, collect, quality_text
+from .result import ADVICE_TEXTS, CleaningResult, collect, quality_text
 from .table_files import read_table, read_vectors
 from .tables import Table, check_columns, table_writer
 
@@ -237,12 +237,12 @@ def summary(result: CleaningResult) -> Grid:
             style = "bold green" if entry is measurement.after and not measurement.verdict else ""
             text = f"{entry.share:.1%} ± {entry.standard_error:.1%}"
             grid.add_row(f"accuracy, {entry.model}", Text(text, style))
-        for part in (measurement, measurement.second):
-            if part is not None and part.relabelled is not None:
-                grid.add_row(f"advice for {part.plain}", Text(part.advice, "bold"))
         grid.add_row("", printable(f"on {measurement.where}, whose labels are assumed right", "dim"))
-        for sentence in filter(None, (measurement.caution, measurement.verdict)):
+        verdict = "" if result.advice is not None else measurement.verdict
+        for sentence in filter(None, (measurement.caution, verdict)):
             grid.add_row("", printable(sentence))
+    if result.advice is not None:
+        grid.add_row("advice", Text(ADVICE_TEXTS[result.advice.choice], "bold"))
     grid.add_row("noise model", printable(result.noise))
     grid.add_row("training", printable(f"{result.seconds:.1f} s, {result.status}"))
     return grid

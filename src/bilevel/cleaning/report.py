@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from .._html import ACCENT, CARD, INK, MUTED, SOFT, STYLE, WARN, Picture, json_block, make_picture, render_page
+from .._html import ACCENT, CARD, INK, LINE, MUTED, SOFT, STYLE, WARN, Picture, json_block, make_picture, render_page
 from ..errors import MissingExtraError
-from .result import Accuracy, CleaningResult
+from .result import ADVICE_TEXTS, Accuracy, CleaningResult
 from .tables import plain
 
 try:
@@ -25,6 +25,7 @@ try:
     from matplotlib.figure import Figure
     from matplotlib.patches import Rectangle
     from matplotlib.ticker import MaxNLocator
+    from scipy.stats import beta
 except ImportError:
     raise MissingExtraError("The report", "apps") from None
 
@@ -72,20 +73,15 @@ def headline(result: CleaningResult) -> dict[str, str]:
             "text": f"Whether cleaning helps was not measured: {result.unmeasured}.",
         }
     parts = [part for part in (found, found.second) if part is not None]
-    helped = [part for part in parts if part.advice != "do not filter"]
-    if not helped:
-        worse = any(gain < -error for part in parts for gain, error in part.changes.values())
-        title = "Do not filter" if worse else "No difference measured"
-        reason = "made a model worse" if worse else "made no measurable difference"
-        return {"kind": "none", "title": title, "text": (
-            f"Leaving suspected rows out, or using suggested labels, {reason} on {found.where}. Keep all rows for "
-            f"training, and use the list to correct labels. {found.caution}")}  # fmt: skip
-    best = max(helped, key=lambda part: max(gain for gain, _ in part.changes.values()))
-    name, (gain, error) = max(best.changes.items(), key=lambda change: change[1][0])
-    what = {"kept": "leaving the suspected rows out", "suggested": "using the suggested labels"}[name]
-    others = [part for part in parts if part not in helped]
-    other = "".join(f" It does not help {part.plain}: do not filter for that." for part in others)
-    text = f"accuracy of {best.plain} by {what} (± {100 * error:.1f}), on {found.where}.{other} {found.caution}"
+    choice = "filter" if result.advice is None else result.advice.choice
+    advice = "" if result.advice is None else f"By the checked rows, the advice is: {ADVICE_TEXTS[choice]}."
+    if choice == "leave alone":
+        return {"kind": "none", "title": "Do not filter", "text": f"{advice} Use the list to correct labels."}
+    (gain, error), plain = max((part.changes[choice], part.plain) for part in parts)
+    what = {"filter": "leaving the suspected rows out", "relabel": "using the suggested labels"}[choice]
+    text = f"(± {100 * error:.1f}) of accuracy of {plain} by {what}, on {found.where}. {advice} {found.caution}"
+    if gain <= error:
+        return {"kind": "none", "title": "No gain measured", "text": f"{100 * gain:+.1f} points {text}"}
     return {"kind": "good", "title": f"{100 * gain:+.1f} points", "text": text}
 
 
@@ -101,6 +97,7 @@ def _pictures(result: CleaningResult) -> dict[str, Picture | None]:
         "weights": None if same else histogram(weights, suspected, "Weights of the rows", WEIGHTS[result.noise]),
         "quality": histogram(quality, suspected, "Quality of the labels", "probability of the given label"),
         "pairs": pairs,
+        "reliability": None if result.reliability is None else reliability_curve(*result.reliability),
         "convergence": convergence(result.history),
     }
 
@@ -249,6 +246,29 @@ def histogram(values: np.ndarray, suspected: np.ndarray, title: str, label: str)
             f"{low} rows below {top / 10:.2g}; {int(suspected.sum())} rows have a suspected label."
         )
         return make_picture(figure, title, description)
+
+
+def reliability_curve(stated: np.ndarray, right: np.ndarray, groups: int = 5) -> Picture:
+    """Shares of right labels among rows of like stated probability, with intervals of 95 %; on the diagonal all agree.
+
+    Parameters
+    ----------
+    stated, right
+        The probability that each label is right, and whether it is, shape (rows,).
+    """
+    parts = np.array_split(np.argsort(stated, kind="stable"), groups)
+    counts = np.array([len(part) for part in parts])
+    told, seen = (np.array([values[part].mean() for part in parts]) for values in (stated, right))
+    ends = beta(seen * counts + 0.5, (1 - seen) * counts + 0.5).interval(0.95)
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(WIDTH, 2.9), layout="constrained")
+        axes = figure.subplots()
+        axes.plot([0, 100], [0, 100], color=LINE, linewidth=1.2)
+        axes.vlines(100 * told, *(100 * end for end in ends), color=INK)
+        axes.plot(100 * told, 100 * seen, color=ACCENT, marker="o", linestyle="none")
+        axes.set(xlim=(0, 100), ylim=(0, 100), xlabel="stated probability of being right, %", ylabel="labels right, %")
+        pairs = "; ".join(f"stated {a:.0%}, right {b:.0%}" for a, b in zip(told, seen, strict=True))
+        return make_picture(figure, "Are the probabilities right?", f"{len(stated)} verified rows in groups: {pairs}.")
 
 
 def pair_map(matrix: np.ndarray, classes: Sequence[Any], lines: str, columns: str) -> Picture | None:

@@ -34,6 +34,14 @@ ENOUGH_ROWS = 50
 """Accuracies measured on fewer rows are rough."""
 
 
+ADVICE_TEXTS = {
+    "filter": "leave the suspected rows out",
+    "relabel": "use the suggested labels",
+    "leave alone": "do not filter: train on all rows as they are",
+}
+"""What `HyperCleaner.advice` says, in words."""
+
+
 @dataclass(frozen=True)
 class Accuracy:
     """How many of `rows` labels a model got right."""
@@ -132,20 +140,12 @@ class Measurement:
 
     @property
     def changes(self) -> dict[str, tuple[float, float]]:
-        """What leaving rows out, and suggested labels, change in the accuracy, with standard errors."""
-        found = {"kept": (self.gain, self.gain_error)}
+        """What leaving rows out, and suggested labels, change in the accuracy, with standard errors, by `ADVICE`."""
+        found = {"filter": (self.gain, self.gain_error)}
         if self.relabelled is not None:
             after, differing = self.relabelled
-            found["suggested"] = (after.share - self.before.share, paired_error(self.before, after, differing))
+            found["relabel"] = (after.share - self.before.share, paired_error(self.before, after, differing))
         return found
-
-    @property
-    def advice(self) -> str:
-        """What to do with the suspected rows, by what was measured with this model."""
-        better = {name: gain for name, (gain, error) in self.changes.items() if gain > error}
-        if not better:
-            return "do not filter"
-        return {"kept": "leave out", "suggested": "relabel"}[max(better, key=lambda name: better[name])]
 
     @property
     def caution(self) -> str:
@@ -221,6 +221,11 @@ class CleaningResult:
         By the verified rows: from how many to how many of so many suspected labels are wrong (95 %); None without them.
     threshold
         The quality below which labels are suspected, for --precision.
+    advice
+        What to do with the suspected labels, an `Advice`; None where nothing tells.
+    reliability
+        By the verified rows drawn at random: the stated probability that each given label is right, without its check,
+        and whether it is, shape (2, rows); None with too few.
     review
         What people need to check rows on the page, a `Review`; None where labels are not corrected.
     verified_rows
@@ -255,6 +260,8 @@ class CleaningResult:
     to_check: Any = None
     wrong_suspected: tuple[int, int, int] | None = None
     threshold: float | None = None
+    advice: Any = None
+    reliability: np.ndarray | None = None
     review: Any = None
     verified_rows: int = 0
     notes: Sequence[str] = ()
@@ -304,7 +311,6 @@ class CleaningResult:
                 **{entry.model: entry.share for entry in self.measurement.models},
                 "gain": self.measurement.gain,
                 "gain_standard_error": self.measurement.gain_error,
-                "advice": self.measurement.advice,
                 "models": {part.plain: {entry.model: entry.share for entry in part.models}
                            for part in (self.measurement, self.measurement.second) if part is not None},
             }  # fmt: skip
@@ -317,6 +323,7 @@ class CleaningResult:
                 "classes": self.classes,
                 "label_issues": self.issues,
                 "accuracy": accuracy,
+                "advice": self.advice and {"choice": self.advice.choice, "accuracy": self.advice.accuracy},
                 "noise": self.noise,
                 "selection": self.selection,
                 "radius": self.radius,
@@ -490,6 +497,17 @@ def fair_rows(data: CleaningData) -> np.ndarray | None:
     return np.concatenate([data.drawn, np.zeros(len(data.trusted), bool)])
 
 
+def reliability(cleaner: Any, data: CleaningData) -> np.ndarray | None:
+    """Stated probabilities of the given labels of verified rows, each made without its check, and which are right."""
+    fit = cleaner.correction_
+    if fit is None or fit.held_out is None:
+        return None
+    evidence, fair = fit.correction.evidence, fair_rows(data)
+    given, right = evidence.given[evidence.checked], evidence.right[evidence.checked]
+    rows = np.flatnonzero((given >= 0) & (True if fair is None else fair[evidence.checked]))
+    return None if len(rows) < ENOUGH_ROWS else np.stack([fit.held_out[rows, given[rows]], given[rows] == right[rows]])
+
+
 def notes_on_probabilities(data: CleaningData) -> tuple[str, ...]:
     """What the stated probabilities rest on."""
     if not data.corrects or data.verified is not None:
@@ -558,6 +576,8 @@ def collect(
         columns=data.encoder.decisions_ if data.pixels is None else (),
         wrong_suspected=suspicions(cleaner, data, threshold),
         threshold=threshold,
+        advice=cleaner.advice(),
+        reliability=reliability(cleaner, data),
         review=review_of(cleaner, data, rows) if options.report is not None and data.corrects else None,
         to_check=rows_to_look_at(cleaner, data, options.next),
         verified_rows=0 if data.verified is None else sum(each is not None for each in data.verified),
