@@ -28,7 +28,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 NONE_YET = { code=$$?; [ $$code = 5 ] && echo "There is no such test yet." || exit $$code; }
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test slow reliability reliability-kills reliability-mutants reliability-claims reliability-ranks reliability-modes browser bench pieces lint format size docs pins clean distclean
+.PHONY: help demo test slow reliability reliability-kills reliability-mutants reliability-claims reliability-ranks reliability-modes browser bench pieces lint format size docs package coverage types pictures pins clean distclean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -79,6 +79,29 @@ size: $(STAMP) ## Count the lines of code per package and compare them with thei
 docs: $(STAMP) ## Build the manual in docs/_build/html
 	@$(BIN)/python -m sphinx -q -W --keep-going -b html docs docs/_build/html $(ARGS)
 	@echo "Open docs/_build/html/index.html"
+
+# Each environment is new: nothing of .venv helps. PYTHON chooses the version of Python that is tried.
+package: ## Build sdist and wheel, check them, and try the wheel in empty environments, core only and [all]
+	@rm -rf dist build/package && $(PYTHON) -m venv build/package/tools
+	@build/package/tools/bin/pip install -qq build twine
+	@build/package/tools/bin/python -m build --outdir dist . >build/package/build.log || { cat build/package/build.log; exit 1; }
+	@build/package/tools/bin/twine check --strict dist/*
+	@$(PYTHON) -m venv build/package/core && build/package/core/bin/pip install -qq -c constraints.txt dist/*.whl
+	@cd build/package && core/bin/python -I ../../tests/package/core_only.py
+	@$(PYTHON) -m venv build/package/all && build/package/all/bin/pip install -qq -c constraints.txt "$$(ls dist/*.whl)[all]"
+	@cd build/package && all/bin/bilevel doctor && all/bin/bilevel example penguins && all/bin/bilevel clean \
+	    penguins/train.csv --label Species --trusted penguins/checked.csv --report penguins/report.html
+	@cd build/package && tar xzf ../../dist/*.tar.gz && test -e bilevel-*/docs/conf.py && test -e bilevel-*/results/zoo.json
+
+coverage: $(STAMP) ## Measure which lines of src/bilevel the fast tests run, in build/coverage
+	@$(BIN)/python -m pytest -q -n $(WORKERS) -m "not slow and not reliability and not browser" \
+	    --cov=bilevel --cov-branch --cov-report=term --cov-report=html:build/coverage $(ARGS)
+
+types: $(STAMP) ## Check that the public names have complete types (95 %)
+	@$(BIN)/python -m benchmarks.type_completeness
+
+pictures: $(STAMP) ## Photograph the report of `bilevel clean` for README and manual, in Chromium
+	@$(BIN)/python -m benchmarks.report_picture
 
 # torch's CPU build calls itself 2.x.y+cpu; the pin must also fit the other builds of that release.
 pins: $(STAMP) ## Write the versions now installed in .venv to constraints.txt, their hashes to requirements.txt

@@ -6,6 +6,8 @@ Names are loaded when first used: `bilevel clean --help` loads no torch, and the
 import importlib
 from typing import Any
 
+from ..errors import MissingExtraError
+
 _HOME = {
     "HyperCleaner": "estimator",
     "CleaningProblem": "problem",
@@ -26,5 +28,8 @@ __all__ = list(_HOME)
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = importlib.import_module(f".{_HOME[name]}", __name__)
+    try:
+        module = importlib.import_module(f".{_HOME[name]}", __name__)
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(f"{name} ({error})", "apps") from None
     return getattr(module, name, module)  # the module itself: `losses`
