@@ -18,16 +18,19 @@ Reference: Northcutt, Jiang and Chuang, Confident learning, JAIR 70 (2021).
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from ..errors import NonFiniteError
-from .correction import Correction, Evidence, decide, final_model, with_checked_rows
-from .linear_candidates import BILEVEL, GOLD, LinearRows, bilevel_model, gold_loss_correction, transition_shares
+from .correction import Correction, decide, final_model, with_checked_rows
+from .linear_candidates import BILEVEL, GOLD, LinearModels
 from .out_of_fold import MOST_ROWS, fitted, folds_of, probabilities, sample_of_each
 
+ORDER = ("correction", "filter", "all labels", GOLD, *BILEVEL, "checked only")
+"""The candidates, the preferred one first."""
 FEWEST = 20
 """Fewer checked rows cannot tell candidates apart: then it is the correction."""
 SAMPLE = 2_000
@@ -38,18 +41,14 @@ FEW = 5_000
 
 @dataclass(frozen=True)
 class Comparison:
-    """Mean Brier score of each candidate on held-out checked rows, its standard error, and the choice.
+    """Mean Brier score of each candidate on held-out checked rows, and the choice.
 
-    `folds` has the mean scores of each fold; a linear noise model that is not ahead of the correction is not tried on
-    further ones. `posterior` has Q(c|x,g) of each checked row, made without its right label, shape (m, classes);
-    None without scores.
+    `posterior` has Q(c|x,g) of each checked row, made without its right label, shape (m, classes); None without scores.
     """
 
     scores: Mapping[str, float]
-    errors: Mapping[str, float]
     choice: str
     posterior: np.ndarray | None = None
-    folds: Mapping[str, tuple[float, ...]] | None = None
 
 
 @dataclass(frozen=True)
@@ -74,20 +73,22 @@ def compare(correction: Correction, seed: int = 0, tau: float = 0.0) -> Comparis
     """
     evidence = correction.evidence
     if len(evidence.checked) < FEWEST:
-        return Comparison({}, {}, "correction")
+        return Comparison({}, "correction")
     trial = _Trial(correction, seed)
-    fold = folds_of(evidence.right[evidence.checked], evidence.tied[evidence.checked], seed + 1)
-    numbers = np.unique(fold)
-    for number in numbers:
-        trial.hold_out(np.flatnonzero(fold == number))
-    full = {name: each for name, each in trial.scores.items() if np.isfinite(each).all()}
-    absent = {name: missing_classes(trial.seen[name], correction, tau) for name in full}
-    errors = {name: _standard_error(each[np.isfinite(each)]) for name, each in trial.scores.items()}
-    scores = {name: float(np.nanmean(each)) for name, each in trial.scores.items()}
-    parts = {name: [each[fold == number].mean() for number in numbers] for name, each in trial.scores.items()}
-    folds = {name: tuple(float(mean) for mean in each if np.isfinite(mean)) for name, each in parts.items()}
-    choice = most_stable(full, absent) if correction.mixture is not None else "correction"
-    return Comparison(scores, errors, choice, trial.posterior, folds)
+    for held in held_out_rows(correction, seed + 1):
+        trial.hold_out(held)
+    names = [name for name in ORDER if np.isfinite(trial.scores.get(name, np.nan)).any()]
+    everywhere = {name: trial.scores[name] for name in names if np.isfinite(trial.scores[name]).all()}
+    absent = {name: missing_classes(trial.seen[name], correction, tau) for name in everywhere}
+    choice = most_stable(everywhere, absent) if correction.mixture is not None else "correction"
+    return Comparison({name: float(np.nanmean(trial.scores[name])) for name in names}, choice, trial.posterior)
+
+
+def held_out_rows(correction: Correction, seed: int, **settings: int) -> list[np.ndarray]:
+    """Which of the checked rows each fold holds out."""
+    evidence = correction.evidence
+    fold = folds_of(evidence.right[evidence.checked], evidence.tied[evidence.checked], seed, **settings)
+    return [np.flatnonzero(fold == number) for number in np.unique(fold)]
 
 
 class _Trial:
@@ -99,91 +100,47 @@ class _Trial:
 
     def __init__(self, correction: Correction, seed: int) -> None:
         evidence, mixture = correction.evidence, correction.mixture
-        self.correction, self.evidence, self.seed = correction, evidence, seed
-        self.checked = evidence.checked
-        self.target = np.eye(evidence.classes)[evidence.right[self.checked]]
-        self.seen = {"correction": correction.p}
-        names = ["correction", "all labels"]
+        self.base, self.evidence, self.seed = without_checked(correction), evidence, seed
+        self.scores: dict[str, np.ndarray] = {}
+        self.seen = {"all labels": self.base.probabilities}
+        self.posterior = np.zeros((len(evidence.checked), evidence.classes))
+        self.linear: tuple[str, ...] = ()
         if mixture is None:
-            self.unseen = correction.probabilities[self.checked]
-        else:
-            self.unseen = without_checked(correction)
-            free = ~np.isin(evidence.tied, evidence.tied[self.checked])  # not tied to a checked row
-            kept, heaviest = confident_rows(correction), mixture.models[mixture.heaviest]
-            filtered = SingleModel(fitted(heaviest, evidence.X, evidence.given, kept[free[kept]]), evidence.classes)
-            self.seen["filter"] = filtered.predict_proba(evidence.X)
-            names = ["correction", "filter", "all labels", GOLD, *self._bilevel()]
-            rows = evidence.unchecked[free[evidence.unchecked]]
-            self.linear, self.start = LinearRows(evidence.X), None
-            self.noisy = _sampled(evidence.given, rows, SAMPLE, seed)
-        if evidence.X is not None:
-            names.append("checked only")
-        self.seen["all labels"] = correction.probabilities
-        self.scores = {name: np.full(len(self.checked), np.nan) for name in names}
-        self.posterior = np.zeros_like(self.unseen)
-
-    def _bilevel(self) -> tuple[str, ...]:
-        rows, columns = self.evidence.X.shape
-        return BILEVEL if rows * columns * self.evidence.classes <= FEW else ()
+            return
+        free = ~np.isin(evidence.tied, evidence.tied[evidence.checked])  # not tied to a checked row
+        kept, heaviest = confident_rows(correction), mixture.models[mixture.heaviest]
+        filtered = SingleModel(fitted(heaviest, evidence.X, evidence.given, kept[free[kept]]), evidence.classes)
+        self.seen["filter"] = filtered.predict_proba(evidence.X)
+        noisy = _sampled(evidence.given, evidence.unchecked[free[evidence.unchecked]], SAMPLE, seed)
+        self.models = LinearModels(evidence, noisy, seed)
+        small = evidence.X.shape[0] * evidence.X.shape[1] * evidence.classes <= FEW
+        self.linear = (GOLD, *BILEVEL) if small else (GOLD,)
 
     def hold_out(self, held: np.ndarray) -> None:
         """Score every candidate that is still in question on these checked rows."""
-        p, own, Q = _held_out(self.correction, self.unseen, held, self.seed)
-        self.posterior[held] = Q
-        self._score("correction", held, p)
-        self._score("all labels", held, self.unseen[held])
-        if "filter" in self.scores:
-            self._score("filter", held, self.seen["filter"][self.checked[held]])
-        if "checked only" in self.scores:
-            self._score("checked only", held, own[self.checked[held]])
-            self.seen["checked only"] = own
-        others = np.setdiff1d(np.arange(len(self.checked)), held)
-        for name in (GOLD, *BILEVEL):
-            if name in self.scores and not self._behind(name):
-                self._score_linear(name, held, others)
-
-    def _score(self, name: str, held: np.ndarray, P: np.ndarray) -> None:
-        self.scores[name][held] = ((P - self.target[held]) ** 2).sum(1)
-
-    def _score_linear(self, name: str, held: np.ndarray, others: np.ndarray) -> None:
-        try:
-            found, self.start = linear_model(
-                name, self.evidence, self.linear, self.noisy, self.checked[others], self.unseen[others], self.seed,
-                self.start,
-            )  # fmt: skip
-        except NonFiniteError:
-            return
-        model = SingleModel(found, self.evidence.classes)
-        self.seen[name] = model.predict_proba(self.evidence.X)
-        self._score(name, held, self.seen[name][self.checked[held]])
+        evidence, made = self.evidence, without_labels(self.base, held, self.seed)
+        checked, rows, others = made.checked_models, evidence.checked[held], made.evidence.checked
+        self.seen["correction"] = made.p
+        if checked is not None and checked.own is not None:
+            self.seen["checked only"] = probabilities(checked.own, evidence.X, evidence.classes)
+        tried = [name for name in self.linear if not self._behind(name)]
+        for name in tried:
+            self.seen.pop(name, None)
+            with suppress(NonFiniteError):
+                model = SingleModel(self.models.fit(name, others, self.base.probabilities[others]), evidence.classes)
+                self.seen[name] = model.predict_proba(evidence.X)
+        target = np.eye(evidence.classes)[evidence.right[rows]]
+        for name in self.seen.keys() - (set(self.linear) - set(tried)):  # no old ones
+            score = self.scores.setdefault(name, np.full(len(evidence.checked), np.nan))
+            score[held] = ((self.seen[name][rows] - target) ** 2).sum(1)
+        model = made.label_model
+        self.posterior[held] = made.p[rows] if model is None else model.posterior(made.p[rows], evidence.given[rows])
 
     def _behind(self, name: str) -> bool:
         """Whether a noise model is not ahead of the correction so far: they take most of the time of small tables."""
-        ahead = self.scores["correction"] - self.scores[name]
-        return name != GOLD and bool(np.isfinite(ahead).any()) and bool(np.nanmean(ahead) <= 0)
-
-
-def linear_model(
-    name: str, evidence: Evidence, linear: LinearRows, noisy: np.ndarray, checked: np.ndarray, P: np.ndarray, seed: int,
-    start: np.ndarray | None = None,
-) -> tuple[Any, np.ndarray | None]:  # fmt: skip
-    """Gold loss correction or a noise model of the bilevel pipeline, and where gold loss correction ended.
-
-    Parameters
-    ----------
-    noisy, checked
-        Numbers of the rows whose given label, and whose right label is learned from.
-    P
-        Probabilities of the checked rows by models of the given labels, shape (m, classes).
-    start
-        Where gold loss correction begins.
-    """
-    right = evidence.right[checked]
-    parts = (linear.Z[noisy], evidence.given[noisy], linear.Z[checked], right)
-    if name != GOLD:
-        return linear.model(*bilevel_model(name, *parts, evidence.classes, seed)), start
-    start = gold_loss_correction(*parts, transition_shares(P, right), start)
-    return linear.model(start[:-1].T, start[-1]), start
+        if name == GOLD or name not in self.scores:
+            return False
+        return bool(np.nanmean(self.scores["correction"] - self.scores[name]) <= 0)
 
 
 def _sampled(given: np.ndarray, rows: np.ndarray, count: int, seed: int) -> np.ndarray:
@@ -201,33 +158,24 @@ def missing_classes(P: np.ndarray, correction: Correction, tau: float) -> int:
     return len(np.setdiff1d(present, decide(P, correction.prior, tau)))
 
 
-def without_checked(correction: Correction) -> np.ndarray:
-    """Probabilities of the checked rows by the mixture fitted without any of them, shape (m, classes)."""
+def without_checked(correction: Correction) -> Correction:
+    """The same with probabilities of the checked rows by the mixture fitted without any of them."""
     evidence, mixture = correction.evidence, correction.mixture
-    assert mixture is not None
-    labels = np.where(evidence.right >= 0, -1, evidence.best_labels)
-    labels = np.where(np.isin(evidence.tied, evidence.tied[evidence.checked]), -1, labels)
-    return mixture.fit(evidence.X, labels).predict_proba(evidence.X[evidence.checked])
-
-
-def _held_out(correction: Correction, unseen: np.ndarray, held: np.ndarray, seed: int) -> tuple[np.ndarray, ...]:
-    """p and Q of some of the checked rows, and C of all rows, made without the right labels of the former."""
-    evidence = correction.evidence
-    rows = evidence.checked[held]
-    others = np.ones(len(evidence.given), bool)
-    others[rows] = False
+    if mixture is None:
+        return correction
+    hidden = np.isin(evidence.tied, evidence.tied[evidence.checked])
+    unseen = mixture.fit(evidence.X, np.where(hidden, -1, evidence.best_labels))
     P = correction.probabilities.copy()
-    P[evidence.checked] = unseen
-    X = evidence.X
-    part = Evidence(None if X is None else X[others], evidence.given[others], evidence.right[others],
-                    evidence.wrong[others], evidence.tied[others], evidence.classes)  # fmt: skip
-    made = with_checked_rows(replace(correction, evidence=part, probabilities=P[others]), seed, SAMPLE)
-    models = made.checked_models
-    own = P if models is None or models.own is None else probabilities(models.own, X, evidence.classes)
-    if models is None or made.label_model is None:
-        return unseen[held], own, unseen[held]
-    p = made.label_model.class_probabilities(models.features(unseen[held], None if X is None else X[rows]))
-    return p, own, made.label_model.posterior(p, evidence.given[rows])
+    P[evidence.checked] = unseen.predict_proba(evidence.X[evidence.checked])
+    return replace(correction, probabilities=P)
+
+
+def without_labels(correction: Correction, held: np.ndarray, seed: int) -> Correction:
+    """What the other checked rows make of the same probabilities: nothing is known of the labels of these."""
+    evidence = correction.evidence
+    given, right = evidence.given.copy(), evidence.right.copy()
+    given[evidence.checked[held]] = right[evidence.checked[held]] = -1
+    return with_checked_rows(replace(correction, evidence=replace(evidence, given=given, right=right)), seed, SAMPLE)
 
 
 def most_stable(rows: Mapping[str, np.ndarray], absent: Mapping[str, int] | None = None) -> str:
@@ -302,8 +250,7 @@ def chosen_model(correction: Correction, choice: str, seed: int = 0) -> Any:
         return SingleModel(model, evidence.classes)
     noisy = _sampled(evidence.given, evidence.unchecked, MOST_ROWS, seed)
     P = correction.probabilities[evidence.checked]
-    model, _ = linear_model(choice, evidence, LinearRows(evidence.X), noisy, evidence.checked, P, seed)
-    return SingleModel(model, evidence.classes)
+    return SingleModel(LinearModels(evidence, noisy, seed).fit(choice, evidence.checked, P), evidence.classes)
 
 
 # --- what to do with the suspected labels -----------------------------------------------------------------------------
@@ -329,35 +276,30 @@ class Advice:
 
 
 def advise(correction: Correction, seed: int = 0) -> Advice | None:
-    """Compare the three ways on two halves of the checked rows; None with too few of them, or without a mixture.
+    """Compare the three ways on held-out checked rows; None with too few of them, or without a mixture.
 
-    The labels of a half have no part in which rows are suspected when that half is predicted. Filtering is advised
-    unless another way is better by more than a standard error.
+    The labels of these rows have no part in which rows are suspected when they are predicted. The Brier scores of the
+    plain model decide: filtering is advised unless another way is better by more than a standard error.
     """
     evidence, mixture = correction.evidence, correction.mixture
-    checked = evidence.checked
-    if mixture is None or len(checked) < FEWEST:
+    if mixture is None or len(evidence.checked) < FEWEST:
         return None
-    fold = folds_of(evidence.right[checked], evidence.tied[checked], seed + 2, count=2)
-    missed = {name: np.zeros(len(checked)) for name in ADVICE}
-    for half in (0, 1):
-        held = np.flatnonzero(fold == half)
-        for name, labels in _labels_without(correction, held, seed).items():
-            rows = _sampled(labels, np.flatnonzero(labels >= 0), SAMPLE, seed)
-            model = fitted(mixture.models[mixture.heaviest], evidence.X, labels, rows)
-            missed[name][held] = model.predict(evidence.X[checked[held]]) != evidence.right[checked[held]]
-    return Advice(most_stable(missed), {name: float(1 - each.mean()) for name, each in missed.items()})
+    missed, scores = ({name: np.zeros(len(evidence.checked)) for name in ADVICE} for _ in range(2))
+    for held in held_out_rows(correction, seed + 2):
+        rows = evidence.checked[held]
+        right = evidence.right[rows]
+        for name, labels in _labels_by_way(without_labels(correction, held, seed), rows).items():
+            train = _sampled(labels, np.flatnonzero(labels >= 0), SAMPLE, seed)
+            model = fitted(mixture.models[mixture.heaviest], evidence.X, labels, train)
+            P = probabilities(model, evidence.X[rows], evidence.classes)
+            missed[name][held] = P.argmax(1) != right
+            scores[name][held] = ((P - np.eye(evidence.classes)[right]) ** 2).sum(1)
+    return Advice(most_stable(scores), {name: float(1 - each.mean()) for name, each in missed.items()})
 
 
-def _labels_without(correction: Correction, held: np.ndarray, seed: int) -> dict[str, np.ndarray]:
-    """What each way makes of the labels, -1 for rows that do not train, without the right labels of `held`."""
-    evidence = correction.evidence
-    rows = evidence.checked[held]
-    right = evidence.right.copy()
-    right[rows] = -1
-    part = replace(evidence, right=right, given=np.where(np.isin(np.arange(len(right)), rows), -1, evidence.given))
-    made = with_checked_rows(replace(correction, evidence=part), seed, SAMPLE)
-    given = np.where(np.isin(evidence.tied, evidence.tied[rows]), -1, part.best_labels)
-    issue = made.is_issue
-    suggested = np.where(issue & (given >= 0), made.posterior.argmax(1), given)
-    return {"filter": np.where(issue, -1, given), "relabel": suggested, "leave alone": given}
+def _labels_by_way(made: Correction, rows: np.ndarray) -> dict[str, np.ndarray]:
+    """What each way makes of the labels, -1 for rows that do not train: `rows` and those tied to them never do."""
+    evidence, issue = made.evidence, made.is_issue
+    labels = np.where(np.isin(evidence.tied, evidence.tied[rows]), -1, evidence.best_labels)
+    suggested = np.where(issue & (labels >= 0), made.posterior.argmax(1), labels)
+    return {"filter": np.where(issue, -1, labels), "relabel": suggested, "leave alone": labels}

@@ -272,7 +272,7 @@ def with_checked_rows(base: Correction, seed: int = 0, most_rows: int = MOST_ROW
     evidence, P = base.evidence, base.probabilities
     checked = evidence.checked
     if len(checked) == 0:
-        return replace(base, posterior=certain(P, evidence))
+        return replace(base, p=P, posterior=certain(P, evidence))
     X = evidence.X
     models, own = fit_checked(
         P[checked], None if X is None else X[checked], evidence.right[checked], evidence.tied[checked], seed

@@ -21,6 +21,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import Pipeline
 
 from ..run.engine import Run
+from .correction import Evidence
 from .design import Design
 from .losses import loss_of
 from .out_of_fold import standardised
@@ -32,23 +33,48 @@ GOLD = "gold loss correction"
 BILEVEL = ("transition", "class-pairs", "rows")
 
 
-class LinearRows:
-    """All rows as linear models see them: dense columns standardised by the features of all rows, sparse ones as is."""
+class LinearModels:
+    """The linear candidates of some rows, one after the other; dense columns are standardised, sparse ones as is.
 
-    def __init__(self, X: Any) -> None:
-        self.prepare = None if sp.issparse(X) else standardised().fit(X)
-        self.Z = X if self.prepare is None else self.prepare.transform(X)
+    Parameters
+    ----------
+    noisy
+        Numbers of the rows whose given label is learned from.
+    """
 
-    def model(self, weight: np.ndarray, bias: np.ndarray) -> Any:
-        """scikit-learn's logistic regression with these coefficients, (K, columns) and (K,), for rows as they were."""
+    def __init__(self, evidence: Evidence, noisy: np.ndarray, seed: int) -> None:
+        self.evidence, self.noisy, self.seed = evidence, noisy, seed
+        self._prepare = None if sp.issparse(evidence.X) else standardised().fit(evidence.X)
+        self._Z = evidence.X if self._prepare is None else self._prepare.transform(evidence.X)
+        self._start: np.ndarray | None = None  # where gold loss correction ended
+
+    def fit(self, name: str, checked: np.ndarray, P: np.ndarray) -> Any:
+        """The candidate of that name as a classifier of rows as they were.
+
+        Parameters
+        ----------
+        checked
+            Numbers of the rows whose right label is learned from.
+        P
+            Probabilities of these rows by models of the given labels, shape (m, classes).
+        """
+        right = self.evidence.right[checked]
+        parts = (self._Z[self.noisy], self.evidence.given[self.noisy], self._Z[checked], right)
+        if name != GOLD:
+            return self._classifier(*bilevel_model(name, *parts, self.evidence.classes, self.seed))
+        self._start = gold_loss_correction(*parts, transition_shares(P, right), self._start)
+        return self._classifier(self._start[:-1].T, self._start[-1])
+
+    def _classifier(self, weight: np.ndarray, bias: np.ndarray) -> Any:
+        """scikit-learn's logistic regression with these coefficients, (K, columns) and (K,)."""
         if len(bias) == 2:
             weight, bias = weight[1:] - weight[:1], bias[1:] - bias[:1]
         regression: Any = LogisticRegression()
         regression.coef_, regression.intercept_ = weight, bias
         regression.classes_, regression.n_features_in_ = np.arange(max(2, len(bias))), weight.shape[1]
-        if self.prepare is None:
+        if self._prepare is None:
             return regression
-        return Pipeline([("prepare", self.prepare), ("regression", regression)])
+        return Pipeline([("prepare", self._prepare), ("regression", regression)])
 
 
 def transition_shares(P: np.ndarray, right: np.ndarray) -> np.ndarray:
