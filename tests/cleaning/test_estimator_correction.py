@@ -14,6 +14,7 @@ from sklearn.neighbors import KNeighborsClassifier
 from sklearn.utils.estimator_checks import check_estimator
 
 from bilevel import HyperCleaner
+from bilevel.cleaning import load_cleaner, save_cleaner
 from bilevel.cleaning.corrected_fit import wrong_among_suspected
 from bilevel.errors import LabelWarning
 
@@ -117,6 +118,42 @@ def test_a_table_as_it_is(data):
     strange = table[:3].assign(b=["never seen", None, "yes"], a=None)
     assert model.predict_proba(strange).shape == (3, 3)
     assert (model.predict(table) == right).mean() > 0.6
+
+
+def test_kinds_of_columns_that_the_user_gives(data):
+    X, given, right = data
+    table = pd.DataFrame({"a": X[:, 0], "code": np.arange(500) % 7})
+    verified = np.where(np.arange(500) < 100, right, None)
+    model = cleaner().fit(table, given, verified=verified, kinds={"code": "category"})
+    assert [(each.column, each.kind) for each in model.columns_] == [("a", "number"), ("code", "category")]
+    assert model.predict_proba(table).shape == (500, 3)
+    with pytest.raises(ValueError, match="kinds\\['code'\\]"):
+        cleaner().fit(table, given, kinds={"code": "colour"})
+    with pytest.raises(ValueError, match="columns of a DataFrame"):
+        cleaner().fit(X, given, kinds={"a": "number"})
+
+
+def test_a_saved_cleaner_predicts_the_same_and_keeps_what_was_said_of_the_rows(data, tmp_path):
+    X, given, right = data
+    table = pd.DataFrame({"a": X[:, 0], "b": np.where(X[:, 1] > 0, "yes", "no")})
+    model = cleaner(estimator=None).fit(table, given, verified=np.where(np.arange(500) < 100, right, None))
+    loaded = load_cleaner(save_cleaner(tmp_path / "m.safetensors", model)).cleaner
+    np.testing.assert_array_equal(loaded.predict_proba(table), model.predict_proba(table))
+    np.testing.assert_array_equal(loaded.predict(table), model.predict(table))
+    pd.testing.assert_frame_equal(loaded.label_issues(), model.label_issues())
+    assert loaded.advice() is None  # the rows are not in the file
+    with pytest.raises(ValueError, match="next_to_check"):
+        loaded.next_to_check()
+
+
+def test_an_estimator_of_another_package_is_not_saved(data, tmp_path):
+    class Constant(LogisticRegression):
+        """A type that no file may hold."""
+
+    X, given, _ = data
+    with pytest.raises(ValueError, match="cannot be saved"):
+        save_cleaner(tmp_path / "m.safetensors", cleaner(estimator=Constant()).fit(X, given))
+    assert not list(tmp_path.iterdir())
 
 
 def test_probabilities_of_the_user(data):

@@ -14,7 +14,7 @@ import numpy as np
 
 from .._checks import check_choice
 from ..errors import InvalidInputError, LabelWarning
-from .candidates import Comparison, chosen_model, compare
+from .candidates import chosen_model, compare
 from .correction import Correction, Evidence, balancing_power, correct, decide, suspected
 from .out_of_fold import row_numbers
 
@@ -27,44 +27,46 @@ DECISIONS = ("argmax", "balanced")
 
 
 @dataclass(frozen=True)
-class CorrectedFit:
+class FittedDecision:
+    """What predicts new rows: all that a file holds of a fit by correction.
+
+    Parameters
+    ----------
+    model
+        With predict_proba; None when only probabilities were given.
+    choice
+        Which of the candidates it is.
+    tau, prior
+        Power of the priors in the decision argmax_c p_c / prior_c^tau, and the priors, shape (classes,).
+    """
+
+    model: Any
+    choice: str
+    tau: float
+    prior: np.ndarray
+
+    def predict(self, P: np.ndarray) -> np.ndarray:
+        """Numbers of classes, shape (n,)."""
+        return decide(P, self.prior, self.tau)
+
+
+@dataclass(frozen=True)
+class CorrectedFit(FittedDecision):
     """What a fit by correction gave.
 
     Parameters
     ----------
     correction
         About the rows: those of X first, then those of X_trusted.
-    model
-        With predict_proba, for new rows; None when only probabilities were given.
-    comparison
-        Of the candidates for the model on held-out checked rows.
-    tau
-        Power of the priors in the decision argmax_c p_c / prior_c^tau.
+    selection
+        The mean Brier score of each candidate for the model on held-out checked rows; empty with too few.
+    held_out
+        Q(c|x,g) of the checked rows, each made without its right label, shape (m, classes); None with too few.
     """
 
     correction: Correction
-    model: Any
-    comparison: Comparison
-    tau: float
-
-    @property
-    def selection(self) -> Mapping[str, float]:
-        """The mean Brier score of each candidate on held-out checked rows; empty with too few."""
-        return self.comparison.scores
-
-    @property
-    def choice(self) -> str:
-        """Which of the candidates `model` is."""
-        return self.comparison.choice
-
-    @property
-    def held_out(self) -> np.ndarray | None:
-        """Q(c|x,g) of the checked rows, each made without its right label, shape (m, classes); None with too few."""
-        return self.comparison.posterior
-
-    def predict(self, P: np.ndarray) -> np.ndarray:
-        """Numbers of classes, shape (n,)."""
-        return decide(P, self.correction.prior, self.tau)
+    selection: Mapping[str, float]
+    held_out: np.ndarray | None
 
 
 def fit_corrected(
@@ -85,7 +87,7 @@ def fit_corrected(
     if found.mixture is not None:
         progress("model")
         model = chosen_model(found, comparison.choice, seed)
-    return CorrectedFit(found, model, comparison, tau)
+    return CorrectedFit(model, comparison.choice, tau, found.prior, found, comparison.scores, comparison.posterior)
 
 
 # --- what the user gives ----------------------------------------------------------------------------------------------
@@ -137,12 +139,16 @@ def check_pred_probs(pred_probs: Any, rows: int, classes: int) -> np.ndarray | N
     return np.maximum(P, 1e-12)
 
 
-def encode_frames(X: Any, others: Sequence[Any], labels: np.ndarray, kinds: Any = None) -> tuple[ColumnEncoder, Any]:
+def encode_frames(
+    X: Any, others: Sequence[Any], labels: np.ndarray, kinds: Mapping[str, str] | None = None
+) -> tuple[ColumnEncoder, Any]:
     """A `ColumnEncoder` of the rows of all frames, whose labels come in the same order."""
     import pandas as pd
 
-    from .columns import ColumnEncoder
+    from .columns import KINDS, ColumnEncoder
 
+    for name, kind in (kinds or {}).items():
+        check_choice(f"kinds[{name!r}]", kind, KINDS)
     frames = [X, *(other for other in others if other is not None)]
     return ColumnEncoder(kinds).fit(pd.concat(frames, ignore_index=True), labels), frames
 

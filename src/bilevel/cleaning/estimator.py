@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from copy import copy
 from pathlib import Path
 from typing import Any, Literal
@@ -220,6 +220,7 @@ class HyperCleaner(ClassifierMixin, BaseEstimator):
         wrong: Any = None,
         groups: Any = None,
         pred_probs: Any = None,
+        kinds: Mapping[str, str] | None = None,
         checkpoint: str | Path | Checkpoint | None = None,
         resume: str | Path | None = None,
         ranks: Ranks | None = None,
@@ -245,6 +246,9 @@ class HyperCleaner(ClassifierMixin, BaseEstimator):
         pred_probs
             For noise="correction": probabilities of the classes for the rows of X by a model that has not seen them
             (as cleanlab takes them), shape (n, classes), in the order of sorted labels. X may then be None.
+        kinds
+            For noise="correction" and a DataFrame: what columns are, such as {"zip": "category", "note": "text"}:
+            "number", "category", "date", "text" or "ignore". Default: as their cells look, see `columns_`.
         checkpoint
             A file for the state of training, or `bilevel.Checkpoint(path, every=...)`: written after every step,
             complete or not at all; the one before it is kept. An existing file is refused unless it is resumed.
@@ -258,7 +262,7 @@ class HyperCleaner(ClassifierMixin, BaseEstimator):
             `sample_weight_` and `label_issues` are those of the own rows. Rank 0 writes the checkpoint.
         """
         ranks = Ranks() if ranks is None else ranks
-        only_here = {"verified": verified, "wrong": wrong, "groups": groups, "pred_probs": pred_probs}
+        only_here = {"verified": verified, "wrong": wrong, "groups": groups, "pred_probs": pred_probs, "kinds": kinds}
         alone = ranks.size == 1 and checkpoint is None and resume is None
         if self._corrects(X, alone=alone, asked=any(value is not None for value in only_here.values())):
             if ranks.size > 1 or checkpoint is not None or resume is not None:
@@ -334,7 +338,7 @@ class HyperCleaner(ClassifierMixin, BaseEstimator):
         seed, original = seed_of(self.random_state), (X, y, X_trusted, y_trusted)
         for name, column in (("y", y), ("trusted", trusted), ("verified", evidence["verified"])):
             refuse_other_order(X, column, name)
-        y, features, beside = self._correction_rows(X, y, X_trusted, y_trusted, evidence["pred_probs"])
+        y, features, beside = self._correction_rows(X, y, X_trusted, y_trusted, evidence)
         self.classes_ = classes_of(y)
         known, P = self._known_labels(y, trusted, y_trusted, features, beside, evidence)
         fit = fit_corrected(
@@ -351,7 +355,9 @@ class HyperCleaner(ClassifierMixin, BaseEstimator):
         if self.callback is not None:
             self.callback(TrainingEvent(stage, CORRECTION_STAGES.get(stage, 0.0), math.nan))
 
-    def _correction_rows(self, X: Any, y: Any, X_trusted: Any, y_trusted: Any, P: Any) -> tuple[np.ndarray, Any, Any]:
+    def _correction_rows(
+        self, X: Any, y: Any, X_trusted: Any, y_trusted: Any, evidence: dict[str, Any]
+    ) -> tuple[np.ndarray, Any, Any]:
         """Labels, features of the rows of X, and of X_trusted; a DataFrame is encoded column by column."""
         refuse_missing_labels(y, "y")
         y = column_or_1d(plain_labels(y), warn=True)
@@ -360,7 +366,7 @@ class HyperCleaner(ClassifierMixin, BaseEstimator):
         check_classification_targets(y)
         self._encoder = None
         if X is None:
-            if P is None or X_trusted is not None:
+            if evidence["pred_probs"] is None or X_trusted is not None:
                 raise InvalidInputError("X may be None only with pred_probs, and without X_trusted")
             return y, None, None
         if hasattr(X, "iloc"):
@@ -368,10 +374,12 @@ class HyperCleaner(ClassifierMixin, BaseEstimator):
             labels = y if y_trusted is None else np.concatenate([y, np.asarray(y_trusted)])
             _check_feature_names(self, X, reset=True)
             _check_n_features(self, X, reset=True)
-            self._encoder, frames = encode_frames(X, [X_trusted], labels)
+            self._encoder, frames = encode_frames(X, [X_trusted], labels, evidence["kinds"])
             self.columns_ = self._encoder.decisions_
             features, *others = (self._encoder.transform(frame) for frame in frames)
             return y, features, others[0] if others else None
+        if evidence["kinds"] is not None:
+            raise InvalidInputError(f"kinds are of the columns of a DataFrame, got X of type {type(X).__name__}")
         X, y = validate_data(self, X, y, accept_sparse="csr", dtype=np.float64, ensure_all_finite=False,
                              ensure_min_samples=2)  # fmt: skip
         refuse_gaps(X, "X", None, allow_nan=True)
@@ -558,8 +566,10 @@ class HyperCleaner(ClassifierMixin, BaseEstimator):
         A pandas DataFrame with the index of X.
         """
         check_is_fitted(self)
-        if self.correction_ is None:
-            raise InvalidInputError(f'next_to_check needs noise="correction", got noise={self.noise_!r}')
+        if not isinstance(self.correction_, CorrectedFit):
+            raise InvalidInputError(
+                f'next_to_check needs a fit with noise="correction", not one from a file; got noise={self.noise_!r}'
+            )
         import pandas as pd
 
         rows, drawn = next_rows(self.correction_.correction, check_count("count", count), seed_of(self.random_state))
@@ -573,8 +583,9 @@ class HyperCleaner(ClassifierMixin, BaseEstimator):
         linear noise models, and with fewer than 20 checked rows.
         """
         check_is_fitted(self)
-        found = getattr(self.correction_, "correction", None)
-        return None if found is None else advise(found, seed_of(self.random_state))
+        if not isinstance(self.correction_, CorrectedFit):
+            return None
+        return advise(self.correction_.correction, seed_of(self.random_state))
 
     def wrong_issues(self, drawn_at_random: Any = None) -> tuple[int, int, int] | None:
         """How many of the label issues that nobody has checked are wrong labels: an interval of 95 %, and their number.
@@ -590,7 +601,7 @@ class HyperCleaner(ClassifierMixin, BaseEstimator):
         (lowest, highest, all issues), or None if too few rows were verified.
         """
         check_is_fitted(self)
-        if self.correction_ is None or not hasattr(self.correction_, "correction"):
+        if not isinstance(self.correction_, CorrectedFit):
             return None
         fair = None
         if drawn_at_random is not None:

@@ -30,8 +30,9 @@ ARRAYS = ("coef_", "intercept_", "sample_weight_", "trusted_", "transition_")
 """Stored as tensors; those that are None or missing are left out."""
 FACTS = ("n_iter_", "noise_", "radius_", "selection_", "separate_trusted_", "status_")
 """Stored as JSON, to describe the fit."""
-ISSUES = ("is_label_issue", "label_quality", "given_label", "predicted_label")
-"""Stored as tensors, labels as numbers of classes."""
+ISSUES = {"is_label_issue": "b", "label_quality": "f", "given_label": "i", "predicted_label": "i"}
+SUGGESTIONS = {"suggested_label": "i", "suggested_probability": "f"}
+"""Stored as tensors of these kinds, labels as numbers of classes; suggestions only where labels were corrected."""
 LARGEST_LABELS = 100_000_000
 """Bytes that the class labels of a file may fill."""
 LABEL_TYPES = {"int": int, "float": float, "bool": bool, "str": str}
@@ -147,11 +148,9 @@ def cleaner_writer(cleaner: Any, encoder: Any, label: str | None) -> Callable[[P
             f"a file holds a HyperCleaner, got {type(cleaner).__name__}: of a Pipeline save its last step, "
             "pipeline[-1]; its other steps are not in the file"
         )
-    if getattr(cleaner, "correction_", None) is not None:
-        return _correction_writer(cleaner, encoder, label)
-    if not hasattr(cleaner, "coef_"):
+    fit: Any = getattr(cleaner, "correction_", None)
+    if fit is None and not hasattr(cleaner, "coef_"):
         raise InvalidInputError("this HyperCleaner is not fitted: call fit(X, y, trusted=mask) before saving it")
-    fitted: Any = cleaner
     names = getattr(cleaner, "feature_names_in_", None)
     document = {
         "format": FORMAT,
@@ -159,65 +158,21 @@ def cleaner_writer(cleaner: Any, encoder: Any, label: str | None) -> Callable[[P
         "settings": _encode_settings(cleaner),
         "classes": _encode_labels(cleaner.classes_),
         "feature_names": None if names is None else [str(name) for name in names],
+        "features": getattr(cleaner, "n_features_in_", None),
         "facts": json_value({name: getattr(cleaner, name) for name in FACTS}),
         "label": label,
         "versions": versions(),
     }
-    arrays = {name: getattr(cleaner, name) for name in ARRAYS} | cleaner._issues
+    arrays = {name: getattr(cleaner, name, None) for name in ARRAYS} | cleaner._issues
+    encoder = getattr(cleaner, "_encoder", None) if encoder is None else encoder
+    if fit is not None or encoder is not None:
+        from .packed_models import PACKAGES, pack
+
+        arrays["packed"] = pack(fit, encoder)
+        document["versions"] |= {name: importlib.metadata.version(name) for name in PACKAGES}
     tensors = {name: torch.tensor(np.ascontiguousarray(array)) for name, array in arrays.items() if array is not None}
-    if encoder is not None:
-        from .packed_models import encoder_content, pack, package_versions
-
-        document["versions"] |= package_versions()
-        tensors["encoder"] = torch.tensor(pack(encoder_content(encoder)))
-    too_long = f"the names and categories of {fitted.n_features_in_} features are too long for one file"
+    too_long = f"the names and categories of {document['features']} features are too long for one file"
     return document_writer(document, tensors, too_long=too_long)
-
-
-def _correction_writer(cleaner: Any, encoder: Any, label: str | None) -> Callable[[Path], None]:
-    """For a cleaner of noise="correction": its estimators are packed by skops."""
-    from .packed_models import encoder_content, model_content, pack, package_versions
-
-    fit, encoder = cleaner.correction_, cleaner._encoder if encoder is None else encoder
-    if fit.model is None:
-        raise InvalidInputError("this cleaner has seen probabilities only: there is no model to save")
-    content = {"model": model_content(fit), "encoder": None if encoder is None else encoder_content(encoder)}
-    names = getattr(cleaner, "feature_names_in_", None)
-    document = {
-        "format": FORMAT,
-        "version": VERSION,
-        "settings": {"noise": "correction", "decision": cleaner.decision},
-        "classes": _encode_labels(cleaner.classes_),
-        "feature_names": None if names is None else [str(name) for name in names],
-        "features": int(cleaner.n_features_in_),
-        "facts": json_value({name: getattr(cleaner, name) for name in FACTS}),
-        "label": label,
-        "versions": {**versions(), **package_versions()},
-    }
-    arrays = {"sample_weight_": cleaner.sample_weight_, "trusted_": cleaner.trusted_, **cleaner._issues}
-    tensors = {name: torch.tensor(np.ascontiguousarray(array)) for name, array in arrays.items()}
-    tensors["estimators"] = torch.tensor(pack(content))
-    return document_writer(document, tensors, too_long="the names of the columns are too long for one file")
-
-
-def _decode_correction(document: dict[str, Any], tensors: dict[str, Tensor]) -> SavedCleaner:
-    from .packed_models import LoadedFit, loaded_encoder, unpack
-
-    cleaner: Any = HyperCleaner(**document["settings"])
-    cleaner.classes_ = _decode_labels(document["classes"])
-    content = unpack(tensors["estimators"].numpy(), document["versions"])
-    cleaner.correction_ = LoadedFit(content["model"])
-    encoder = None if content["encoder"] is None else loaded_encoder(content["encoder"])
-    cleaner.n_features_in_, names = int(document["features"]), document["feature_names"]
-    if names is not None:
-        cleaner.feature_names_in_ = np.array(names, dtype=object)
-    cleaner._encoder = encoder if names is not None else None  # it was fitted to a DataFrame
-    for name in FACTS:
-        setattr(cleaner, name, document["facts"][name])
-    cleaner.sample_weight_, cleaner.trusted_ = tensors["sample_weight_"].numpy(), tensors["trusted_"].numpy()
-    cleaner._issues = {name: tensors[name].numpy() for name in (*ISSUES, "suggested_label", "suggested_probability")}
-    cleaner._index, cleaner.history_, cleaner.transition_ = None, [], None
-    return SavedCleaner(cleaner, encoder, document["label"])
 
 
 def _encode_settings(cleaner: HyperCleaner) -> dict[str, Any]:
@@ -253,50 +208,51 @@ def _decode_labels(content: Any) -> np.ndarray:
 
 
 def _decode(document: dict[str, Any], tensors: dict[str, Tensor]) -> SavedCleaner:
-    if "estimators" in tensors:
-        return _decode_correction(document, tensors)
     cleaner: Any = HyperCleaner(**document["settings"])
     cleaner.classes_, cleaner.correction_ = _decode_labels(document["classes"]), None
-    coefficients, intercept = tensors["coef_"], tensors["intercept_"]
-    count = len(cleaner.classes_)
-    rows = 1 if count == 2 else count
-    if coefficients.shape != (rows, coefficients.shape[-1]) or intercept.shape != (rows,):
-        raise InvalidInputError(
-            f"{count} classes do not go with coefficients of shape {tuple(coefficients.shape)} and an intercept of "
-            f"shape {tuple(intercept.shape)}"
-        )
-    if not (coefficients.isfinite().all() and intercept.isfinite().all()):
-        raise InvalidInputError("coefficients are not finite")
-    cleaner.n_features_in_ = coefficients.shape[1]
     names, label = document["feature_names"], document["label"]
     if not all(isinstance(name, str) for name in (*(names or ()), label or "")):
         raise InvalidInputError("the names of its columns are damaged")
-    if names is not None:
-        cleaner.feature_names_in_ = np.array(names, dtype=object)
     for name in ARRAYS:
         setattr(cleaner, name, tensors[name].numpy() if name in tensors else None)
     for name in FACTS:
         setattr(cleaner, name, {"separate_trusted_": False, **document["facts"]}[name])
-    cleaner._issues = _decode_issues(cleaner, tensors)
-    cleaner._index = None
-    cleaner.history_ = []
-    if names is not None and len(names) != cleaner.n_features_in_:
-        raise InvalidInputError(f"{cleaner.n_features_in_} coefficients do not go with {len(names)} features")
-    if "encoder" not in tensors:
-        return SavedCleaner(cleaner, None, label)
-    from .packed_models import loaded_encoder, unpack
+    cleaner._index, cleaner.history_, encoder = None, [], None
+    cleaner.n_features_in_ = int(document["features"])
+    if "packed" in tensors:
+        from .packed_models import unpack
 
-    encoder = loaded_encoder(unpack(tensors["encoder"].numpy(), document["versions"]))
+        cleaner.correction_, encoder = unpack(tensors["packed"].numpy(), document["versions"])
+        cleaner._encoder = encoder if names is not None else None  # it was fitted to a DataFrame
+    if cleaner.correction_ is None:
+        _check_coefficients(cleaner, tensors["coef_"], tensors["intercept_"])
+    if names is not None:
+        if len(names) != cleaner.n_features_in_:
+            raise InvalidInputError(f"{cleaner.n_features_in_} coefficients do not go with {len(names)} features")
+        cleaner.feature_names_in_ = np.array(names, dtype=object)
+    cleaner._issues = _decode_issues(cleaner, tensors)
     return SavedCleaner(cleaner, encoder, label)
+
+
+def _check_coefficients(cleaner: Any, coefficients: Tensor, intercept: Tensor) -> None:
+    classes, width = len(cleaner.classes_), cleaner.n_features_in_
+    rows = 1 if classes == 2 else classes
+    if coefficients.shape != (rows, width) or intercept.shape != (rows,):
+        raise InvalidInputError(
+            f"{classes} classes and {width} features do not go with coefficients of shape {tuple(coefficients.shape)} "
+            f"and an intercept of shape {tuple(intercept.shape)}"
+        )
+    if not (coefficients.isfinite().all() and intercept.isfinite().all()):
+        raise InvalidInputError("coefficients are not finite")
 
 
 def _decode_issues(cleaner: HyperCleaner, tensors: dict[str, Tensor]) -> dict[str, np.ndarray]:
     size = len(cleaner.sample_weight_)
-    issues = {name: tensors[name].numpy() for name in ISSUES}
-    kinds = [column.dtype.kind for column in issues.values()]
-    if any(column.shape != (size,) for column in issues.values()) or kinds != ["b", "f", "i", "i"]:
+    kinds = ISSUES if cleaner.correction_ is None else ISSUES | SUGGESTIONS
+    issues = {name: tensors[name].numpy() for name in kinds}
+    if any(column.shape != (size,) or column.dtype.kind != kinds[name] for name, column in issues.items()):
         raise InvalidInputError(f"what it says about its {size} training rows is damaged")
-    labels = np.concatenate([issues["given_label"], issues["predicted_label"]])
+    labels = np.concatenate([column for name, column in issues.items() if kinds[name] == "i"])
     if len(labels) and not 0 <= labels.min() <= labels.max() < len(cleaner.classes_):
         raise InvalidInputError("the labels of its training rows are damaged")
     return issues

@@ -16,8 +16,8 @@ import numpy as np
 from ..errors import IncompatibleError, InvalidInputError, MissingExtraError
 from .candidates import SingleModel
 from .columns import ColumnDecision, ColumnEncoder
-from .corrected_fit import CorrectedFit
-from .correction import CheckedModels, CorrectedModel, decide
+from .corrected_fit import FittedDecision
+from .correction import CheckedModels, CorrectedModel
 from .label_likelihood import LabelModel
 from .out_of_fold import FittedMixture
 
@@ -28,8 +28,11 @@ except ImportError:
 
 PACKAGES = ("scikit-learn", "skrub")
 """Files hold their objects: they must be of the same minor version."""
+OURS = (FittedDecision, SingleModel, FittedMixture, CorrectedModel, CheckedModels, LabelModel)
+OURS += (ColumnEncoder, ColumnDecision)
 ALLOWED = frozenset(
     {
+        *(f"{each.__module__}.{each.__name__}" for each in OURS),
         "numpy.dtype", "datetime.timedelta", "datetime.timezone", "pandas.DatetimeTZDtype",
         *(f"sklearn._loss.{name}" for name in (
             "link.Interval", "link.LogitLink", "link.MultinomialLogit", "loss.HalfBinomialLoss",
@@ -51,15 +54,15 @@ ALLOWED = frozenset(
 """Types beside those that skops itself trusts."""
 
 
-def package_versions() -> dict[str, str]:
-    """The versions that `unpack` compares."""
-    return {name: importlib.metadata.version(name) for name in PACKAGES}
-
-
-def pack(content: Mapping[str, Any]) -> np.ndarray:
-    """The bytes of a dictionary of estimators, arrays, texts and numbers, shape (bytes,)."""
+def pack(fit: FittedDecision | None, encoder: ColumnEncoder | None) -> np.ndarray:
+    """The bytes of the part of a correction that predicts, and of the encoder of its columns, shape (bytes,)."""
+    if fit is not None:
+        if fit.model is None:
+            raise InvalidInputError("this cleaner has seen probabilities only: there is no model to save")
+        fit = FittedDecision(fit.model, fit.choice, fit.tau, fit.prior)
+    content = {"fit": fit, "encoder": encoder}
     try:
-        data = skops.io.dumps(dict(content), compression=zipfile.ZIP_DEFLATED)
+        data = skops.io.dumps(content, compression=zipfile.ZIP_DEFLATED)
     except Exception as error:  # skops has no common type for what it cannot hold
         raise InvalidInputError(f"this estimator cannot be saved to a file: {error}") from error
     if strange := sorted(set(skops.io.get_untrusted_types(data=data)) - ALLOWED):
@@ -69,7 +72,7 @@ def pack(content: Mapping[str, Any]) -> np.ndarray:
     return np.frombuffer(data, np.uint8)
 
 
-def unpack(data: np.ndarray, versions: Mapping[str, str]) -> dict[str, Any]:
+def unpack(data: np.ndarray, versions: Mapping[str, str]) -> tuple[FittedDecision | None, ColumnEncoder | None]:
     """What `pack` was given, if it is of allowed types and of the versions that are installed."""
     for package in PACKAGES:
         ours, theirs = importlib.metadata.version(package), versions.get(package, "")
@@ -83,22 +86,29 @@ def unpack(data: np.ndarray, versions: Mapping[str, str]) -> dict[str, Any]:
         strange = sorted(set(skops.io.get_untrusted_types(data=content)) - ALLOWED)
         if strange:
             raise InvalidInputError(f"the file holds objects of types that are not allowed: {', '.join(strange[:3])}")
-        return skops.io.loads(content, trusted=sorted(ALLOWED & set(skops.io.get_untrusted_types(data=content))))
+        loaded = skops.io.loads(content, trusted=sorted(ALLOWED & set(skops.io.get_untrusted_types(data=content))))
     except (zipfile.BadZipFile, KeyError, TypeError) as error:
         raise InvalidInputError(f"the estimators in the file are damaged: {error}") from error
+    check_trees(loaded)
+    return loaded["fit"], loaded["encoder"]
 
 
-def check_trees(model: Any) -> None:
-    """Raise if a tree of the model points outside of its nodes or columns: compiled code would follow it."""
-    steps = [step for _, step in model.steps] if hasattr(model, "steps") else [model]
-    for step in steps:
-        width = getattr(step, "n_features_in_", 0)
-        for tree in (each.tree_ for each in getattr(step, "estimators_", ())):
-            _check_nodes(tree.node_count, width, tree.feature[tree.children_left >= 0],
-                         tree.children_left, tree.children_right)  # fmt: skip
-        for nodes in (each.nodes for stage in getattr(step, "_predictors", ()) for each in stage):
-            inner = nodes[nodes["is_leaf"] == 0]
-            _check_nodes(len(nodes), width, inner["feature_idx"], inner["left"], inner["right"])
+def check_trees(value: Any) -> None:
+    """Raise if a tree within points outside of its nodes or columns: compiled code would follow it."""
+    if isinstance(value, Mapping):
+        parts = list(value.values())
+    else:
+        parts = [step for _, step in value.steps] if hasattr(value, "steps") else []
+        parts += vars(value).values() if isinstance(value, OURS) else []
+    for part in parts:
+        check_trees(part)
+    width = getattr(value, "n_features_in_", 0)
+    for tree in (each.tree_ for each in getattr(value, "estimators_", ()) if hasattr(each, "tree_")):
+        _check_nodes(tree.node_count, width, tree.feature[tree.children_left >= 0],
+                     tree.children_left, tree.children_right)  # fmt: skip
+    for nodes in (each.nodes for stage in getattr(value, "_predictors", ()) for each in stage):
+        inner = nodes[nodes["is_leaf"] == 0]
+        _check_nodes(len(nodes), width, inner["feature_idx"], inner["left"], inner["right"])
 
 
 def _check_nodes(count: int, width: int, feature: np.ndarray, *children: np.ndarray) -> None:
@@ -110,64 +120,3 @@ def _check_nodes(count: int, width: int, feature: np.ndarray, *children: np.ndar
 
 def _signed(numbers: np.ndarray) -> np.ndarray:
     return np.asarray(numbers).astype(np.int64)
-
-
-# --- what is packed ---------------------------------------------------------------------------------------------------
-
-
-def model_content(fit: CorrectedFit) -> dict[str, Any]:
-    """The model for new rows, and how it decides."""
-    model, found = fit.model, fit.correction
-    content: dict[str, Any] = {"choice": fit.choice, "tau": fit.tau, "prior": found.prior}
-    if isinstance(model, SingleModel):
-        return {**content, "single": model.model, "classes": model.classes}
-    mixture = model.mixture if isinstance(model, CorrectedModel) else model
-    content |= {"models": dict(mixture.models), "weights": dict(mixture.weights), "classes": mixture.classes}
-    if isinstance(model, CorrectedModel) and model.label_model is not None and model.checked_models is not None:
-        checked = model.checked_models
-        content["label_model"] = dict(vars(model.label_model))
-        content["checked"] = {"own": checked.own, "corrector": checked.corrector, "seen": checked.seen}
-        content["kept"] = model.kept
-    return content
-
-
-class LoadedFit:
-    """The part of a `CorrectedFit` that predicts."""
-
-    def __init__(self, content: Mapping[str, Any]) -> None:
-        self.choice, self.tau, self.prior = str(content["choice"]), float(content["tau"]), content["prior"]
-        classes = int(content["classes"])
-        for model in (
-            (content["single"],) if "single" in content else (*content["models"].values(), content.get("kept"))
-        ):
-            check_trees(model)
-        if "single" in content:
-            self.model: Any = SingleModel(content["single"], classes)
-            return
-        self.model = FittedMixture(content["models"], content["weights"], classes)
-        if "checked" in content:
-            self.model = CorrectedModel(
-                self.model, CheckedModels(**content["checked"]), LabelModel(**content["label_model"]), content["kept"]
-            )
-
-    def predict(self, P: np.ndarray) -> np.ndarray:
-        """Numbers of classes, shape (n,)."""
-        return decide(P, self.prior, self.tau)
-
-
-def encoder_content(encoder: ColumnEncoder) -> dict[str, Any]:
-    """A fitted `ColumnEncoder`."""
-    decisions = [[each.column, each.kind, each.reason] for each in encoder.decisions_]
-    names = ("day_first_", "comma_", "vectorizer_", "center_", "scale_")
-    return {"decisions": decisions, **{name: getattr(encoder, name) for name in names}}
-
-
-def loaded_encoder(content: Mapping[str, Any]) -> ColumnEncoder:
-    """A `ColumnEncoder` that transforms as the one that was packed."""
-    encoder = ColumnEncoder()
-    decisions = [ColumnDecision(*each) for each in content["decisions"]]
-    encoder.learned(decisions, content["day_first_"], content["comma_"])
-    encoder.vectorizer_, encoder.center_, encoder.scale_ = (
-        content[name] for name in ("vectorizer_", "center_", "scale_")
-    )
-    return encoder
