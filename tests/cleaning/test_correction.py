@@ -197,6 +197,15 @@ class TestCorrection:
         evidence, _ = evidence_of(0, checked=2)
         assert np.isfinite(correct(evidence, estimator=LINEAR).posterior).all()
 
+    def test_a_column_that_is_almost_empty(self):
+        """Some models see no value of it at all."""
+        evidence, right = evidence_of(0)
+        gaps = np.full(len(right), np.nan)
+        gaps[-2:] = [1.0, 2.0]
+        evidence = replace(evidence, X=np.column_stack([evidence.X, gaps, np.full(len(right), np.nan)]))
+        found = correct(evidence, estimator=out_of_fold.boosting())
+        assert (final_model(found).predict_proba(evidence.X).argmax(1) == right).mean() > 0.6
+
     def test_sparse_texts(self):
         rng = np.random.default_rng(0)
         right = rng.integers(0, 2, 200)

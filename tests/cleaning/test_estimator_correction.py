@@ -225,11 +225,28 @@ def test_automatic_choice_corrects_whatever_only_the_correction_takes():
 def test_classes_without_checked_rows_and_one_class(data):
     X, given, right = data
     verified = np.where((np.arange(500) < 40) & (right != "top"), right, None)
-    with pytest.warns(LabelWarning, match="top"):
-        top = cleaner().fit(X, given, verified=verified).predict_proba(X)[:, 2]
+    model = cleaner().fit(X, given, verified=verified)
+    top = model.predict_proba(X)[:, 2]
     assert top[right == "top"].mean() > 3 * top[right != "top"].mean()
+    assert (model.predict(X) == "top").sum() > 10
     with pytest.raises(ValueError, match="only one class"):
         cleaner().fit(X, np.full(500, "low"))
+
+
+def test_checked_rows_of_one_class_do_not_hide_the_others(data):
+    X, given, right = data
+    verified = np.where((np.arange(500) < 120) & (right == "mid"), right, None)
+    model, without = cleaner().fit(X, given, verified=verified), cleaner().fit(X, given)
+    assert (model.predict(X) == right).mean() > (without.predict(X) == right).mean() - 0.03
+
+
+@pytest.mark.parametrize("open_rows", [0, 1])
+def test_rows_that_were_all_verified(data, open_rows):
+    X, given, right = (each[:120] for each in data)
+    verified = np.where(np.arange(120) < 120 - open_rows, right, None)
+    model = cleaner().fit(X, given, verified=verified)
+    np.testing.assert_array_equal(model.label_issues()["suggested_label"][: 120 - open_rows], right[: 120 - open_rows])
+    assert (model.predict(X) == right).mean() > 0.7
 
 
 def test_refusals(data):

@@ -218,7 +218,10 @@ def tensor(name: str, to: torch.Tensor | None) -> Any:
     ("change", "message"),
     [
         (setting("version", to=99), "format version 99 .* upgrade bilevel"),
-        (setting("classes", "values", to=["ash", "fir"]), "2 classes do not go with coefficients of shape"),
+        (
+            setting("classes", "values", to=["ash", "fir"]),
+            "2 classes and 4 features do not go with coefficients of shape",
+        ),
         (setting("classes", "values", to=[None, [], {}]), "class labels are damaged"),
         (setting("classes", "dtype", to="O8,O8"), "class labels are damaged"),
         (setting("classes", "dtype", to="nonsense"), "not a cleaner saved by bilevel"),
@@ -226,7 +229,7 @@ def tensor(name: str, to: torch.Tensor | None) -> Any:
         (setting("settings", to=3), "not a cleaner saved by bilevel"),
         (setting("feature_names", to=["a", "b"]), "4 coefficients do not go with 2 features"),
         (setting("facts", to={}), "not a cleaner saved by bilevel"),
-        (tensor("encoder", torch.zeros(9, dtype=torch.uint8)), "was saved with skrub"),
+        (tensor("packed", torch.zeros(9, dtype=torch.uint8)), "was saved with skrub"),
         (tensor("coef_", None), "not a cleaner saved by bilevel"),
         (tensor("coef_", torch.ones(3)), "do not go with coefficients of shape"),
         (tensor("coef_", torch.full((3, 4), torch.nan)), "coefficients are not finite"),

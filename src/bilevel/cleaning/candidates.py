@@ -9,8 +9,9 @@
 
 The models of the given labels are fitted once without any checked row. What is made of checked rows (C, R, the joint
 likelihood, matrices, linear noise models) is rebuilt for each fold of them from the others: with C or R of all checked
-rows a held-out loss is far too small. The score is Brier's, of each checked row. Of the candidates within one standard
-error of the best, those that predict most classes are preferred, and of these the first.
+rows a held-out loss is far too small. The score is Brier's, of each checked row, among the classes that checked rows
+have. Of the candidates within one standard error of the best, those that predict most classes are preferred, and of
+these the first.
 
 Reference: Northcutt, Jiang and Chuang, Confident learning, JAIR 70 (2021).
 """
@@ -25,7 +26,8 @@ from typing import Any
 import numpy as np
 
 from ..errors import NonFiniteError
-from .correction import Correction, decide, final_model, with_checked_rows
+from .correction import Correction, Evidence, decide, final_model, with_checked_rows
+from .label_likelihood import TINY
 from .linear_candidates import BILEVEL, GOLD, LinearModels
 from .out_of_fold import MOST_ROWS, fitted, folds_of, probabilities, sample_of_each
 
@@ -105,14 +107,14 @@ class _Trial:
         self.seen = {"all labels": self.base.probabilities}
         self.posterior = np.zeros((len(evidence.checked), evidence.classes))
         self.linear: tuple[str, ...] = ()
-        if mixture is None:
+        free = evidence.unchecked[~np.isin(evidence.tied[evidence.unchecked], evidence.tied[evidence.checked])]
+        if mixture is None or not several(evidence.given[free]):
             return
-        free = ~np.isin(evidence.tied, evidence.tied[evidence.checked])  # not tied to a checked row
-        kept, heaviest = confident_rows(correction), mixture.models[mixture.heaviest]
-        filtered = SingleModel(fitted(heaviest, evidence.X, evidence.given, kept[free[kept]]), evidence.classes)
-        self.seen["filter"] = filtered.predict_proba(evidence.X)
-        noisy = _sampled(evidence.given, evidence.unchecked[free[evidence.unchecked]], SAMPLE, seed)
-        self.models = LinearModels(evidence, noisy, seed)
+        kept = np.intersect1d(confident_rows(correction), free)
+        if several(evidence.given[kept]):
+            filtered = fitted(mixture.models[mixture.heaviest], evidence.X, evidence.given, kept)
+            self.seen["filter"] = probabilities(filtered, evidence.X, evidence.classes)
+        self.models = LinearModels(evidence, _sampled(evidence.given, free, SAMPLE, seed), seed)
         small = evidence.X.shape[0] * evidence.X.shape[1] * evidence.classes <= FEW
         self.linear = (GOLD, *BILEVEL) if small else (GOLD,)
 
@@ -129,10 +131,9 @@ class _Trial:
             with suppress(NonFiniteError):
                 model = SingleModel(self.models.fit(name, others, self.base.probabilities[others]), evidence.classes)
                 self.seen[name] = model.predict_proba(evidence.X)
-        target = np.eye(evidence.classes)[evidence.right[rows]]
         for name in self.seen.keys() - (set(self.linear) - set(tried)):  # no old ones
             score = self.scores.setdefault(name, np.full(len(evidence.checked), np.nan))
-            score[held] = ((self.seen[name][rows] - target) ** 2).sum(1)
+            score[held] = brier_scores(self.seen[name][rows], evidence, rows)
         model = made.label_model
         self.posterior[held] = made.p[rows] if model is None else model.posterior(made.p[rows], evidence.given[rows])
 
@@ -141,6 +142,21 @@ class _Trial:
         if name == GOLD or name not in self.scores:
             return False
         return bool(np.nanmean(self.scores["correction"] - self.scores[name]) <= 0)
+
+
+def brier_scores(P: np.ndarray, evidence: Evidence, rows: np.ndarray) -> np.ndarray:
+    """|P / sum - e_y|^2 of checked rows, shape (rows,), among the classes that checked rows have.
+
+    They say nothing about the other classes: a model that never predicts these is not the better one for it.
+    """
+    seen = np.unique(evidence.right[evidence.checked])
+    P = P[:, seen] + TINY
+    return ((P / P.sum(1, keepdims=True) - (seen == evidence.right[rows, None])) ** 2).sum(1)
+
+
+def several(labels: np.ndarray) -> bool:
+    """Whether there are labels to tell apart."""
+    return len(np.unique(labels)) > 1
 
 
 def _sampled(given: np.ndarray, rows: np.ndarray, count: int, seed: int) -> np.ndarray:
@@ -161,10 +177,10 @@ def missing_classes(P: np.ndarray, correction: Correction, tau: float) -> int:
 def without_checked(correction: Correction) -> Correction:
     """The same with probabilities of the checked rows by the mixture fitted without any of them."""
     evidence, mixture = correction.evidence, correction.mixture
-    if mixture is None:
+    labels = np.where(np.isin(evidence.tied, evidence.tied[evidence.checked]), -1, evidence.best_labels)
+    if mixture is None or not several(labels[labels >= 0]):
         return correction
-    hidden = np.isin(evidence.tied, evidence.tied[evidence.checked])
-    unseen = mixture.fit(evidence.X, np.where(hidden, -1, evidence.best_labels))
+    unseen = mixture.fit(evidence.X, labels)
     P = correction.probabilities.copy()
     P[evidence.checked] = unseen.predict_proba(evidence.X[evidence.checked])
     return replace(correction, probabilities=P)
@@ -290,10 +306,12 @@ def advise(correction: Correction, seed: int = 0) -> Advice | None:
         right = evidence.right[rows]
         for name, labels in _labels_by_way(without_labels(correction, held, seed), rows).items():
             train = _sampled(labels, np.flatnonzero(labels >= 0), SAMPLE, seed)
+            if not several(labels[train]):
+                return None
             model = fitted(mixture.models[mixture.heaviest], evidence.X, labels, train)
             P = probabilities(model, evidence.X[rows], evidence.classes)
             missed[name][held] = P.argmax(1) != right
-            scores[name][held] = ((P - np.eye(evidence.classes)[right]) ** 2).sum(1)
+            scores[name][held] = brier_scores(P, evidence, rows)
     return Advice(most_stable(scores), {name: float(1 - each.mean()) for name, each in missed.items()})
 
 

@@ -252,9 +252,8 @@ def correct(
         if evidence.tied.min() == evidence.tied.max():
             raise InvalidInputError("all rows are equal or of one group: none can be predicted by models of the others")
         fold = folds_of(labels, evidence.tied, seed)
-        mixture = mix(
-            models_of(estimator, evidence.X, seed), evidence.X, labels, fold, evidence.unchecked, evidence.classes
-        )
+        judges = evidence.unchecked if len(evidence.unchecked) else evidence.checked
+        mixture = mix(models_of(estimator, evidence.X, seed), evidence.X, labels, fold, judges, evidence.classes)
         pred_probs = mixture.out_of_fold
     P = pred_probs / pred_probs.sum(1, keepdims=True)
     progress("correction")

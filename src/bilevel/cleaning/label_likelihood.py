@@ -14,7 +14,8 @@ r, h, gamma ~ N(0, 1):
     - sum_{checked} log p(y|x) - sum_{verified} log T_x[y, g] - sum_{wrong} log sum_{c != g} p_c T_x[c, g]
     - t sum_{others} log sum_c p_c T_x[c, g] - log priors,       t = min(1, checked / others).
 
-Verified rows are checked rows whose given label is known. Without them the level of noise is not identified:
+p(y|x) of a checked row is renormalised over the classes that checked rows have: they do not say that the others are
+rare. Verified rows are checked rows whose given label is known. Without them the level of noise is not identified:
 T_x = (1 - rho) I + rho 1 p(x)' gives P(g|x) = p_g for every rho, and only the prior of a decides. d is shrunk strongly,
 because sampling error in the shares of few checked rows would otherwise become asymmetric noise.
 """
@@ -132,6 +133,7 @@ class _Fit:
         self.temper = min(1.0, (len(checked) + len(wrong)) / max(len(others), 1))
         self.checked, self.others, self.wrong = (_Rows(F, given, rows) for rows in (checked, others, wrong))
         self.right, self.max_iter = torch.from_numpy(right[checked]), max_iter
+        self.seen = torch.from_numpy(np.unique(right[checked]))
         self.verified = torch.from_numpy(np.flatnonzero(given[checked] >= 0))
         classes = F.shape[2]
         level = float(np.log(NOISE_LEVEL / (1 - NOISE_LEVEL)))
@@ -162,7 +164,7 @@ class _Fit:
         return _noise_columns(P, given, self.a, self.d, self.h, self.r, self.gamma)
 
     def _right_labels(self, P: Tensor) -> Tensor:
-        return -_log_of(P, self.right).sum()
+        return torch.log(P[:, self.seen].sum(1)).sum() - _log_of(P, self.right).sum()
 
     def _given_labels(self, P_checked: Tensor, P_others: Tensor, P_wrong: Tensor) -> Tensor:
         joint = P_others * self._columns(P_others, self.others.given)

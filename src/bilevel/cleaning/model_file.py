@@ -218,7 +218,7 @@ def _decode(document: dict[str, Any], tensors: dict[str, Tensor]) -> SavedCleane
     for name in FACTS:
         setattr(cleaner, name, {"separate_trusted_": False, **document["facts"]}[name])
     cleaner._index, cleaner.history_, encoder = None, [], None
-    cleaner.n_features_in_ = int(document["features"])
+    cleaner.n_features_in_ = int(document.get("features") or tensors["coef_"].shape[-1])  # absent in older files
     if "packed" in tensors:
         from .packed_models import unpack
 

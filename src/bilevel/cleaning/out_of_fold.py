@@ -102,10 +102,14 @@ def fitted(model: Any, X: Any, labels: np.ndarray, rows: np.ndarray | None = Non
     rows = np.arange(len(labels)) if rows is None else rows
     if len(rows) > MOST_ROWS:
         rows = sample_of_each(labels, rows, MOST_ROWS, seed)
+    Z = X[rows]  # a copy
+    if not sp.issparse(Z):
+        Z[:, np.isnan(Z).all(0)] = 0.0  # a column without any value in these rows: scikit-learn's boosting fails
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # a rough optimum serves
+        warnings.filterwarnings("ignore", message="The number of unique classes")  # few checked rows
         copy: Any = clone(model)
-        return copy.fit(X[rows], labels[rows])
+        return copy.fit(Z, labels[rows])
 
 
 def sample_of_each(labels: np.ndarray, rows: np.ndarray, count: int, seed: int = 0) -> np.ndarray:
