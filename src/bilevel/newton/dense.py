@@ -18,6 +18,8 @@ from .smoothed_set import SmoothedSet, Smoothing
 
 NEWTON_STEPS, SMOOTHED_STEPS = 60, 15
 """Newton steps at most for one evaluation."""
+MODEL_STEPS = 60
+"""Newton steps at most on a quadratic model of g."""
 
 
 @dataclass
@@ -79,11 +81,11 @@ class DenseLevel(LowerLevel):
             eta = min(max(1.0 / mean, 1.0 / curvature), 1e10 / curvature)
         else:
             eta = 1.0 / curvature
-        jacobian = self._jacobian(constraint, point.y - eta * point.slope)
+        jacobian = self.jacobian(constraint, point.y - eta * point.slope)
         lu = torch.linalg.lu_factor_ex(torch.addmm(self.identity - jacobian, jacobian, hessian, alpha=eta))
         return System(lu.LU, lu.pivots, jacobian, hessian, eta, curvature, convex, point.y)
 
-    def _jacobian(self, constraint: Any, z: Tensor) -> Tensor:
+    def jacobian(self, constraint: Any, z: Tensor) -> Tensor:
         if isinstance(constraint, SmoothedSet):
             return rows(constraint.apply(self.tree_y(z), self.units))
         return rows(constraint.jacobian(self.tree_y(z)).apply(self.units))
@@ -94,7 +96,7 @@ class DenseLevel(LowerLevel):
         return (hessian + hessian.T) / 2
 
     def _unconstrained(self, constraint: SmoothedSet, y: Tensor) -> bool:
-        return bool((self._jacobian(constraint, y) - self.identity).abs().max() < 1e-9)
+        return bool((self.jacobian(constraint, y) - self.identity).abs().max() < 1e-9)
 
     # --- y*(x) --------------------------------------------------------------------------------------------------------
 
@@ -206,14 +208,15 @@ class _NewtonSearch:
     def _elsewhere(self, point: LowerPoint, d: Tensor | None, size: float, system: System) -> LowerPoint | None:
         """A better point where the full Newton step is none: a part of it, or the minimum of the model over Y."""
         found = None if d is None else self._part_of(d, point, size, system)
-        if self.smoothed or not system.convex:
+        if not system.convex:
             return found
-        y = self._model_minimum(point, system)
-        if y is not None:
-            trial = self.level.at(self.x, y)
-            if (point if found is None else found).change_to(trial, self.level.eps) < 0:
-                return trial
-        return found
+        trial = self.level.at(self.x, self._model_minimum(point, system))
+        if self.smoothed:
+            nearest = size if found is None else float(self._residual(found, system.eta).norm())
+            better = trial.finite and float(self._residual(trial, system.eta).norm()) < nearest
+        else:
+            better = (point if found is None else found).change_to(trial, self.level.eps) < 0
+        return trial if better else found
 
     def _part_of(self, d: Tensor, point: LowerPoint, size: float, system: System) -> LowerPoint | None:
         for part in (0.5, 0.2, 0.05) if self.smoothed else (0.3, 0.1, 0.03):
@@ -226,32 +229,37 @@ class _NewtonSearch:
                 return trial
         return None
 
-    def _model_minimum(self, point: LowerPoint, system: System) -> Tensor | None:
-        """argmin over Y of slope.(v - y) + (v - y)' G (v - y)/2 by Douglas-Rachford splitting (ADMM).
+    def _model_minimum(self, point: LowerPoint, system: System) -> Tensor:
+        """The minimum of the quadratic model of g on the set, by damped Newton steps on Robinson's normal map.
 
-        It finds the face, and Newton steps go on from there. One factorisation and 25 projections per round; the
-        penalty is balanced between rounds (Boyd et al. 2011, section 3.4.1).
+        N(z) = m'(P(z)) + (z - P(z)) / eta is zero where P(z) is the minimum. Unlike y, z keeps its multipliers from
+        step to step, so that a step that crosses faces is shortened instead of thrown away.
         """
-        hessian, y = system.hessian, point.y.double()
+        hessian, eta, y = system.hessian, system.eta, point.y.double()
         linear = point.slope.double() - hessian @ y
-        penalty = math.exp(float(hessian.diagonal().clamp_min(1e-12 * system.curvature).log().mean()))
-        w, dual = y, torch.zeros_like(y)
-        for _ in range(3):
-            cholesky = torch.linalg.cholesky_ex(hessian + penalty * self.level.identity)
-            if int(cholesky.info):
-                return None
-            inverse = torch.cholesky_inverse(cholesky.L)
-            for _ in range(25):
-                v, before = inverse @ (penalty * (w - dual) - linear), w
-                relaxed = 1.6 * v - 0.6 * w
-                w = self.level.project(self.hard, relaxed + dual).double()
-                dual = dual + relaxed - w
-            primal, moved = float((v - w).norm()), float((w - before).norm())
-            if primal + moved <= 1e-10 * float(w.norm()):
+        weights = 1.0 / (hessian.diagonal().clamp_min(0.0) + 1.0 / eta)
+
+        def at(z: Tensor) -> tuple[Tensor, Tensor, float]:
+            v = self.level.project(self.constraint, z).double()
+            normal = linear + hessian @ v + (z - v) / eta
+            return v, normal, float(weights @ normal.square())
+
+        z, part = y - eta * point.slope.double(), 1.0
+        v, normal, size = at(z)
+        goal = 1e-24 * size
+        for _ in range(MODEL_STEPS):
+            jacobian = self.level.jacobian(self.constraint, z)
+            matrix = hessian @ jacobian + (self.level.identity - jacobian) / eta
+            d = -torch.linalg.solve_ex(matrix, normal[:, None]).result[:, 0]
+            part, found = min(4.0 * part, 1.0), None
+            while found is None and part > 1e-8:
+                trial = at(z + part * d)
+                found = trial if trial[2] <= (1.0 - 0.2 * part) * size else None
+                part = part if found else 0.5 * part
+            if found is None or size <= goal:
                 break
-            factor = min(max(math.sqrt(primal / max(moved, 1e-300)), 0.1), 10.0)
-            penalty, dual = penalty * factor, dual / factor
-        return w.to(point.y.dtype)
+            z, (v, normal, size) = z + part * d, found
+        return v.to(point.y.dtype)
 
     def _burst(self, point: LowerPoint, system: System, size: float, steps: int) -> LowerPoint:
         """Gradient steps where Newton has failed."""

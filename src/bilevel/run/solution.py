@@ -49,8 +49,8 @@ class Status(Enum):
     )
     STALLED = (
         "no descent lowers F by much any more, but F was not verified to be stationary (it falls in a direction that "
-        "was tried, g is not convex in y, or a derivative is wrong); the best point is returned: another x0 or seed "
-        "may lead further"
+        "was tried, rounding hides it, g is not convex in y, or a derivative is wrong); the best point is returned: "
+        "another x0 or seed may lead further"
     )
     UNFINISHED = (
         "all steps were taken, or the time was up, while F was still falling; resume=solution with more steps or "

@@ -47,8 +47,12 @@ STATIONARY = 1e-9
 """A descent is over when its direction promises less than this share of the progress."""
 PROMISING = 1e-6
 """A metric is begun anew where the last direction promised at least this share of the progress."""
+PATIENCE = 2
+"""After so many rounds in succession that led to nothing lower there are no more but the last."""
 RESOLUTION = 1e-6
 """Steps that promise less than this share of the progress are not shortened further."""
+BLURRED = 10.0
+"""Nothing is claimed where F is known to so many times the tolerance only."""
 PROBE, PROBES = 1e-2, 3
 """At the end F is looked at nearby, at this part of the way from the first point; so many descents may follow."""
 FREE_WORK = 2000
@@ -134,8 +138,11 @@ class SmoothedBFGSState(State):
     work_limit: float = math.inf
     end: str = ""
     probes: int = 0
+    blurred: bool = False  # whether rounding hides decreases of F that count
     nonconvex: bool = False  # whether g was seen to be nonconvex in y, which may then have several solutions
     minima: tuple[float, ...] = ()
+    idle: int = 0  # rounds in succession that have led to nothing lower
+    entered: float = math.inf  # the best F when the present round began
     settled: float = math.inf  # the lowest F at which a descent found no lower point
     known: Any = None  # what large lower levels have learned about G_yy
     levels: dict[Any, LowerLevel] = field(default_factory=dict, compare=False, metadata={"stored": False})
@@ -155,7 +162,10 @@ class SmoothedBFGSState(State):
 
     @property
     def remark(self) -> str:
-        """The local minima that descents have ended at, where they differ by more than 1 % of the decrease."""
+        """What hides lower points, or the local minima of the descents that differ by more than 1 % of the decrease."""
+        if self.blurred:
+            known = f"F is known to {self.best.error:.1e} only, which hides smaller decreases"
+            return f"{known}: use float64, or add a ridge term to g"
         drop, different = self.first.value - self.best.value, []
         for value in sorted(self.minima):
             if not different or value > different[-1] + 1e-2 * drop:
@@ -405,8 +415,10 @@ class _Walk:
     def _begin(self, first: int) -> None:
         """The next round that can be begun."""
         s, rounds = self.state, self.settings.rounds
+        s.idle = 0 if s.entered - s.best.value > 1e-3 * self.drop else s.idle + 1
+        s.entered = s.best.value
         for index in range(first, len(rounds)):
-            if s.work > s.work_limit and index < len(rounds) - 1:
+            if (s.work > s.work_limit or s.idle >= PATIENCE) and index < len(rounds) - 1:
                 continue
             if index == len(rounds) - 1 and s.settled - s.best.value <= RESOLUTION * self.drop:
                 break
@@ -433,7 +445,8 @@ class _Walk:
             lower = lower or find_descent(self.level, self.problem.upper_constraint, s.best, **how)
         s.probes += 1
         if lower is None:
-            s.end = "stalled" if s.nonconvex else "converged"
+            s.blurred = s.best.error > BLURRED * gain
+            s.end = "stalled" if s.nonconvex or s.blurred else "converged"
         elif s.probes >= PROBES:
             self.offer(lower)
             s.end = "stalled"
