@@ -16,7 +16,7 @@ from ..spaces import Vector
 from .base import Evaluation, LowerLevel, LowerPoint, Solved, flat, rows
 from .smoothed_set import SmoothedSet, Smoothing
 
-NEWTON_STEPS, SMOOTHED_STEPS = 60, 15
+NEWTON_STEPS, SMOOTHED_STEPS = 30, 15
 """Newton steps at most for one evaluation."""
 MODEL_STEPS = 60
 """Newton steps at most on a quadratic model of g."""
@@ -248,15 +248,17 @@ class _NewtonSearch:
         v, normal, size = at(z)
         goal = 1e-24 * size
         for _ in range(MODEL_STEPS):
+            if size <= goal:
+                break
             jacobian = self.level.jacobian(self.constraint, z)
             matrix = hessian @ jacobian + (self.level.identity - jacobian) / eta
             d = -torch.linalg.solve_ex(matrix, normal[:, None]).result[:, 0]
             part, found = min(4.0 * part, 1.0), None
-            while found is None and part > 1e-8:
+            while found is None and part > 1e-8 and bool(torch.isfinite(d).all()):
                 trial = at(z + part * d)
                 found = trial if trial[2] <= (1.0 - 0.2 * part) * size else None
                 part = part if found else 0.5 * part
-            if found is None or size <= goal:
+            if found is None:
                 break
             z, (v, normal, size) = z + part * d, found
         return v.to(point.y.dtype)
