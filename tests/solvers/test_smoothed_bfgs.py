@@ -172,3 +172,22 @@ def test_a_flat_start_is_left():
     )
     solution = solve(problem, tensor(4.0), torch.zeros(3, dtype=DOUBLE))
     assert float(problem.upper(solution.x, solution.y)) < 1e-4
+
+
+def test_nothing_is_claimed_where_rounding_hides_decreases_of_f():
+    """In float32, with condition number 1e8, F is known worse than it falls; in float64 the claim is made."""
+
+    def outcome(dtype):
+        scale = torch.logspace(0, -4, 6, dtype=dtype)
+        wanted = torch.ones(6, dtype=dtype)
+        problem = bilevel.Problem(
+            lambda x, y: 1.0 + 1e-3 * (scale * (y - wanted)).square().sum(),
+            lambda x, y: (scale * y - scale * wanted * (1 + x)).square().sum() / 2 + 1e-9 * y.square().sum(),
+            sets.Box(-10.0, 10.0),
+        )
+        return bilevel.minimize(problem, torch.full((1,), 0.1, dtype=dtype), torch.zeros(6, dtype=dtype))
+
+    assert outcome(DOUBLE).status is bilevel.Status.CONVERGED
+    single = outcome(torch.float32)
+    assert single.status is bilevel.Status.STALLED
+    assert "float64" in single.message
