@@ -59,8 +59,8 @@ def measured() -> Iterator[Row]:
     problem = make(2000, "float64")
     yield Row("the same in float64 without noise", in_passes(problem, EXACT))
     yield Row(
-        "the same with all defaults, an estimate of the curvature every 100 steps included",
-        in_passes(problem, bilevel.DMLCBO(), blocks=5),
+        "the same with DMLCBO(upper_step=0.1), an estimate of the curvature every 100 steps included",
+        in_passes(problem, bilevel.DMLCBO(upper_step=0.1), blocks=5),
     )
     yield Row("the same with noise of radius 1e-3, which decides on faces", in_passes(problem, FAR_NOISE, blocks=5))
     yield two_point(problem)
@@ -227,7 +227,9 @@ class Dense(Plain):
 
 def generic(count: int) -> Row:
     """A step with three terms of the series: the same products on both sides."""
-    solver = bilevel.DMLCBO(lower_step=0.1, hypergradient=bilevel.Neumann(terms=3, eta=0.3, truncation="full"))
+    solver = bilevel.DMLCBO(
+        upper_step=0.1, lower_step=0.1, hypergradient=bilevel.Neumann(terms=3, eta=0.3, truncation="full")
+    )
     generic, dense = stepping(Plain(count), solver), stepping(Dense(count), solver)
     size = 10 if count > 100 else 50
     ratio = median(block(lambda: next(generic), size) / block(lambda: next(dense), size) for _ in range(7))

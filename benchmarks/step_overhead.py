@@ -31,7 +31,7 @@ STEPS, RUNS = 200, 11
 
 def rows() -> Iterator[Row]:
     f, g, x, y = functions(*SIZES[0])
-    problem, solver = bilevel.Problem(f, g, bilevel.sets.L1Ball(1.0)), bilevel.DMLCBO()
+    problem, solver = bilevel.Problem(f, g, bilevel.sets.L1Ball(1.0)), bilevel.DMLCBO(upper_step=0.1)
     total = calls(lambda steps: bilevel.minimize(problem, x, y, solver=solver, steps=steps))
     yield Row("calls of one DMLCBO step, README's problem (cProfile)", total, "<= 400")
     curvature = bilevel.minimize(problem, x, y, solver=solver, steps=1).state.curvature
@@ -77,7 +77,7 @@ def calls(run: Callable[[int], Any]) -> float:
 
 def overhead(noisy: int, columns: int, trusted: int) -> float:
     f, g, x, y = functions(noisy, columns, trusted)
-    problem, solver = bilevel.Problem(f, g, bilevel.sets.L1Ball(1.0)), bilevel.DMLCBO(refresh=10**6)
+    problem, solver = bilevel.Problem(f, g, bilevel.sets.L1Ball(1.0)), bilevel.DMLCBO(upper_step=0.1, refresh=10**6)
 
     def library() -> bilevel.Solution:
         return bilevel.minimize(problem, x, y, solver=solver, steps=STEPS, evaluate_every=STEPS)
@@ -98,7 +98,7 @@ def overhead(noisy: int, columns: int, trusted: int) -> float:
 
 
 def by_hand(f: Any, g: Any, x: Tensor, y: Tensor, curvature: float, steps: int = STEPS) -> Tensor:
-    """Steps of DMLCBO with its default settings."""
+    """Steps of DMLCBO(upper_step=0.1)."""
     w, v, adjoint = estimates(f, g, x, y, None, curvature)
     moment = w.square().mean()
     floor = 0.1 * moment.sqrt()

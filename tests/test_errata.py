@@ -202,7 +202,7 @@ def test_range_of_eta_in_the_theorem_is_empty():
 @pytest.mark.parametrize(("eta", "diverges"), [(0.2 * (1 + 1e-9), True), (0.5, True), (0.99 * 0.2, False)])
 def test_a_divergent_series_is_reported_not_refused(eta, diverges):
     """Erratum 2: 2/L = 0.2; at and beyond it status and stats say so, just below they do not."""
-    solver = DMLCBO(hypergradient=Neumann(terms=3, eta=eta, truncation="full"))
+    solver = DMLCBO(upper_step=0.1, hypergradient=Neumann(terms=3, eta=eta, truncation="full"))
     solution = bilevel.minimize(two_curvatures(), vector(1.0, 1.0), solver=solver, steps=6, evaluate_every=2)
     assert solution.status is (Status.SERIES_DIVERGES if diverges else Status.STEPS)
     assert solution.status.ok is not diverges
@@ -216,7 +216,7 @@ def test_only_the_face_counts():
     problem, x, y = two_curvatures(sets.Box(-0.5, 0.5)), vector(0.4, 2.0), vector(0.4, 0.5)
     truth = bilevel.hypergradient(problem, x, y)
     assert float((full_sum(problem, x, y, 0.9, 30) - truth).norm()) < 1e-12
-    solver = DMLCBO(hypergradient=Neumann(terms=3, eta=0.9, truncation="full"))
+    solver = DMLCBO(upper_step=0.1, hypergradient=Neumann(terms=3, eta=0.9, truncation="full"))
     solution = bilevel.minimize(problem, x, y, solver=solver, steps=4, evaluate_every=2)
     assert solution.status is Status.STEPS
     assert solution.stats["series_diverged"] == 0
@@ -246,7 +246,7 @@ def test_elementwise_steps_rest_at_a_wrong_point_of_an_l1_ball():
     )
     ends = {}
     for adaptivity in ("elementwise", "scalar"):
-        solver = DMLCBO(lower_step=1.0, adaptivity=adaptivity, largest_scale=1e3, offset=1e-8)
+        solver = DMLCBO(upper_step=0.1, lower_step=1.0, adaptivity=adaptivity, largest_scale=1e3, offset=1e-8)
         if adaptivity == "elementwise":
             with pytest.warns(bilevel.errors.AdaptivityWarning, match="erratum 3"):
                 state = solver.init(problem, vector(0.0), problem.y0, Seeds())
@@ -283,7 +283,9 @@ def test_elementwise_steps_end_at_a_wrong_lower_level_on_digits(offset):
     problem, x0 = digits()
     residual = {}
     for adaptivity in ("elementwise", "scalar"):
-        solver = DMLCBO(lower_step=0.3, adaptivity=adaptivity, offset=offset, smallest_scale=1e-3, largest_scale=1e3)
+        solver = DMLCBO(
+            upper_step=0.1, lower_step=0.3, adaptivity=adaptivity, offset=offset, smallest_scale=1e-3, largest_scale=1e3
+        )
         y0 = problem.y0
         if adaptivity == "elementwise":
             with pytest.warns(bilevel.errors.AdaptivityWarning, match="L1Ball.*erratum 3"):
@@ -358,7 +360,7 @@ def test_two_point_factors_amplify():
 def test_two_point_is_not_the_default():
     """Erratum 4: the published form stays available; nothing uses it unless asked."""
     assert Neumann().smoothing == Perturbed()
-    assert DMLCBO().estimator == LinearSolve(tol=1e-3, max_iterations=30)
+    assert DMLCBO(upper_step=0.1).estimator == LinearSolve(tol=1e-3, max_iterations=30)
     assert LinearSolve().smoothing == Exact()
     assert DMLCBO.as_published(gamma=0.1, tau=0.1).hypergradient.smoothing == TwoPoint(radius=1e-6)
 

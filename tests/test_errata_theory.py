@@ -132,7 +132,7 @@ def test_three_terms_give_a_direction_not_the_gradient():
     three = full_sum(problem, x, x, 0.5, 3)
     stated(8, "0.87", cosine(three, truth), rel=5e-3)
     stated(8, "0.97", relative_error(three, truth), rel=5e-3)
-    assert isinstance(DMLCBO().estimator, LinearSolve)
+    assert isinstance(DMLCBO(upper_step=0.1).estimator, LinearSolve)
 
 
 def digits(reduction=torch.mean):
@@ -215,13 +215,13 @@ def test_inexact_lower_levels_let_coordinates_in(lower_steps, escapes):
 
 
 def test_the_single_loop_escapes_from_a_cold_start_only():
-    """Erratum 9: DMLCBO() reaches F* from y = 0, and from y*(x) only if its smoothing reaches the kink."""
+    """Erratum 9: a fixed step reaches F* from y = 0, and from y*(x) only if its smoothing reaches the kink."""
     problem = trap()
     solved = bilevel.solve_lower(problem, TRAPPED_AT).y
-    wide = DMLCBO(hypergradient=LinearSolve(smoothing=Perturbed(radius=0.05)))
+    wide = DMLCBO(upper_step=0.1, hypergradient=LinearSolve(smoothing=Perturbed(radius=0.05)))
     ends = [
         bilevel.minimize(problem, TRAPPED_AT, y0, solver=solver, steps=300).x
-        for y0, solver in ((vector(0.0, 0.0), DMLCBO()), (solved, DMLCBO()), (solved, wide))
+        for y0, solver in ((vector(0.0, 0.0), DMLCBO(upper_step=0.1)), (solved, DMLCBO(upper_step=0.1)), (solved, wide))
     ]
     cold, warm, smoothed = (float(bilevel.upper_value(problem, x)) for x in ends)
     assert cold < 1e-6
@@ -345,7 +345,7 @@ def test_the_series_diverges_with_sums_over_rows(reduction, diverges):
     y = bilevel.solve_lower(problem, x, tol=1e-8).y
     contraction = Neumann(eta=0.5).contraction(problem.linearize(x, y), RandomStreams())
     stated(12, "3.01" if diverges else "-0.974", contraction, rel=0.01)
-    solver = DMLCBO(hypergradient=Neumann(terms=3, eta=0.5))
+    solver = DMLCBO(upper_step=0.1, hypergradient=Neumann(terms=3, eta=0.5))
     solution = bilevel.minimize(problem, x, y, solver=solver, steps=4, evaluate_every=2)
     assert solution.status is (Status.SERIES_DIVERGES if diverges else Status.STEPS)
     assert bool(solution.stats["series_diverged"]) is diverges

@@ -63,7 +63,7 @@ def test_unrolled_calls_lower_once_per_point_of_its_path():
 def test_a_dmlcbo_step_calls_each_function_once():
     problem, upper, lower = counted_problem()
     x, y = point()
-    solver = bilevel.DMLCBO()
+    solver = bilevel.DMLCBO(upper_step=0.1)
     state = solver.init(problem, x, y, bilevel.Seeds())
     before = upper.calls, lower.calls
     for _ in range(5):
@@ -147,11 +147,21 @@ def test_batches_are_pure_functions_of_seed_and_step():
     )
     options = {"steps": 5, "evaluate_every": 5}
     first = bilevel.minimize(
-        problem, torch.zeros(2).double(), torch.zeros(3).double(), seed=3, **options, solver=bilevel.DMLCBO()
+        problem,
+        torch.zeros(2).double(),
+        torch.zeros(3).double(),
+        seed=3,
+        **options,
+        solver=bilevel.DMLCBO(upper_step=0.1),
     )
     drawn, seen[:] = list(seen), []
     second = bilevel.minimize(
-        problem, torch.zeros(2).double(), torch.zeros(3).double(), seed=3, **options, solver=bilevel.DMLCBO()
+        problem,
+        torch.zeros(2).double(),
+        torch.zeros(3).double(),
+        seed=3,
+        **options,
+        solver=bilevel.DMLCBO(upper_step=0.1),
     )
     assert len(drawn) == 7  # one to look at before the start, the start, and five steps
     assert seen == drawn
@@ -163,7 +173,7 @@ def test_batches_are_pure_functions_of_seed_and_step():
         torch.zeros(3).double(),
         seed=bilevel.Seeds(data=4),
         **options,
-        solver=bilevel.DMLCBO(),
+        solver=bilevel.DMLCBO(upper_step=0.1),
     )
     assert seen != drawn
 
@@ -174,7 +184,12 @@ def test_x_may_have_a_set_of_its_own():
         upper_constraint=sets.Box(0.0, 1.0),
     )  # fmt: skip
     solution = bilevel.minimize(
-        problem, torch.zeros(2).double(), torch.zeros(2).double(), steps=1000, tol=1e-6, solver=bilevel.DMLCBO()
+        problem,
+        torch.zeros(2).double(),
+        torch.zeros(2).double(),
+        steps=1000,
+        tol=1e-6,
+        solver=bilevel.DMLCBO(upper_step=0.1),
     )
     assert solution.status is bilevel.Status.STATIONARY
     assert torch.allclose(solution.x, torch.ones(2).double())
@@ -221,7 +236,7 @@ def test_dmlcbo_finds_the_parameter_of_a_set(make_set):
     )
     x0 = torch.tensor([-0.5]).double()
     y0 = make_set(x0).project(c)
-    solution = bilevel.minimize(problem, x0, y0, steps=600, solver=bilevel.DMLCBO())
+    solution = bilevel.minimize(problem, x0, y0, steps=600, solver=bilevel.DMLCBO(upper_step=0.1))
     assert float(solution.x) == pytest.approx(0.5, abs=1e-2)
     assert make_set(solution.x).contains(solution.y)
 

@@ -12,8 +12,8 @@ from bilevel.ranks import Ranks
 ROWS, COLUMNS, TRUSTED = 40, 6, 10
 TIGHT = bilevel.LinearSolve(tol=1e-13)
 SOLVERS = {
-    "DMLCBO": bilevel.DMLCBO(hypergradient=TIGHT),
-    "Neumann": bilevel.DMLCBO(hypergradient=bilevel.Neumann(terms=10)),
+    "DMLCBO": bilevel.DMLCBO(upper_step=0.1, hypergradient=TIGHT),
+    "Neumann": bilevel.DMLCBO(upper_step=0.1, hypergradient=bilevel.Neumann(terms=10)),
     "ProjectedSOBA": bilevel.solvers.ProjectedSOBA(),
     "Approx": bilevel.Approx(upper_step=1.0, step_rule="fixed"),
     "VPBGD": bilevel.solvers.VPBGD(),

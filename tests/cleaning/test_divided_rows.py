@@ -145,15 +145,16 @@ def test_every_derivative_is_that_of_all_rows():
 
 
 SOLVERS = {
-    "general": bilevel.DMLCBO(hypergradient=EXACT),
+    "general": bilevel.DMLCBO(upper_step=0.1, hypergradient=EXACT),
     "perturbed": bilevel.DMLCBO(
+        upper_step=0.1,
         hypergradient=bilevel.LinearSolve(
             tol=1e-13, max_iterations=200, smoothing=bilevel.hypergradients.Perturbed(radius=1e-3)
-        )
+        ),
     ),
-    "whole series": bilevel.DMLCBO(hypergradient=bilevel.Neumann(terms=5, truncation="full")),
+    "whole series": bilevel.DMLCBO(upper_step=0.1, hypergradient=bilevel.Neumann(terms=5, truncation="full")),
     "series": bilevel.DMLCBO(
-        hypergradient=bilevel.Neumann(terms=5, smoothing=bilevel.hypergradients.Perturbed(radius=1e-3))
+        upper_step=0.1, hypergradient=bilevel.Neumann(terms=5, smoothing=bilevel.hypergradients.Perturbed(radius=1e-3))
     ),
     "Approx": bilevel.Approx(),
     "VPBGD": bilevel.solvers.VPBGD(),
@@ -212,7 +213,7 @@ def test_every_solver_takes_divided_rows():
 # --- float32 -----------------------------------------------------------------------------------------
 
 
-SINGLE = bilevel.DMLCBO()
+SINGLE = bilevel.DMLCBO(upper_step=0.1)
 
 
 def in_float32(ranks):

@@ -184,7 +184,9 @@ def test_foreign_files_are_refused_and_nothing_in_them_runs(tmp_path, monkeypatc
     problem = bilevel.Problem(
         lambda x, y: (y - target).square().sum(), lambda x, y: (y - x).square().sum(), bilevel.sets.L1Ball(1.0)
     )
-    bilevel.minimize(problem, torch.zeros(2), torch.zeros(2), steps=2, solver=bilevel.DMLCBO()).save("solution")
+    bilevel.minimize(problem, torch.zeros(2), torch.zeros(2), steps=2, solver=bilevel.DMLCBO(upper_step=0.1)).save(
+        "solution"
+    )
     Path("text").write_text("x,y\n1,2\n" * 100)
     Path("folder").mkdir()
     for name in ("pickle", "weights", "solution", "text", "folder", "missing"):

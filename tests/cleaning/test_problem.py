@@ -237,7 +237,7 @@ def test_the_hypergradient_of_the_noise_is_that_of_the_upper_value(noise):
 
 
 @pytest.mark.parametrize(
-    "solver", [bilevel.DMLCBO(), bilevel.Approx(), bilevel.Implicit()], ids=lambda s: type(s).__name__
+    "solver", [bilevel.DMLCBO(upper_step=0.1), bilevel.Approx(), bilevel.Implicit()], ids=lambda s: type(s).__name__
 )
 def test_solvers_that_take_moving_sets_learn_the_radius(solver):
     problem = CleaningProblem(*clouds(), radius="auto")
@@ -289,8 +289,12 @@ def test_every_solver_takes_the_same_steps_as_with_autograd(cls, loss, classes, 
 def test_runs_are_reproducible_and_resume_with_the_same_bits(radius, batch_size, tmp_path):
     problem = make("softmax", 3, "rows", radius=radius, batch_size=batch_size)
     x0 = problem.start()
-    whole = bilevel.minimize(problem, x0, steps=12, evaluate_every=3, output="best", solver=bilevel.DMLCBO())
-    half = bilevel.minimize(problem, x0, steps=6, evaluate_every=3, output="best", solver=bilevel.DMLCBO())
+    whole = bilevel.minimize(
+        problem, x0, steps=12, evaluate_every=3, output="best", solver=bilevel.DMLCBO(upper_step=0.1)
+    )
+    half = bilevel.minimize(
+        problem, x0, steps=6, evaluate_every=3, output="best", solver=bilevel.DMLCBO(upper_step=0.1)
+    )
     half.save(tmp_path / "run.safetensors")
     resumed = bilevel.minimize(
         problem, resume=bilevel.Solution.load(tmp_path / "run.safetensors"), steps=6, evaluate_every=3, output="best"
@@ -303,7 +307,7 @@ def test_runs_are_reproducible_and_resume_with_the_same_bits(radius, batch_size,
 
 def test_learned_weights_tell_wrong_labels_from_right_ones():
     problem = CleaningProblem(*clouds(), radius=3.0)
-    solution = bilevel.minimize(problem, problem.start(), steps=100, solver=bilevel.DMLCBO())
+    solution = bilevel.minimize(problem, problem.start(), steps=100, solver=bilevel.DMLCBO(upper_step=0.1))
     weights = problem.noise.weights(solution.x)
     assert float(weights[:40].max()) < float(weights[40:].min())
 
@@ -378,7 +382,7 @@ def test_any_set_of_the_catalogue_can_hold_the_weight(constraint):
     problem = make("softmax", 3, "rows", constraint=constraint)
     x0 = problem.start()
     y0 = problem.constraint_at(x0).project(problem.y0)
-    solution = bilevel.minimize(problem, x0, y0, steps=5, solver=bilevel.DMLCBO())
+    solution = bilevel.minimize(problem, x0, y0, steps=5, solver=bilevel.DMLCBO(upper_step=0.1))
     assert solution.status.ok
     assert constraint.contains(solution.y["weight"])
     assert float(solution.y["weight"].abs().max()) > 0
@@ -400,7 +404,7 @@ def test_the_lower_level_is_solved_as_scikit_learn_does():
 @pytest.mark.parametrize(("loss", "classes", "noise"), COMBINATIONS)
 def test_single_precision_runs(loss, classes, noise):
     problem = make(loss, classes, noise, dtype=torch.float32, radius="auto")
-    solution = bilevel.minimize(problem, problem.start(), steps=5, solver=bilevel.DMLCBO())
+    solution = bilevel.minimize(problem, problem.start(), steps=5, solver=bilevel.DMLCBO(upper_step=0.1))
     assert solution.status.finished
     assert {u.dtype for u in leaves(solution.x) + leaves(solution.y)} == {torch.float32}
     double = make(loss, classes, noise)

@@ -15,19 +15,20 @@ from bilevel.spaces import Space, leaves
 SPACE = Space()
 EXACT = bilevel.LinearSolve(tol=1e-13, max_iterations=200)
 SOLVERS = {
-    "auto": bilevel.DMLCBO(hypergradient=EXACT, refresh=30),
+    "auto": bilevel.DMLCBO(upper_step=0.1, hypergradient=EXACT, refresh=30),
     "steps given": bilevel.DMLCBO(
         upper_step=1.0, lower_step=0.1, hypergradient=bilevel.LinearSolve(tol=1e-13, max_iterations=200, eta=0.3)
     ),
     "perturbed": bilevel.DMLCBO(
+        upper_step=0.1,
         hypergradient=bilevel.LinearSolve(
             tol=1e-13, max_iterations=200, smoothing=bilevel.hypergradients.Perturbed(radius=1e-4)
-        )
+        ),
     ),
     "a term of the series": bilevel.DMLCBO(
         upper_step=1.0, lower_step=0.1, hypergradient=bilevel.Neumann(terms=4, eta=0.5)
     ),
-    "the series": bilevel.DMLCBO(hypergradient=bilevel.Neumann(terms=5, truncation="full")),
+    "the series": bilevel.DMLCBO(upper_step=0.1, hypergradient=bilevel.Neumann(terms=5, truncation="full")),
 }
 
 
@@ -177,7 +178,7 @@ def test_restricted_steps_of_several_classes_are_those_of_autograd():
     problem = several_classes(radius=0.3)
     generic = bilevel.Problem(problem.upper, problem.lower, problem.constraint, y0=problem.y0)
     for estimator in (EXACT, bilevel.Neumann(terms=3, smoothing=bilevel.hypergradients.Perturbed(radius=1e-4))):
-        solver = bilevel.DMLCBO(hypergradient=estimator)
+        solver = bilevel.DMLCBO(upper_step=0.1, hypergradient=estimator)
         run = bilevel.iterate(generic, problem.start(), solver=solver)
         assert_same_state(states(problem, solver, 30)[-1], [next(run) for _ in range(30)][-1], 1e-9)
 

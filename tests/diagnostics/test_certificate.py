@@ -188,7 +188,7 @@ def test_a_run_stops_on_its_certificate():
 
 
 def test_a_loaded_solution_asks_for_its_problem(tmp_path):
-    solution = bilevel.minimize(absolute_value(), vector(0.4), steps=1, solver=bilevel.DMLCBO())
+    solution = bilevel.minimize(absolute_value(), vector(0.4), steps=1, solver=bilevel.DMLCBO(upper_step=0.1))
     loaded = bilevel.Solution.load(solution.save(tmp_path / "run.safetensors"))
     for without in (loaded, pickle.loads(pickle.dumps(solution))):
         with pytest.raises(bilevel.InvalidInputError, match="pass certificate"):

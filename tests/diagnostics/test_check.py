@@ -188,7 +188,7 @@ def test_correct_means_an_error_within_tol():
     assert all(check.error == pytest.approx(2e-3, rel=0.01) for check in verdicts)
 
 
-@pytest.mark.parametrize("solver", [bilevel.DMLCBO(), bilevel.Approx(), bilevel.Implicit()], ids=repr)
+@pytest.mark.parametrize("solver", [bilevel.DMLCBO(upper_step=0.1), bilevel.Approx(), bilevel.Implicit()], ids=repr)
 def test_solvers_of_the_library_pass(solver):
     known = next(k for k in known_problems() if k.name == "l1 ball")
     assert check_hypergradient(known.problem, known.x0, solver=solver, directions=1).ok

@@ -43,7 +43,14 @@ def test_a_maximiser_is_not_certified(constraint):
     assert math.isnan(found.eps)
     assert str(found).startswith("no certificate: g is not convex in y")
     run = bilevel.minimize(
-        problem, vector(-0.7), vector(-0.7), steps=2, evaluate_every=1, tol=1e-3, delta=0.1, solver=bilevel.DMLCBO()
+        problem,
+        vector(-0.7),
+        vector(-0.7),
+        steps=2,
+        evaluate_every=1,
+        tol=1e-3,
+        delta=0.1,
+        solver=bilevel.DMLCBO(upper_step=0.1),
     )
     assert run.status is Status.STEPS
 
@@ -62,7 +69,7 @@ def test_a_flat_lower_level_is_not_certified():
         evaluate_every=1,
         tol=1e-3,
         delta=1e-3,
-        solver=bilevel.DMLCBO(),
+        solver=bilevel.DMLCBO(upper_step=0.1),
     )
     assert run.status is Status.STEPS
 
@@ -92,7 +99,9 @@ def test_a_run_is_certified_only_with_its_own_lower_level_solved():
     """x = 1e-4 is within delta of the kink from the start, but y = 5 is not y*."""
     start = {"steps": 5, "evaluate_every": 1, "tol": 1e-3, "delta": 1e-2}
     assert (
-        bilevel.minimize(absolute_value(5.0), vector(1e-4), vector(5.0), **start, solver=bilevel.DMLCBO()).status
+        bilevel.minimize(
+            absolute_value(5.0), vector(1e-4), vector(5.0), **start, solver=bilevel.DMLCBO(upper_step=0.1)
+        ).status
         is Status.STEPS
     )
     solved = bilevel.minimize(

@@ -46,7 +46,7 @@ def adam(parameters):
 
 
 SOLVERS = [
-    bilevel.DMLCBO(),
+    bilevel.DMLCBO(upper_step=0.1),
     bilevel.solvers.VPBGD(upper_step=0.01),
     bilevel.solvers.RMDPCD(steps=3, step_rule="fixed", upper_step=0.01),
     bilevel.Approx(step_rule="fixed", upper_step=0.01),

@@ -125,7 +125,7 @@ def test_every_solver_of_the_paper_learns(solver, coding):
 
 def test_a_state_for_fresh_tasks_keeps_what_it_knows_of_x():
     problem = small_problem()
-    solver = bilevel.DMLCBO()
+    solver = bilevel.DMLCBO(upper_step=0.1)
     state = solver.init(problem, problem.x0, problem.solve(problem.x0), bilevel.Seeds())
     state = solver.step(problem, state)
     y = 0.5 * state.y

@@ -52,7 +52,7 @@ def solvers() -> dict[str, Any]:
     noisy = bilevel.Neumann(terms=4, truncation="random", smoothing=bilevel.hypergradients.Perturbed(radius=0.05))
     two_point = bilevel.Neumann(terms=3, eta=0.3, smoothing=bilevel.hypergradients.TwoPoint(radius=1e-3))
     drawn = {"random truncation": noisy, "two points": two_point, "unrolled": bilevel.Unrolled(steps=3)}
-    made = {name: bilevel.DMLCBO(hypergradient=estimator) for name, estimator in drawn.items()}
+    made = {name: bilevel.DMLCBO(upper_step=0.1, hypergradient=estimator) for name, estimator in drawn.items()}
     return {**made, **{cls.__name__: cls() for cls in solver_classes()}}
 
 

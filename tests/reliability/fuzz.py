@@ -446,7 +446,7 @@ DIAGNOSTICS: dict[str, tuple[dict[str, Any], dict[str, list[Any]], Callable[[Any
             "tol": [1e-4, 0.5, *LENGTHS],
             "directions": [1, 2, *COUNTS],
             "method": [None, 3, bilevel.LinearSolve, bilevel.LinearSolve(), bilevel.Unrolled(steps=5), "a"],
-            "solver": [None, 3, bilevel.DMLCBO, bilevel.DMLCBO(), "a"],
+            "solver": [None, 3, bilevel.DMLCBO, bilevel.DMLCBO(upper_step=0.1), "a"],
             "gradient": [None, torch.zeros(3).double(), torch.ones(1), "a", 3, torch.full((3,), math.nan)],
         },
         check_verdict,

@@ -32,7 +32,7 @@ def warm():
         made.project(point + 2)
     sets.Intersection(sets.L1Ball(1.0), sets.Box(-1.0, 0.5)).project(point + 2)
     sets.BirkhoffPolytope(3).project(torch.ones(3, 3))
-    bilevel.minimize(fuzz.clipped(), point, point, steps=1, solver=bilevel.DMLCBO())
+    bilevel.minimize(fuzz.clipped(), point, point, steps=1, solver=bilevel.DMLCBO(upper_step=0.1))
     for diagnose in (bilevel.check_hypergradient, bilevel.diagnostics.estimate_constants):
         diagnose(fuzz.clipped(), point + 0.3, point)
     with contextlib.suppress(bilevel.MissingExtraError):
@@ -73,7 +73,7 @@ POINT = torch.zeros(3, dtype=torch.float64)
     [
         lambda: bilevel.solve_lower(fuzz.clipped(), META, POINT),
         lambda: bilevel.hypergradient(fuzz.clipped(), POINT, META),
-        lambda: bilevel.minimize(fuzz.clipped(), META, POINT, solver=bilevel.DMLCBO()),
+        lambda: bilevel.minimize(fuzz.clipped(), META, POINT, solver=bilevel.DMLCBO(upper_step=0.1)),
         lambda: sets.L1Ball(1.0).project(META),
         lambda: sets.L1Ball(META[0]),
         lambda: sets.Box(META, 1.0),
@@ -124,7 +124,9 @@ def test_a_step_that_is_a_huge_integer():
 @pytest.mark.parametrize("callbacks", [None, 3, ["a"], print])
 def test_callbacks_that_are_none(callbacks):
     with pytest.raises(bilevel.InvalidTypeError, match="callbacks must be a list of functions"):
-        bilevel.minimize(fuzz.clipped(), POINT, POINT, steps=1, callbacks=callbacks, solver=bilevel.DMLCBO())
+        bilevel.minimize(
+            fuzz.clipped(), POINT, POINT, steps=1, callbacks=callbacks, solver=bilevel.DMLCBO(upper_step=0.1)
+        )
 
 
 def test_a_transport_plan_too_far_away():

@@ -50,7 +50,11 @@ def settings() -> dict[str, Any]:
     estimator = bilevel.Neumann(
         terms=4, eta=0.2, truncation="random", smoothing=bilevel.hypergradients.Perturbed(radius=0.1)
     )
-    return {"solver": bilevel.DMLCBO(hypergradient=estimator), "output": "sampled", "evaluate_every": 10}
+    return {
+        "solver": bilevel.DMLCBO(upper_step=0.1, hypergradient=estimator),
+        "output": "sampled",
+        "evaluate_every": 10,
+    }
 
 
 def run(path: str | None = None) -> bilevel.Solution:

@@ -58,7 +58,7 @@ def path(tmp_path, monkeypatch) -> Path:
 
 def test_the_end_and_the_state_before_it_are_on_the_disk(path):
     solution = bilevel.minimize(
-        problem(), START, steps=25, checkpoint=bilevel.Checkpoint(path, every=10), solver=bilevel.DMLCBO()
+        problem(), START, steps=25, checkpoint=bilevel.Checkpoint(path, every=10), solver=bilevel.DMLCBO(upper_step=0.1)
     )
     assert (bilevel.Solution.load(path).stats["steps"], load_checkpoint(previous_of(path)).stats["steps"]) == (25, 20)
     assert bilevel.Solution.load(path).status is solution.status is bilevel.Status.STEPS
@@ -69,9 +69,13 @@ def test_the_end_and_the_state_before_it_are_on_the_disk(path):
 
 def test_resuming_goes_to_the_planned_end_with_the_settings_of_the_run(path):
     run = {"steps": 60, "evaluate_every": 10, "output": "best", "tol": 1e-9}
-    whole = bilevel.minimize(problem(), START, **{"solver": bilevel.DMLCBO(), **run})
+    whole = bilevel.minimize(problem(), START, **{"solver": bilevel.DMLCBO(upper_step=0.1), **run})
     stopped = bilevel.minimize(
-        problem(), START, checkpoint=path, callbacks=[at_step(30, interrupt)], **{"solver": bilevel.DMLCBO(), **run}
+        problem(),
+        START,
+        checkpoint=path,
+        callbacks=[at_step(30, interrupt)],
+        **{"solver": bilevel.DMLCBO(upper_step=0.1), **run},
     )
     assert stopped.status is bilevel.Status.INTERRUPTED
     resumed = bilevel.minimize(problem(), resume=path, checkpoint=path)
@@ -88,7 +92,7 @@ def test_resuming_goes_to_the_planned_end_with_the_settings_of_the_run(path):
 def test_an_evaluation_that_was_cut_short_is_made_again(path, output, monkeypatch):
     """Ctrl-C between a step and the end of its evaluation."""
     run = {"steps": 40, "evaluate_every": 10, "output": output}
-    whole = bilevel.minimize(problem(), START, **{"solver": bilevel.DMLCBO(), **run})
+    whole = bilevel.minimize(problem(), START, **{"solver": bilevel.DMLCBO(upper_step=0.1), **run})
     record = SolverStage.record
 
     def interrupted(self, state, seconds):
@@ -98,7 +102,7 @@ def test_an_evaluation_that_was_cut_short_is_made_again(path, output, monkeypatc
 
     with monkeypatch.context() as patch:
         patch.setattr(SolverStage, "record", interrupted)
-        bilevel.minimize(problem(), START, checkpoint=path, **{"solver": bilevel.DMLCBO(), **run})
+        bilevel.minimize(problem(), START, checkpoint=path, **{"solver": bilevel.DMLCBO(upper_step=0.1), **run})
     resumed = bilevel.minimize(problem(), resume=path)
     assert [record.step for record in resumed.history] == [0, 10, 20, 30, 40]
     assert torch.equal(resumed.x, whole.x)
@@ -109,9 +113,13 @@ def test_an_evaluation_that_was_cut_short_is_made_again(path, output, monkeypatc
 def test_the_bits_of_a_set_that_moves(path, output):
     moving = problem(constraint=lambda x: sets.Translated(sets.L1Ball(0.5), x / 3))
     run = {"solver": bilevel.solvers.BiCGAFFA(), "steps": 30, "evaluate_every": 7, "output": output}
-    whole = bilevel.minimize(moving, START, **{"solver": bilevel.DMLCBO(), **run})
+    whole = bilevel.minimize(moving, START, **{"solver": bilevel.DMLCBO(upper_step=0.1), **run})
     bilevel.minimize(
-        moving, START, checkpoint=path, callbacks=[at_step(14, interrupt)], **{"solver": bilevel.DMLCBO(), **run}
+        moving,
+        START,
+        checkpoint=path,
+        callbacks=[at_step(14, interrupt)],
+        **{"solver": bilevel.DMLCBO(upper_step=0.1), **run},
     )
     resumed = bilevel.minimize(moving, resume=path, solver=run["solver"])
     assert torch.equal(resumed.x, whole.x)
@@ -132,13 +140,13 @@ def rows_twice():
 def test_sets_with_an_iteration_inside_resume_with_the_same_bits(path, make):
     """The resumed run has a set of its own, as in a new process."""
     run = {"steps": 9, "evaluate_every": 3}
-    whole = bilevel.minimize(problem(constraint=make()), START, **{"solver": bilevel.DMLCBO(), **run})
+    whole = bilevel.minimize(problem(constraint=make()), START, **{"solver": bilevel.DMLCBO(upper_step=0.1), **run})
     bilevel.minimize(
         problem(constraint=make()),
         START,
         checkpoint=path,
         callbacks=[at_step(6, interrupt)],
-        **{"solver": bilevel.DMLCBO(), **run},
+        **{"solver": bilevel.DMLCBO(upper_step=0.1), **run},
     )
     resumed = bilevel.minimize(problem(constraint=make()), resume=path)
     assert torch.equal(resumed.state.y, whole.state.y)
@@ -152,7 +160,7 @@ ENDS = {
     "CERTIFIED": {"steps": 300, "evaluate_every": 20, "tol": 0.2, "delta": 1e-3},
     "STOPPED": {"steps": 300, "evaluate_every": 10, "callbacks": [lambda record, state: record.step == 30]},
     "SERIES_DIVERGES": {"steps": 40, "evaluate_every": 10, "tol": 10.0,
-                        "solver": bilevel.DMLCBO(hypergradient=bilevel.Neumann(terms=2, eta=1.5))},
+                        "solver": bilevel.DMLCBO(upper_step=0.1, hypergradient=bilevel.Neumann(terms=2, eta=1.5))},
 }  # fmt: skip
 
 
@@ -165,7 +173,7 @@ def restarted(run):
 def test_a_run_that_has_ended_is_returned_as_it_is(path, end):
     """Its stopping rule decided, and the script that is started again after every crash does not overrule it."""
     run = ENDS[end]
-    ended = bilevel.minimize(problem(), START, checkpoint=path, **{"solver": bilevel.DMLCBO(), **run})
+    ended = bilevel.minimize(problem(), START, checkpoint=path, **{"solver": bilevel.DMLCBO(upper_step=0.1), **run})
     assert ended.status.name == end
     assert ended.state.step < run["steps"]
     again = bilevel.minimize(problem(), resume=path, checkpoint=path, **restarted(run))
@@ -177,12 +185,13 @@ def test_a_run_that_has_ended_is_returned_as_it_is(path, end):
 
 def test_a_run_that_has_ended_goes_on_when_asked(path):
     run = ENDS["STATIONARY"]
-    ended = bilevel.minimize(problem(), START, checkpoint=path, **{"solver": bilevel.DMLCBO(), **run})
+    ended = bilevel.minimize(problem(), START, checkpoint=path, **{"solver": bilevel.DMLCBO(upper_step=0.1), **run})
     assert bilevel.minimize(problem(), resume=path, steps=7).state.step == ended.state.step + 7
     tighter = bilevel.minimize(problem(), resume=path, tol=1e-5)
     assert tighter.status is bilevel.Status.STATIONARY
     assert torch.equal(
-        tighter.x, bilevel.minimize(problem(), START, **{"solver": bilevel.DMLCBO(), **{**run, "tol": 1e-5}}).x
+        tighter.x,
+        bilevel.minimize(problem(), START, **{"solver": bilevel.DMLCBO(upper_step=0.1), **{**run, "tol": 1e-5}}).x,
     )
 
 
@@ -191,10 +200,13 @@ def test_a_run_that_has_ended_goes_on_when_asked(path):
 def test_ctrl_c_at_the_evaluation_that_ends_a_run(path, end, output):
     """In a callback, after the record was made: it is judged when the run is resumed."""
     run = {**ENDS[end], "output": output}
-    whole = bilevel.minimize(problem(), START, **{"solver": bilevel.DMLCBO(), **run})
+    whole = bilevel.minimize(problem(), START, **{"solver": bilevel.DMLCBO(upper_step=0.1), **run})
     callbacks = [at_step(whole.state.step, interrupt), *run.get("callbacks", ())]
     stopped = bilevel.minimize(
-        problem(), START, checkpoint=path, **{"solver": bilevel.DMLCBO(), **{**run, "callbacks": callbacks}}
+        problem(),
+        START,
+        checkpoint=path,
+        **{"solver": bilevel.DMLCBO(upper_step=0.1), **{**run, "callbacks": callbacks}},
     )
     assert (stopped.status, stopped.state.step) == (bilevel.Status.INTERRUPTED, whole.state.step)
     resumed = bilevel.minimize(problem(), resume=path, checkpoint=path, **restarted(run))
@@ -215,13 +227,13 @@ def test_the_counts_after_ctrl_c_within_a_step(path, output):
         return (y - 1).square().sum()
 
     run = {"steps": 12, "evaluate_every": 6, "output": output}
-    whole = bilevel.minimize(problem(upper=upper), START, **{"solver": bilevel.DMLCBO(), **run})
+    whole = bilevel.minimize(problem(upper=upper), START, **{"solver": bilevel.DMLCBO(upper_step=0.1), **run})
     total, interrupted = len(calls), 0
     for stop_at[0] in range(4, total):
         calls.clear()
         with contextlib.suppress(KeyboardInterrupt):  # before the first step
             stopped = bilevel.minimize(
-                problem(upper=upper), START, checkpoint=path, **{"solver": bilevel.DMLCBO(), **run}
+                problem(upper=upper), START, checkpoint=path, **{"solver": bilevel.DMLCBO(upper_step=0.1), **run}
             )
             interrupted += stopped.state.step not in (0, 6, 12)
             calls[:] = [1] * total
@@ -237,7 +249,7 @@ def test_the_counts_after_ctrl_c_within_a_step(path, output):
 
 
 def test_files_of_other_runs_are_left_alone(path):
-    half = bilevel.minimize(problem(), START, steps=5, checkpoint=path, solver=bilevel.DMLCBO())
+    half = bilevel.minimize(problem(), START, steps=5, checkpoint=path, solver=bilevel.DMLCBO(upper_step=0.1))
     content = path.read_bytes()
     for resume in (None, half):
         start = START if resume is None else None
@@ -245,16 +257,16 @@ def test_files_of_other_runs_are_left_alone(path):
             bilevel.minimize(problem(), start, steps=5, checkpoint=path, resume=resume)
     path.rename(previous_of(path))
     with pytest.raises(bilevel.InvalidInputError, match=r"run.previous.safetensors exists"):
-        bilevel.minimize(problem(), START, steps=5, checkpoint=path, solver=bilevel.DMLCBO())
+        bilevel.minimize(problem(), START, steps=5, checkpoint=path, solver=bilevel.DMLCBO(upper_step=0.1))
     assert previous_of(path).read_bytes() == content
 
 
 def test_a_run_that_is_refused_leaves_the_temporary_of_the_running_one(path):
-    bilevel.minimize(problem(), START, steps=5, checkpoint=path, solver=bilevel.DMLCBO())
+    bilevel.minimize(problem(), START, steps=5, checkpoint=path, solver=bilevel.DMLCBO(upper_step=0.1))
     temporary = Path(".run.safetensors.0123456789abcdef.tmp")
     temporary.write_text("half a checkpoint")
     with pytest.raises(FileExistsError):
-        bilevel.minimize(problem(), START, steps=5, checkpoint=path, solver=bilevel.DMLCBO())
+        bilevel.minimize(problem(), START, steps=5, checkpoint=path, solver=bilevel.DMLCBO(upper_step=0.1))
     assert temporary.read_text() == "half a checkpoint"
     bilevel.minimize(problem(), resume=path, checkpoint=path)
     assert not temporary.exists()
@@ -269,7 +281,9 @@ def test_a_second_run_that_would_write_the_same_file_is_refused(path):
         refused.append(state.step)
 
     options = {"evaluate_every": 10, "checkpoint": path}
-    bilevel.minimize(problem(), START, steps=20, callbacks=[second], **{"solver": bilevel.DMLCBO(), **options})
+    bilevel.minimize(
+        problem(), START, steps=20, callbacks=[second], **{"solver": bilevel.DMLCBO(upper_step=0.1), **options}
+    )
     assert refused == [10, 20]
     assert bilevel.minimize(problem(), resume=path, steps=5, **options).state.step == 25
     assert sorted(os.listdir()) == ["run.previous.safetensors", "run.safetensors"]
@@ -282,7 +296,7 @@ def test_a_run_that_is_refused_leaves_nothing_behind(path):
     def run(log, other="new.jsonl"):
         callbacks = [bilevel.run.JSONLines(other), bilevel.run.CSVFile(log)]
         return bilevel.minimize(
-            problem(), START, steps=5, checkpoint=path, callbacks=callbacks, solver=bilevel.DMLCBO()
+            problem(), START, steps=5, checkpoint=path, callbacks=callbacks, solver=bilevel.DMLCBO(upper_step=0.1)
         )
 
     with pytest.raises(FileExistsError, match=r"old.csv exists and was left as it is"):
@@ -305,7 +319,9 @@ def test_an_observer_that_fails_to_begin_leaves_no_checkpoint(path):
         def __call__(self, record, state): ...
 
     with pytest.raises(OSError, match="no such device") as caught:
-        bilevel.minimize(problem(), START, steps=5, checkpoint=path, callbacks=[Unable()], solver=bilevel.DMLCBO())
+        bilevel.minimize(
+            problem(), START, steps=5, checkpoint=path, callbacks=[Unable()], solver=bilevel.DMLCBO(upper_step=0.1)
+        )
     assert not hasattr(caught.value, "__notes__")
     assert os.listdir() == []
 
@@ -316,7 +332,9 @@ def test_the_two_checkpoints_never_share_their_bytes(path, act, links, monkeypat
     """The program ends between any two acts of the rotation: a byte that flips later damages one file, not both."""
     if not links:
         monkeypatch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(PermissionError(1, "not permitted")))
-    bilevel.minimize(problem(), START, steps=30, evaluate_every=10, checkpoint=path, solver=bilevel.DMLCBO())
+    bilevel.minimize(
+        problem(), START, steps=30, evaluate_every=10, checkpoint=path, solver=bilevel.DMLCBO(upper_step=0.1)
+    )
 
     class Killed(BaseException):
         pass
@@ -381,7 +399,7 @@ def test_a_state_that_no_file_can_hold_is_known_before_the_first_step(path):
 
 
 def test_a_full_disk_after_resuming_names_the_old_file(path):
-    bilevel.minimize(problem(), START, steps=5, checkpoint=path, solver=bilevel.DMLCBO())
+    bilevel.minimize(problem(), START, steps=5, checkpoint=path, solver=bilevel.DMLCBO(upper_step=0.1))
     with LittleRoom(100), pytest.warns(bilevel.errors.CheckpointWarning, match="Step 5 is in run.safetensors"):
         bilevel.minimize(problem(), resume=path, checkpoint=path, steps=3)
     assert load_checkpoint(path).stats["steps"] == 5
@@ -410,7 +428,7 @@ def test_ctrl_c_names_the_file(path):
         evaluate_every=10,
         checkpoint=path,
         callbacks=[at_step(20, interrupt)],
-        solver=bilevel.DMLCBO(),
+        solver=bilevel.DMLCBO(upper_step=0.1),
     )
     assert solution.message.startswith("Step 20 is in run.safetensors: minimize(..., resume='run.safetensors')")
     assert load_checkpoint(path).status is bilevel.Status.INTERRUPTED
@@ -431,7 +449,7 @@ def test_what_is_not_finite_leaves_the_last_finite_state(path, value):
         steps=2000,
         evaluate_every=1000,
         checkpoint=bilevel.Checkpoint(path, every=2),
-        solver=bilevel.DMLCBO(),
+        solver=bilevel.DMLCBO(upper_step=0.1),
     )
     saved = load_checkpoint(path)
     assert saved.status is solution.status is bilevel.Status.DIVERGED
@@ -442,7 +460,9 @@ def test_what_is_not_finite_leaves_the_last_finite_state(path, value):
 
 
 def test_an_error_right_after_resuming_from_the_older_file_leaves_a_good_one_under_the_name(path):
-    bilevel.minimize(problem(), START, steps=20, evaluate_every=10, checkpoint=path, solver=bilevel.DMLCBO())
+    bilevel.minimize(
+        problem(), START, steps=20, evaluate_every=10, checkpoint=path, solver=bilevel.DMLCBO(upper_step=0.1)
+    )
     path.write_bytes(path.read_bytes()[:-1])
 
     class Unable(bilevel.DMLCBO):
@@ -467,14 +487,19 @@ def test_an_error_of_the_users_function_keeps_the_run(path):
 
     with pytest.raises(MemoryError, match="no memory") as caught:
         bilevel.minimize(
-            problem(upper=upper), START, steps=500, evaluate_every=400, checkpoint=path, solver=bilevel.DMLCBO()
+            problem(upper=upper),
+            START,
+            steps=500,
+            evaluate_every=400,
+            checkpoint=path,
+            solver=bilevel.DMLCBO(upper_step=0.1),
         )
     (note,) = caught.value.__notes__
     step = int(load_checkpoint(path).stats["steps"])
     assert step > 20
     assert note.startswith(f"Step {step} is in run.safetensors")
     healthy = problem(upper=lambda x, y: (y - 1).square().sum())
-    whole = bilevel.minimize(healthy, START, steps=80, solver=bilevel.DMLCBO())
+    whole = bilevel.minimize(healthy, START, steps=80, solver=bilevel.DMLCBO(upper_step=0.1))
     assert torch.equal(bilevel.minimize(healthy, resume=path, steps=80 - step).x, whole.x)
 
 
@@ -496,14 +521,16 @@ class LittleRoom:
 
 def test_a_full_disk_is_a_warning_and_the_run_goes_on(path):
     """Records make the file grow until it is refused; the last good one stays and is named."""
-    whole = bilevel.minimize(problem(), START, steps=20, evaluate_every=1, solver=bilevel.DMLCBO())
-    bilevel.minimize(problem(), START, steps=10, evaluate_every=1, checkpoint=path, solver=bilevel.DMLCBO())
+    whole = bilevel.minimize(problem(), START, steps=20, evaluate_every=1, solver=bilevel.DMLCBO(upper_step=0.1))
+    bilevel.minimize(
+        problem(), START, steps=10, evaluate_every=1, checkpoint=path, solver=bilevel.DMLCBO(upper_step=0.1)
+    )
     size = path.stat().st_size
     path.unlink()
     previous_of(path).unlink()
     with LittleRoom(size), pytest.warns(bilevel.errors.CheckpointWarning) as warned:
         solution = bilevel.minimize(
-            problem(), START, steps=20, evaluate_every=1, checkpoint=path, solver=bilevel.DMLCBO()
+            problem(), START, steps=20, evaluate_every=1, checkpoint=path, solver=bilevel.DMLCBO(upper_step=0.1)
         )
     step = int(load_checkpoint(path).stats["steps"])
     assert 5 < step < 20
@@ -516,7 +543,7 @@ def test_a_full_disk_is_a_warning_and_the_run_goes_on(path):
 
 
 def test_a_full_disk_when_a_solution_is_saved(path):
-    solution = bilevel.minimize(problem(), START, steps=5, solver=bilevel.DMLCBO())
+    solution = bilevel.minimize(problem(), START, steps=5, solver=bilevel.DMLCBO(upper_step=0.1))
     solution.save(path)
     good = path.read_bytes()
     with LittleRoom(100), pytest.raises(OSError, match=r"run.safetensors could not be written .*nothing was changed"):
@@ -599,9 +626,9 @@ def study(path, monkeypatch):
         names["problem"],
         checkpoint=checkpoint,
         callbacks=[at_step(20, interrupt)],
-        **{"solver": bilevel.DMLCBO(), **run},
+        **{"solver": bilevel.DMLCBO(upper_step=0.1), **run},
     )
-    return bilevel.minimize(names["problem"], **{"solver": bilevel.DMLCBO(), **run})
+    return bilevel.minimize(names["problem"], **{"solver": bilevel.DMLCBO(upper_step=0.1), **run})
 
 
 @pytest.mark.parametrize("name", ["problem", "make"])
@@ -639,7 +666,12 @@ def test_mistakes_in_resuming(study, arguments, message, capsys):
 
 def test_resume_a_run_that_stopped_early_says_why(path, capsys):
     bilevel.minimize(
-        problem(), START, steps=900, checkpoint=path, callbacks=[lambda record, state: True], solver=bilevel.DMLCBO()
+        problem(),
+        START,
+        steps=900,
+        checkpoint=path,
+        callbacks=[lambda record, state: True],
+        solver=bilevel.DMLCBO(upper_step=0.1),
     )
     assert cli.main(["resume", str(path)]) == 0
     assert "ended at step 100, a callback asked to stop; --steps N" in capsys.readouterr().out
@@ -651,10 +683,15 @@ def test_resume_continues_the_logs_of_the_run(study, path, kind, capsys):
     names: dict = {}
     exec(STUDY, names)
     run = {"solver": names["solver"], "steps": 50, "evaluate_every": 10}
-    bilevel.minimize(names["problem"], callbacks=[kind("whole.log")], **{"solver": bilevel.DMLCBO(), **run})
+    bilevel.minimize(
+        names["problem"], callbacks=[kind("whole.log")], **{"solver": bilevel.DMLCBO(upper_step=0.1), **run}
+    )
     callbacks = [kind("run.log"), at_step(30, interrupt)]
     bilevel.minimize(
-        names["problem"], checkpoint="logged.safetensors", callbacks=callbacks, **{"solver": bilevel.DMLCBO(), **run}
+        names["problem"],
+        checkpoint="logged.safetensors",
+        callbacks=callbacks,
+        **{"solver": bilevel.DMLCBO(upper_step=0.1), **run},
     )
     assert cli.main(["resume", "logged.safetensors", "--problem", "study_of_a_user:problem"]) == 0
     assert "run.log goes on" in capsys.readouterr().err
@@ -673,7 +710,10 @@ def test_resume_leaves_files_alone_that_are_not_its_logs(study, path, there, cap
     callbacks = [bilevel.run.CSVFile("precious.txt"), at_step(30, interrupt)]
     run = {"solver": names["solver"], "steps": 50, "evaluate_every": 10}
     bilevel.minimize(
-        names["problem"], checkpoint="logged.safetensors", callbacks=callbacks, **{"solver": bilevel.DMLCBO(), **run}
+        names["problem"],
+        checkpoint="logged.safetensors",
+        callbacks=callbacks,
+        **{"solver": bilevel.DMLCBO(upper_step=0.1), **run},
     )
     Path("precious.txt").unlink()
     if there == "another's":
@@ -708,7 +748,9 @@ def test_resume_with_a_damaged_checkpoint_says_so(study, path, capsys):
 
 @pytest.mark.parametrize("solver", [
     bilevel.DMLCBO(), bilevel.DMLCBO.as_published(0.1, 0.2), bilevel.Approx(tolerance=1e-3),
-    bilevel.DMLCBO(hypergradient=bilevel.Neumann(terms=3, smoothing=bilevel.hypergradients.Perturbed(radius=0.1))),
+    bilevel.DMLCBO(
+        upper_step=0.1, hypergradient=bilevel.Neumann(smoothing=bilevel.hypergradients.Perturbed(radius=0.1))
+    ),
 ], ids=lambda solver: type(solver).__name__)  # fmt: skip
 def test_a_solver_comes_back_from_the_file(path, solver):
     bilevel.minimize(problem(constraint=sets.Box(-1.0, 1.0)), START, solver=solver, steps=2, checkpoint=path)
@@ -742,7 +784,9 @@ def test_the_demo_resumes(path, capsys, monkeypatch):
     minimize = bilevel.minimize
 
     def stopped(*arguments, **options):
-        return minimize(*arguments, callbacks=[at_step(20, interrupt)], **{"solver": bilevel.DMLCBO(), **options})
+        return minimize(
+            *arguments, callbacks=[at_step(20, interrupt)], **{"solver": bilevel.DMLCBO(upper_step=0.1), **options}
+        )
 
     monkeypatch.setattr(bilevel, "minimize", stopped)
     assert cli.main(["demo", "--seed", "1", "--steps", "30", "--checkpoint", "run.safetensors"]) == 130
@@ -766,5 +810,5 @@ def test_a_problem_that_draws_can_be_resumed(path):
 
     start = torch.full((30,), 0.3).double()
     problem = bilevel.Problem(upper, lambda x, y: (y - x).square().sum(), x0=start, y0=start)
-    bilevel.minimize(problem, solver=bilevel.DMLCBO(), steps=10, checkpoint=path)
-    assert bilevel.minimize(problem, resume=path, solver=bilevel.DMLCBO(), steps=5).state.step == 15
+    bilevel.minimize(problem, solver=bilevel.DMLCBO(upper_step=0.1), steps=10, checkpoint=path)
+    assert bilevel.minimize(problem, resume=path, solver=bilevel.DMLCBO(upper_step=0.1), steps=5).state.step == 15

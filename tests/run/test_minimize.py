@@ -39,17 +39,20 @@ def states_equal(a, b):
     "solver",
     [
         bilevel.DMLCBO(),
-        bilevel.DMLCBO(hypergradient=bilevel.Neumann(terms=4)),
-        bilevel.DMLCBO(hypergradient=bilevel.Neumann(terms=4, eta=0.3, smoothing=bilevel.hypergradients.TwoPoint())),
-        bilevel.DMLCBO(hypergradient=bilevel.Unrolled(steps=5)),
+        bilevel.DMLCBO(upper_step=0.1),
+        bilevel.DMLCBO(upper_step=0.1, hypergradient=bilevel.Neumann(terms=4)),
+        bilevel.DMLCBO(
+            upper_step=0.1, hypergradient=bilevel.Neumann(terms=4, eta=0.3, smoothing=bilevel.hypergradients.TwoPoint())
+        ),
+        bilevel.DMLCBO(upper_step=0.1, hypergradient=bilevel.Unrolled(steps=5)),
     ],
-    ids=["linear-solve", "perturbed", "two-point", "unrolled"],
+    ids=["automatic", "linear-solve", "perturbed", "two-point", "unrolled"],
 )
 def test_same_seed_same_bits_and_resume_too(solver):
     run = {"solver": solver, "evaluate_every": 10, "seed": 5}
-    once = bilevel.minimize(simple_problem(), START, steps=120, **{"solver": bilevel.DMLCBO(), **run})
-    again = bilevel.minimize(simple_problem(), START, steps=120, **{"solver": bilevel.DMLCBO(), **run})
-    half = bilevel.minimize(simple_problem(), START, steps=47, **{"solver": bilevel.DMLCBO(), **run})
+    once = bilevel.minimize(simple_problem(), START, steps=120, **{"solver": bilevel.DMLCBO(upper_step=0.1), **run})
+    again = bilevel.minimize(simple_problem(), START, steps=120, **{"solver": bilevel.DMLCBO(upper_step=0.1), **run})
+    half = bilevel.minimize(simple_problem(), START, steps=47, **{"solver": bilevel.DMLCBO(upper_step=0.1), **run})
     resumed = bilevel.minimize(simple_problem(), resume=half, solver=solver, steps=73, evaluate_every=10)
     assert states_equal(once.state, again.state)
     assert states_equal(once.state, resumed.state)
@@ -61,17 +64,17 @@ def test_same_seed_same_bits_and_resume_too(solver):
 def test_output_rules_survive_a_resume(output, tmp_path):
     solver = bilevel.DMLCBO(upper_step=3.0, largest_scale=1e6)
     run = {"solver": solver, "evaluate_every": 5, "output": output}
-    once = bilevel.minimize(simple_problem(), START, steps=60, **{"solver": bilevel.DMLCBO(), **run})
-    path = bilevel.minimize(simple_problem(), START, steps=40, **{"solver": bilevel.DMLCBO(), **run}).save(
-        tmp_path / "half.safetensors"
-    )
+    once = bilevel.minimize(simple_problem(), START, steps=60, **{"solver": bilevel.DMLCBO(upper_step=0.1), **run})
+    path = bilevel.minimize(
+        simple_problem(), START, steps=40, **{"solver": bilevel.DMLCBO(upper_step=0.1), **run}
+    ).save(tmp_path / "half.safetensors")
     resumed = bilevel.minimize(simple_problem(), resume=bilevel.Solution.load(path), steps=20, **run)
     assert torch.equal(once.x, resumed.x)
     assert torch.equal(once.y, resumed.y)
 
 
 def test_a_sampled_run_cannot_start_from_another_rule():
-    last = bilevel.minimize(simple_problem(), START, steps=5, solver=bilevel.DMLCBO())
+    last = bilevel.minimize(simple_problem(), START, steps=5, solver=bilevel.DMLCBO(upper_step=0.1))
     for earlier in (last, last.state):
         with pytest.raises(bilevel.InvalidInputError, match="sampled"):
             bilevel.minimize(simple_problem(), resume=earlier, steps=5, output="sampled")
@@ -79,7 +82,7 @@ def test_a_sampled_run_cannot_start_from_another_rule():
 
 def test_each_source_of_randomness_can_vary_alone():
     solver = bilevel.DMLCBO(
-        hypergradient=bilevel.Neumann(terms=5, smoothing=bilevel.hypergradients.Perturbed(radius=0.5))
+        upper_step=0.1, hypergradient=bilevel.Neumann(terms=5, smoothing=bilevel.hypergradients.Perturbed(radius=0.5))
     )
 
     def final(**seeds):
@@ -95,14 +98,14 @@ def test_each_source_of_randomness_can_vary_alone():
 
 def test_inputs_are_left_alone():
     x0, y0 = START.clone(), torch.zeros(3).double()
-    bilevel.minimize(simple_problem(), x0, y0, steps=5, solver=bilevel.DMLCBO())
+    bilevel.minimize(simple_problem(), x0, y0, steps=5, solver=bilevel.DMLCBO(upper_step=0.1))
     assert torch.equal(x0, START)
     assert torch.equal(y0, torch.zeros(3).double())
 
 
 def test_early_stopping_on_stationarity():
     solution = bilevel.minimize(
-        simple_problem(), START, steps=5000, evaluate_every=50, tol=1e-6, solver=bilevel.DMLCBO()
+        simple_problem(), START, steps=5000, evaluate_every=50, tol=1e-6, solver=bilevel.DMLCBO(upper_step=0.1)
     )
     assert solution.status is bilevel.Status.STATIONARY
     assert solution.stats["steps"] < 5000
@@ -119,7 +122,7 @@ def test_an_unsolved_linear_system_is_not_taken_for_stationarity():
         y0=torch.zeros(2).double(),
     )
     solution = bilevel.minimize(
-        problem, torch.zeros(2).double(), steps=2, evaluate_every=1, tol=1e-6, solver=bilevel.DMLCBO()
+        problem, torch.zeros(2).double(), steps=2, evaluate_every=1, tol=1e-6, solver=bilevel.DMLCBO(upper_step=0.1)
     )
     assert solution.status is not bilevel.Status.STATIONARY
     with pytest.warns(bilevel.errors.LinearSystemWarning, match="no or negative curvature"):
@@ -186,8 +189,12 @@ def test_resuming_a_set_that_moves(output):
     )
     run = {"solver": bilevel.solvers.BiCGAFFA(), "evaluate_every": 5, "output": output}
     seen = []
-    once = bilevel.minimize(problem, torch.zeros(2).double(), steps=20, **{"solver": bilevel.DMLCBO(), **run})
-    half = bilevel.minimize(problem, torch.zeros(2).double(), steps=15, **{"solver": bilevel.DMLCBO(), **run})
+    once = bilevel.minimize(
+        problem, torch.zeros(2).double(), steps=20, **{"solver": bilevel.DMLCBO(upper_step=0.1), **run}
+    )
+    half = bilevel.minimize(
+        problem, torch.zeros(2).double(), steps=15, **{"solver": bilevel.DMLCBO(upper_step=0.1), **run}
+    )
     resumed = bilevel.minimize(problem, resume=half, steps=5, callbacks=[lambda _, s: seen.append(s)], **run)
     assert torch.allclose(once.y, resumed.y, atol=1e-12)
     assert problem.constraint_at(resumed.x).contains(resumed.y)
@@ -195,7 +202,7 @@ def test_resuming_a_set_that_moves(output):
 
 
 def test_another_solver_cannot_continue_a_run():
-    half = bilevel.minimize(simple_problem(), START, steps=5, solver=bilevel.DMLCBO())
+    half = bilevel.minimize(simple_problem(), START, steps=5, solver=bilevel.DMLCBO(upper_step=0.1))
     with pytest.raises(bilevel.IncompatibleError, match="DMLCBO cannot be continued by MEHA.*x0=solution.x"):
         bilevel.minimize(simple_problem(), resume=half, solver=bilevel.solvers.MEHA(), steps=5)
     with pytest.raises(bilevel.InvalidInputError, match="pass either"):
@@ -210,7 +217,12 @@ def test_callbacks_see_records_and_can_stop():
         return record.step >= 30
 
     solution = bilevel.minimize(
-        simple_problem(), START, steps=100, evaluate_every=10, callbacks=[callback], solver=bilevel.DMLCBO()
+        simple_problem(),
+        START,
+        steps=100,
+        evaluate_every=10,
+        callbacks=[callback],
+        solver=bilevel.DMLCBO(upper_step=0.1),
     )
     assert solution.status is bilevel.Status.STOPPED
     assert seen == [(10, 10), (20, 20), (30, 30)]
@@ -221,7 +233,12 @@ def test_keyboard_interrupt_returns_what_there_is():
         raise KeyboardInterrupt
 
     solution = bilevel.minimize(
-        simple_problem(), START, steps=100, evaluate_every=10, callbacks=[interrupt], solver=bilevel.DMLCBO()
+        simple_problem(),
+        START,
+        steps=100,
+        evaluate_every=10,
+        callbacks=[interrupt],
+        solver=bilevel.DMLCBO(upper_step=0.1),
     )
     assert solution.status is bilevel.Status.INTERRUPTED
     assert solution.stats["steps"] == 10
@@ -260,7 +277,7 @@ def test_output_sampled_is_uniform_over_the_steps():
             evaluate_every=4,
             output="sampled",
             seed=bilevel.Seeds(output=seed),
-            solver=bilevel.DMLCBO(),
+            solver=bilevel.DMLCBO(upper_step=0.1),
         )
         counts[[torch.equal(solution.x, x) for x in iterates].index(True)] += 1
     assert float(((counts - 100) ** 2 / 100).sum()) < 16.3
@@ -285,7 +302,7 @@ def test_nan_in_the_middle_of_a_run():
         lower=lambda x, y: (y - x).square().sum(),
         y0=torch.zeros(2).double(),
     )
-    solution = bilevel.minimize(problem, torch.zeros(2).double(), steps=2000, solver=bilevel.DMLCBO())
+    solution = bilevel.minimize(problem, torch.zeros(2).double(), steps=2000, solver=bilevel.DMLCBO(upper_step=0.1))
     assert solution.status is bilevel.Status.DIVERGED
     assert torch.isfinite(solution.x).all()
     assert float(solution.x.max()) <= 1.5
@@ -294,13 +311,18 @@ def test_nan_in_the_middle_of_a_run():
 def test_whole_numbers_of_numpy_are_taken(tmp_path):
     options = {"steps": np.int64(4), "evaluate_every": np.int32(2), "tol": np.float64(1e-9)}
     solution = bilevel.minimize(
-        simple_problem(), START, checkpoint=tmp_path / "run.safetensors", **{"solver": bilevel.DMLCBO(), **options}
+        simple_problem(),
+        START,
+        checkpoint=tmp_path / "run.safetensors",
+        **{"solver": bilevel.DMLCBO(upper_step=0.1), **options},
     )
     assert [record.step for record in solution.history] == [0, 2, 4]
 
 
 def test_history_and_stats_tell_the_costs():
-    solution = bilevel.minimize(simple_problem(), START, steps=50, evaluate_every=20, solver=bilevel.DMLCBO())
+    solution = bilevel.minimize(
+        simple_problem(), START, steps=50, evaluate_every=20, solver=bilevel.DMLCBO(upper_step=0.1)
+    )
     assert [record.step for record in solution.history] == [0, 20, 40, 50]
     assert solution.stats["upper_gradients"] == 51
     assert solution.stats["lower_gradients"] == 51
@@ -369,7 +391,7 @@ def test_stochastic_batches_converge():
         y0=torch.zeros(4).double(),
     )
     x0 = torch.zeros(4).double()
-    solution = bilevel.minimize(problem, x0, steps=1500, evaluate_every=500, solver=bilevel.DMLCBO())
+    solution = bilevel.minimize(problem, x0, steps=1500, evaluate_every=500, solver=bilevel.DMLCBO(upper_step=0.1))
     best = float((rows @ torch.linalg.lstsq(rows, labels[:, None]).solution - labels[:, None]).square().mean())
     start, end = (float(bilevel.upper_value(problem, x)) for x in (x0, solution.x))
     assert end - best < 0.02 * (start - best)
@@ -386,14 +408,16 @@ def test_published_settings():
 
 
 def test_repr_says_how_it_went():
-    assert repr(bilevel.minimize(simple_problem(), START, steps=10, solver=bilevel.DMLCBO())).startswith(
+    assert repr(bilevel.minimize(simple_problem(), START, steps=10, solver=bilevel.DMLCBO(upper_step=0.1))).startswith(
         "Solution(status=STEPS, steps=10, upper="
     )
 
 
 def test_a_run_can_be_plotted(tmp_path):
     pytest.importorskip("matplotlib")
-    solution = bilevel.minimize(simple_problem(), START, steps=20, evaluate_every=5, solver=bilevel.DMLCBO())
+    solution = bilevel.minimize(
+        simple_problem(), START, steps=20, evaluate_every=5, solver=bilevel.DMLCBO(upper_step=0.1)
+    )
     figure = solution.plot(tmp_path / "run.png")
     assert (tmp_path / "run.png").stat().st_size > 1000
     assert [len(axis.lines[0].get_xdata()) for axis in figure.axes] == [5, 5, 5]
@@ -404,13 +428,13 @@ def test_a_run_can_be_plotted(tmp_path):
 
 def test_the_start_is_recorded():
     problem = simple_problem()
-    start = bilevel.minimize(problem, START, steps=3, solver=bilevel.DMLCBO()).history[0]
+    start = bilevel.minimize(problem, START, steps=3, solver=bilevel.DMLCBO(upper_step=0.1)).history[0]
     assert (start.step, start.seconds >= 0) == (0, True)
     assert start.upper == pytest.approx(float(problem.upper(START, problem.y0)))
 
 
 def test_a_state_is_shown_by_its_shapes():
-    solution = bilevel.minimize(simple_problem(), START, steps=2, solver=bilevel.DMLCBO())
+    solution = bilevel.minimize(simple_problem(), START, steps=2, solver=bilevel.DMLCBO(upper_step=0.1))
     assert repr(solution.state) == "DMLCBOState(step=2, x=float64[3], y=float64[3])"
     known = KNOWN["dictionary"]
     state = bilevel.minimize(known.problem, known.x0, known.y0, solver=bilevel.solvers.MEHA(), steps=1).state
@@ -462,11 +486,13 @@ def test_a_limit_in_seconds_ends_a_run_with_an_evaluation_and_more_seconds_go_on
     ticks = iter(range(10**6))
     clock = {"clock": lambda: float(next(ticks)), "evaluate_every": 100}
     x0 = torch.zeros(2).double()
-    short = bilevel.minimize(problem, x0, x0, steps=50, seconds=11.0, **{"solver": bilevel.DMLCBO(), **clock})
+    short = bilevel.minimize(
+        problem, x0, x0, steps=50, seconds=11.0, **{"solver": bilevel.DMLCBO(upper_step=0.1), **clock}
+    )
     assert short.status is bilevel.Status.TIME
     assert [record.step for record in short.history] == [0, 10]
     assert short.history[-1].seconds == 11.0
-    whole = bilevel.minimize(problem, x0, x0, steps=50, **{"solver": bilevel.DMLCBO(), **clock})
+    whole = bilevel.minimize(problem, x0, x0, steps=50, **{"solver": bilevel.DMLCBO(upper_step=0.1), **clock})
     assert whole.status is bilevel.Status.STEPS
     more = bilevel.minimize(problem, resume=short, seconds=1e9, **clock)
     assert more.status is bilevel.Status.STEPS
@@ -529,7 +555,7 @@ def test_a_run_that_ends_above_its_start_says_so(solver):
     assert bilevel.upper_value(given, solution.x) > bilevel.upper_value(given, given.x0)
 
 
-@pytest.mark.parametrize("solver", [bilevel.DMLCBO(), bilevel.Approx(), bilevel.solvers.ProjectedSOBA()])
+@pytest.mark.parametrize("solver", [bilevel.DMLCBO(upper_step=0.1), bilevel.Approx(), bilevel.solvers.ProjectedSOBA()])
 def test_a_run_without_a_hypergradient_says_so(solver):
     """g does not depend on y_2, and f does."""
     given = one_sided(lower=lambda x, y: (y[0] - x.sum()).square() + 0 * y[1])

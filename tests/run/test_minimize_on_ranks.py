@@ -21,7 +21,7 @@ FOREVER = {"steps": 1_000_000, "evaluate_every": 1_000_000}
 
 def run(ranks, **options):
     problem = sharded(ranks, {"intercept": False})
-    found = minimize(problem, problem.start(), **options, solver=bilevel.DMLCBO())
+    found = minimize(problem, problem.start(), **options, solver=bilevel.DMLCBO(upper_step=0.1))
     return found.status.name, int(found.state.step), len(found.history)
 
 
@@ -154,6 +154,6 @@ def test_one_file_resumes_with_the_same_bits_and_on_other_numbers_of_ranks(tmp_p
 
 def test_one_rank_runs_as_without_ranks():
     problem = sharded(Ranks(), {"intercept": False})
-    found = minimize(problem, problem.start(), steps=30, evaluate_every=10, solver=bilevel.DMLCBO())
+    found = minimize(problem, problem.start(), steps=30, evaluate_every=10, solver=bilevel.DMLCBO(upper_step=0.1))
     assert found.stats["seconds"] > 0
     assert [r.step for r in found.history] == [0, 10, 20, 30]

@@ -44,7 +44,7 @@ KINDS = {"csv": bilevel.run.CSVFile, "jsonl": bilevel.run.JSONLines}
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_record_is_a_line(kind, tmp_path):
     path = tmp_path / f"run.{kind}"
-    solution = bilevel.minimize(problem(), callbacks=[KINDS[kind](path)], **RUN, solver=bilevel.DMLCBO())
+    solution = bilevel.minimize(problem(), callbacks=[KINDS[kind](path)], **RUN, solver=bilevel.DMLCBO(upper_step=0.1))
     rows = rows_of(path)
     assert [int(row["step"]) for row in rows] == [0, 10, 20, 30, 40]
     for row, record in zip(rows, solution.history, strict=True):
@@ -68,7 +68,11 @@ def test_a_killed_run_goes_on_in_the_same_file(kind, tmp_path):
 
     with pytest.raises(Killed):
         bilevel.minimize(
-            problem(), checkpoint=checkpoint, callbacks=[KINDS[kind](path), kill], **RUN, solver=bilevel.DMLCBO()
+            problem(),
+            checkpoint=checkpoint,
+            callbacks=[KINDS[kind](path), kill],
+            **RUN,
+            solver=bilevel.DMLCBO(upper_step=0.1),
         )
     bilevel.Solution.load(checkpoint)
     with path.open("a") as file:
@@ -82,8 +86,8 @@ def test_files_of_others_are_left_alone(kind, tmp_path):
     path = tmp_path / f"run.{kind}"
     path.write_text("precious\n")
     with pytest.raises(FileExistsError, match="exists and was left as it is"):
-        bilevel.minimize(problem(), callbacks=[KINDS[kind](path)], **RUN, solver=bilevel.DMLCBO())
-    half = bilevel.minimize(problem(), **RUN, solver=bilevel.DMLCBO())
+        bilevel.minimize(problem(), callbacks=[KINDS[kind](path)], **RUN, solver=bilevel.DMLCBO(upper_step=0.1))
+    half = bilevel.minimize(problem(), **RUN, solver=bilevel.DMLCBO(upper_step=0.1))
     with pytest.raises(bilevel.InvalidInputError, match="exists and was left as it is"):
         bilevel.minimize(problem(), resume=half, steps=10, callbacks=[KINDS[kind](path)])
     assert path.read_text() == "precious\n"
@@ -94,7 +98,7 @@ def test_files_of_others_are_left_alone(kind, tmp_path):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_that_goes_on_from_a_state_has_no_history(kind, tmp_path):
     path = tmp_path / f"run.{kind}"
-    state = bilevel.minimize(problem(), steps=5, solver=bilevel.DMLCBO()).state
+    state = bilevel.minimize(problem(), steps=5, solver=bilevel.DMLCBO(upper_step=0.1)).state
     bilevel.minimize(problem(), resume=state, steps=10, evaluate_every=5, callbacks=[KINDS[kind](path)])
     assert [int(row["step"]) for row in rows_of(path)] == [10, 15]
 
@@ -119,7 +123,7 @@ def test_a_log_that_cannot_be_written_ends_no_run(tmp_path):
 
     log.begin = full  # type: ignore[method-assign]
     with pytest.warns(bilevel.errors.ObserverWarning, match=r"run.csv could not be written at step 10 \(No space left"):
-        solution = bilevel.minimize(problem(), callbacks=[log], **RUN, solver=bilevel.DMLCBO())
+        solution = bilevel.minimize(problem(), callbacks=[log], **RUN, solver=bilevel.DMLCBO(upper_step=0.1))
     assert solution.status is bilevel.Status.STEPS
 
 
@@ -165,7 +169,7 @@ def test_the_end_is_told_when_a_run_fails():
         raise MemoryError
 
     with pytest.raises(MemoryError):
-        bilevel.minimize(problem(), callbacks=[watcher, fail], **RUN, solver=bilevel.DMLCBO())
+        bilevel.minimize(problem(), callbacks=[watcher, fail], **RUN, solver=bilevel.DMLCBO(upper_step=0.1))
     assert watcher.seen[-1] == ["end"]
 
 
@@ -182,7 +186,7 @@ def events_of(folder) -> dict[str, list[tuple[int, float]]]:
 
 def test_tensorboard_has_every_number(tmp_path):
     solution = bilevel.minimize(
-        problem(), callbacks=[bilevel.run.TensorBoard(tmp_path)], **RUN, solver=bilevel.DMLCBO()
+        problem(), callbacks=[bilevel.run.TensorBoard(tmp_path)], **RUN, solver=bilevel.DMLCBO(upper_step=0.1)
     )
     events = events_of(tmp_path)
     for name in ("upper", "lower_residual", "stationarity", "projections", "seconds"):
@@ -209,7 +213,7 @@ def test_tensorboard_shows_each_record_of_a_killed_and_resumed_run_once(tmp_path
             checkpoint=checkpoint,
             callbacks=[bilevel.run.TensorBoard(tmp_path), kill],
             **RUN,
-            solver=bilevel.DMLCBO(),
+            solver=bilevel.DMLCBO(upper_step=0.1),
         )
     path.unlink()  # step 30, written by the rescue, which a kill -9 would not have let happen
     with pytest.warns(bilevel.errors.CheckpointWarning, match="step 20"):

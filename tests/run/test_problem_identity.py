@@ -39,7 +39,7 @@ def half(place, tmp_path):
     """A run of ten steps: in memory, saved, or its checkpoint."""
     path = tmp_path / "run.safetensors"
     solution = bilevel.minimize(
-        problem(), steps=10, checkpoint=path if place == "checkpoint" else None, solver=bilevel.DMLCBO()
+        problem(), steps=10, checkpoint=path if place == "checkpoint" else None, solver=bilevel.DMLCBO(upper_step=0.1)
     )
     return solution if place == "memory" else path if place == "checkpoint" else solution.save(path)
 
@@ -55,7 +55,7 @@ def test_another_problem_is_noticed_and_named(other, place, tmp_path):
 
 @pytest.mark.parametrize("place", ["memory", "saved", "checkpoint"])
 def test_the_same_problem_made_again_goes_on_with_the_same_bits(place, tmp_path):
-    whole = bilevel.minimize(problem(), steps=15, solver=bilevel.DMLCBO())
+    whole = bilevel.minimize(problem(), steps=15, solver=bilevel.DMLCBO(upper_step=0.1))
     assert torch.equal(bilevel.minimize(problem(), resume=half(place, tmp_path), steps=5).x, whole.x)
 
 
@@ -91,7 +91,7 @@ def test_functions_that_draw_numbers_or_refuse_points_are_left_out(tmp_path):
 
     both = problem(upper=noisy, lower=refusing, constraint=None)
     path = tmp_path / "run.safetensors"
-    solution = bilevel.minimize(both, steps=1, checkpoint=path, solver=bilevel.DMLCBO())
+    solution = bilevel.minimize(both, steps=1, checkpoint=path, solver=bilevel.DMLCBO(upper_step=0.1))
     assert not {"f", "g"} & set(solution.document.identity)
 
 
@@ -103,16 +103,20 @@ def test_looking_at_the_problem_takes_nothing_from_the_generator(tmp_path):
     found = []
     for checkpoint in (None, tmp_path / "run.safetensors"):
         torch.manual_seed(3)
-        found.append(bilevel.minimize(problem(upper=noisy), steps=10, checkpoint=checkpoint, solver=bilevel.DMLCBO()).x)
+        found.append(
+            bilevel.minimize(
+                problem(upper=noisy), steps=10, checkpoint=checkpoint, solver=bilevel.DMLCBO(upper_step=0.1)
+            ).x
+        )
     assert torch.equal(*found)
 
 
 @pytest.mark.parametrize(("solver", "message"), [
     (bilevel.DMLCBO(upper_step=0.3), "upper_step was .* and is 0.3"),
-    (bilevel.DMLCBO(hypergradient=bilevel.Neumann(terms=3)), "hypergradient was .* and is Neumann"),
+    (bilevel.DMLCBO(upper_step=0.1, hypergradient=bilevel.Neumann(terms=3)), "hypergradient was .* and is Neumann"),
 ])  # fmt: skip
 def test_other_settings_of_the_solver_are_refused(solver, message, tmp_path):
     resume = half("checkpoint", tmp_path)
-    assert bilevel.minimize(problem(), resume=resume, solver=bilevel.DMLCBO(), steps=1).state.step == 11
+    assert bilevel.minimize(problem(), resume=resume, solver=bilevel.DMLCBO(upper_step=0.1), steps=1).state.step == 11
     with pytest.raises(bilevel.IncompatibleError, match=f"other settings of DMLCBO: {message}"):
         bilevel.minimize(problem(), resume=resume, solver=solver, steps=5)

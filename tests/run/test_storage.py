@@ -52,11 +52,12 @@ def named_start() -> dict[str, torch.Tensor]:
 
 SOLVERS = {
     "default": bilevel.DMLCBO(),
-    "random truncation": bilevel.DMLCBO(hypergradient=bilevel.Neumann(terms=5, truncation="random")),
+    "fixed step": bilevel.DMLCBO(upper_step=0.1),
+    "random truncation": bilevel.DMLCBO(upper_step=0.1, hypergradient=bilevel.Neumann(terms=5, truncation="random")),
     "two-point": bilevel.DMLCBO(
-        hypergradient=bilevel.Neumann(terms=3, smoothing=bilevel.hypergradients.TwoPoint(radius=1e-3))
+        upper_step=0.1, hypergradient=bilevel.Neumann(terms=3, smoothing=bilevel.hypergradients.TwoPoint(radius=1e-3))
     ),
-    "unrolled": bilevel.DMLCBO(hypergradient=bilevel.Unrolled(steps=3)),
+    "unrolled": bilevel.DMLCBO(upper_step=0.1, hypergradient=bilevel.Unrolled(steps=3)),
 }
 
 
@@ -89,7 +90,7 @@ def solution() -> Solution:
         steps=20,
         evaluate_every=5,
         seed=3,
-        solver=bilevel.DMLCBO(),
+        solver=bilevel.DMLCBO(upper_step=0.1),
     )
 
 

@@ -25,7 +25,7 @@ def problem():
         constraint=bilevel.sets.L1Ball(1.0), x0=torch.zeros(2).double(), y0=torch.zeros(2).double())
 
 def one(path, barrier, told, late):
-    options = {"resume": path} if way == "resume" else {"solver": bilevel.DMLCBO()}
+    options = {"resume": path} if way == "resume" else {"solver": bilevel.DMLCBO(upper_step=0.1)}
     def wait(record, state):  # both have looked at the file before either of them writes much
         time.sleep(0.005)
     barrier.wait()
@@ -39,7 +39,7 @@ def one(path, barrier, told, late):
 for trial in range(int(trials)):
     path = Path(folder) / f"{trial}.safetensors"
     if way == "resume":
-        bilevel.minimize(problem(), steps=10, checkpoint=path, solver=bilevel.DMLCBO())
+        bilevel.minimize(problem(), steps=10, checkpoint=path, solver=bilevel.DMLCBO(upper_step=0.1))
     barrier, told = fork.Barrier(2), fork.SimpleQueue()
     pair = [fork.Process(target=one, args=(path, barrier, told, 0.01 * trial * k)) for k in range(2)]
     for process in pair:
@@ -68,7 +68,7 @@ def test_a_checkpoint_that_was_written_since_it_was_read_is_not_put_back(tmp_pat
         return bilevel.Problem(lambda x, y: (y - 1).square().sum(), lambda x, y: (y - x).square().sum())
 
     start, path = torch.zeros(2).double(), tmp_path / "run.safetensors"
-    bilevel.minimize(problem(), start, start, steps=5, checkpoint=path, solver=bilevel.DMLCBO())
+    bilevel.minimize(problem(), start, start, steps=5, checkpoint=path, solver=bilevel.DMLCBO(upper_step=0.1))
     read = bilevel.Solution.load(path)
     bilevel.minimize(problem(), resume=path, checkpoint=path, steps=5)
     content = path.read_bytes()

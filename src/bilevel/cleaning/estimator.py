@@ -710,6 +710,8 @@ def solver_of(solver: str | Solver) -> Solver | None:
     """The solver itself, also by its name; None for "auto"."""
     if isinstance(solver, str) and solver == "auto":
         return None
+    if isinstance(solver, str) and solver == "dmlcbo":  # x are logits: they have a unit
+        return solvers.DMLCBO(upper_step=0.1)
     if hasattr(solver, "init") and hasattr(solver, "step") and not isinstance(solver, type):
         return solver  # type: ignore[return-value]
     kinds = {name: getattr(solvers, kind) for name, kind in SOLVERS.items()}

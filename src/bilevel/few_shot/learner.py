@@ -159,8 +159,8 @@ class MetaLearner:
         `SVMHead(ways=...)`, with the number of ways of the training tasks. Validation and test tasks may have another
         number of ways: they use the same head with their number of ways. Tasks of more ways teach more per image.
     solver
-        Any solver of the library that supports a box; default `DMLCBO()`. Rules that compare f from step to step
-        (step_rule="adaptive") do not work with fresh tasks.
+        Any solver of the library that supports a box; default `DMLCBO(upper_step=0.1)`. Rules that compare f from step
+        to step (step_rule="adaptive", upper_step="auto") do not work with fresh tasks.
     optimizer
         parameters -> optimiser of torch, such as `lambda parameters: torch.optim.Adam(parameters, lr=1e-3)`: it then
         takes the steps, with the hypergradient in `.grad`; of the solver only its estimator `hypergradient` is used.
@@ -225,7 +225,7 @@ class MetaLearner:
         self.network, self.head, self.tasks_per_step, self.seed = network, head, tasks_per_step, seed
         self.fixed_tasks = fixed_tasks
         self.solver, self.ranks = (
-            DMLCBO() if solver is None else solver,
+            DMLCBO(upper_step=0.1) if solver is None else solver,
             Ranks() if ranks is None else ranks,
         )
         seeds = Seeds.from_seed(seed)

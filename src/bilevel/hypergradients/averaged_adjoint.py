@@ -25,7 +25,8 @@ class AveragedAdjoint:
     Parameters
     ----------
     eta
-        The step of w and of the fixed-point map, or "auto" for 1/L.
+        The step of w and of the fixed-point map, or "auto" for 1/L; at most |w| / |G_yy w|, so that an L that has grown
+        since it was estimated does not let w grow.
     smoothing
         Exact(): the batches move y across kinks by themselves; Perturbed(radius=...) uses the face at a random
         nearby point.
@@ -61,9 +62,12 @@ class AveragedAdjoint:
         if start is None:
             first = LinearSolve(tol=1e-3, max_iterations=30, eta=eta)
             return first.estimate(lin, streams, curvature=curvature)
-        space, z = space_of(lin), gradient_step(lin, eta)
+        space, product = space_of(lin), lin.lower_hvp(start)
+        longest = float(space.norm(start)) / max(float(space.norm(product)), 1e-300)
+        eta = min(eta, longest) if longest > 0 else eta  # a larger step would make w grow where the curvature has
+        z = gradient_step(lin, eta)
         face = draw(self.smoothing, lin, z, space, streams)
-        slope = space.add(lin.lower_hvp(start), lin.upper_grad_y, -1.0)
+        slope = space.add(product, lin.upper_grad_y, -1.0)
         weight = min(1.0, 10.0 / (100.0 + streams.step) ** 0.5)
         w = space.lerp(start, face.apply(space.add(start, slope, -eta)), weight)
         moving = lin.problem.moving

@@ -8,14 +8,20 @@ One loop moves both levels; v and w are momentum estimates of grad_y g and of th
     v_{k+1} = (1 - c2 eta_k) v_k + c2 eta_k grad_y g(x_{k+1}, y_{k+1})
     m_i     = 0.99 m_i + 0.01 (raw estimate)^2,        eta_k = t / sqrt(m + k)
 
-y stays in Y because it is a convex combination of points of Y. With upper_step="auto" no setting has a unit:
+y stays in Y because it is a convex combination of points of Y. With upper_step="auto", the default, no setting has a
+unit:
 
     x_{k+1} = P_X( x_k - r_k^2 / sqrt(sum_i r_i^2 |h_i|^2) w_k ),    r_k = max_i |x_i - x_1|  (DoWG)
     y_{k+1} = as many accelerated projected steps 1/L as change f by less than the step of x is to change it
     h       = f_x - G_xy w with H at z + delta_k u,    delta_k = sqrt(n) max|z - P_Y(z)| (1 + k/60)^(-3/2)
 
 Khaled, Mishchenko & Jin (2023), DoWG: the step is the distance gone so far, which grows from the first small step to
-the distance of the solution, over gradients weighted by it. Here r grows only with steps that lower f.
+the distance of the solution, over gradients weighted by it. Here r grows only with steps that lower f. With batches or
+noise, which hide whether f falls,
+
+    r_{k+1} = max(r_k, sum_i r_i^2 <h_i, x_1 - x_i> / |sum_i r_i^2 h_i|)  (D-adaptation, Defazio & Mishchenko 2023)
+
+to which noise contributes nothing on average; w averages with weight eta_k, and y takes averaged steps on batches.
 """
 
 from __future__ import annotations
@@ -31,13 +37,13 @@ from torch import Tensor
 from .._checks import check_choice, check_count, check_fields, check_object
 from ..curvature import Eigenpair, update_curvature
 from ..errors import AdaptivityWarning, InvalidInputError
-from ..hypergradients import Estimator, LinearSolve, Neumann
+from ..hypergradients import AveragedAdjoint, Estimator, LinearSolve, Neumann
 from ..hypergradients.smoothing import Exact, Perturbed, TwoPoint
 from ..linearization import Linearization
 from ..lower import safe_step, solve_from
 from ..problem import Problem
 from ..random import RandomStreams, Seeds
-from ..spaces import Space, Vector, tree_map
+from ..spaces import Space, Vector, leaves, tree_map
 from .base import JACOBIAN, PROJECTION, Need, State, batch_of, like_x, like_y
 
 FIRST_DECREASE = 1e-2
@@ -50,6 +56,12 @@ FIRST_STEPS, FIRST_RESIDUAL = 300, 1e-3
 """Before the first automatic step y takes so many steps, or until its gradient mapping has fallen to this share."""
 LAGGING, LAG_STEPS = 0.5, 50
 """A user is told when y was not in pace at more than this share of about so many steps."""
+NOISY_STEPS, NOISY_REFRESH = 10, 10
+"""With batches y takes so many steps per step of x, each on a batch of its own, and L is estimated this often."""
+NOISY_GROWTH = 0.5
+"""With batches the distance behind automatic steps grows by at most this multiple of eta_k per step."""
+OUTLIER = 3.0
+"""With batches a hypergradient is shortened to this multiple of the usual length."""
 SETTLING = 20
 """After this number of steps y0 has little effect, and estimates have the size that "auto" bounds refer to."""
 
@@ -73,6 +85,10 @@ class DMLCBOState(State):
     lowest: float = math.inf  # the lowest f so far
     price: float = math.nan  # how much f may change with a residual of the lower level
     lag: float = 0.0  # the share of the last steps at which y was not in pace with x
+    noisy: bool = False  # whether f and g differ from call to call, as with batches; then:
+    descent: float = 0.0  # sum of r_i^2 <h_i, x_1 - x_i>
+    gradient_sum: Any = like_x(default=None)  # sum of r_i^2 h_i
+    usual_length: float = 0.0  # of h
     stats: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -94,23 +110,24 @@ class DMLCBO:
     ----------
     upper_step
         gamma: the step of x in units of its scaled hypergradient. "auto" needs no unit of x, y, f or g (see the
-        formulas above); it is for problems without a sampler.
+        formulas above), with and without a `sampler`; f and g that differ between two calls at the start are treated
+        like batches.
     lower_step
         tau: the same for y. "auto" is 1/(eta_k L), with L the largest curvature of g in y, so that y moves by 1/L times
         its gradient for any averaging weight eta_k. With a `sampler` it is 1/L, so that the noise of the batches is
         averaged out as eta_k decreases.
     pace
-        With both steps "auto": how many steps y takes at most after each step of x to keep pace.
+        With both steps "auto": how many steps y takes at most after each step of x to keep pace (with batches, ten).
     hypergradient
         The estimator of h, which defines Q, eta and delta: `LinearSolve`, `Neumann(terms=Q, eta=...,
         smoothing=Perturbed(radius=delta))` or `Unrolled`. "auto" is `LinearSolve`, smoothed by
-        `Perturbed(radius="auto")` where the upper step is automatic too, so that runs leave kinks. With a `sampler`, f,
-        g and all products of a step share one batch: on small batches (not many times the dimension of y) any inverse
-        of a batch's Hessian is biased, which `AveragedAdjoint()` avoids.
+        `Perturbed(radius="auto")` where the upper step is automatic too, so that runs leave kinks. With batches f, g
+        and all products of a step share one batch, and any inverse of a small batch's Hessian is biased: where the
+        upper step is automatic, "auto" is then `AveragedAdjoint`, which is not.
     rate, delay
         t and m of eta_k = t / sqrt(m + k).
     upper_momentum, lower_momentum
-        c1 and c2: the weights of a new estimate are c1 eta_k and c2 eta_k.
+        c1 and c2: the weights of a new estimate are c1 eta_k and c2 eta_k (with automatic steps and batches c1 is 1).
     smallest_scale, largest_scale
         c_l and c_u: bounds of the adaptive factor 1/(sqrt(m_i) + G0). "auto" limits the factor to ten times its value
         at the start (at the first step, and again after 20 steps): otherwise normalised steps would not decrease with
@@ -133,7 +150,7 @@ class DMLCBO:
 
     needs: ClassVar[tuple[Need, ...]] = (PROJECTION, JACOBIAN)
 
-    upper_step: float | Literal["auto"] = 0.1
+    upper_step: float | Literal["auto"] = "auto"
     lower_step: float | Literal["auto"] = "auto"
     pace: int = 100
     hypergradient: Estimator | Literal["auto"] = "auto"
@@ -206,29 +223,38 @@ class DMLCBO:
 
     @property
     def estimator(self) -> Estimator:
-        """The estimator of h, also where `hypergradient` is "auto"."""
+        """The estimator of h, also where `hypergradient` is "auto"; for f and g that batches do not change."""
+        return self._estimator(noisy=False)
+
+    def _estimator(self, noisy: bool) -> Estimator:
         if not isinstance(self.hypergradient, str):
             return self.hypergradient
         smoothing = Perturbed(radius="auto") if self.upper_step == "auto" else Exact()
+        if noisy:
+            return AveragedAdjoint(smoothing=smoothing)
         return LinearSolve(tol=1e-3, max_iterations=30, smoothing=smoothing)
 
     def init(self, problem: Problem, x: Vector, y: Vector, seeds: Seeds) -> DMLCBOState:
         """v_1 = grad_y g, w_1 = one hypergradient sample, m_i = their squares."""
         self._warn_if_elementwise(problem, x)
-        if self.upper_step == "auto" and problem.sampler is not None:
-            raise InvalidInputError('upper_step="auto" is for problems without a sampler: give a number, such as 0.1')
         streams = RandomStreams(seeds, 0)
         lin = problem.linearize(x, y, batch_of(problem, streams, y))
         curvature, direction = self._curvature(lin, streams, Eigenpair(math.nan, None))
-        if self.keeps_pace:
+        noisy = self.upper_step == "auto" and _is_noisy(problem, lin)
+        estimator, v = self._estimator(noisy), lin.lower_grad_y
+        if self.keeps_pace and not noisy:
             tol = FIRST_RESIDUAL * float(problem.y_space(lin.constraint).norm(lin.lower_grad_y))
             solved = solve_from(problem, x, y, curvature=curvature, tol=tol, max_steps=FIRST_STEPS)
             y, curvature = solved.y, solved.curvature
             lin = problem.linearize(x, y)
-        sample = self.estimator.estimate(lin, streams, curvature=curvature)
-        h, v = sample.gradient, lin.lower_grad_y
+        elif noisy and self.keeps_pace:
+            weight = self.lower_momentum * self.averaging(1)
+            y, v = self._noisy_steps(problem, streams, x, y, v, curvature=curvature, weight=weight, count=FIRST_STEPS)
+            lin = problem.linearize(x, y, batch_of(problem, streams, y))
+        sample = estimator.estimate(lin, streams, curvature=curvature)
+        h, v = sample.gradient, lin.lower_grad_y if not noisy else v
         x_space, y_space = problem.x_space, problem.y_space(lin.constraint)
-        distance, squares = self._distances(lin, h, 0.0, 0.0)
+        distance = self._first_distance(lin, h, curvature) if self.upper_step == "auto" else 0.0
         return DMLCBOState(
             x=x,
             y=y,
@@ -245,9 +271,12 @@ class DMLCBO:
             stats=sample.stats,
             first_x=x,
             distance=distance,
-            weighted_squares=squares,
+            weighted_squares=(distance * float(x_space.norm(h))) ** 2,
             lowest=float(lin.upper_value),
             price=self._price(lin, sample.adjoint, curvature),
+            noisy=noisy,
+            gradient_sum=x_space.zeros_like(h) if noisy else None,
+            usual_length=float(x_space.norm(h)) if noisy else 0.0,
         )
 
     def next_x(self, problem: Problem, state: DMLCBOState) -> Vector:
@@ -269,29 +298,30 @@ class DMLCBO:
         k = state.step + 1
         average, streams = self.averaging(k), RandomStreams(state.seeds, k)
         x = self._next_x(problem, state, average)
-        y, curvature, lag = self._next_y(problem, state, x, average)
+        y, lower_momentum, curvature, lag = self._next_y(problem, state, streams, x, average)
         lin = problem.linearize(x, y, batch_of(problem, streams, y))
-        curvature, direction = self._curvature(lin, streams, Eigenpair(curvature, state.curvature_direction))
-        sample = self.estimator.estimate(lin, streams, curvature=curvature, start=state.adjoint)
+        known = Eigenpair(curvature, state.curvature_direction)
+        curvature, direction = self._curvature(lin, streams, known, noisy=state.noisy)
+        sample = self._estimator(state.noisy).estimate(lin, streams, curvature=curvature, start=state.adjoint)
         h, v = sample.gradient, lin.lower_grad_y
         x_space, y_space, settled = problem.x_space, problem.y_space(lin.constraint), k == SETTLING
+        upper_weight, usual_length = self.upper_momentum * average, state.usual_length
+        if state.noisy:
+            upper_weight = average
+            if self.hypergradient == "auto":  # the adjoint has seen more
+                curvature = max(curvature, 1.0 / sample.stats["eta"])
+            h, usual_length = _shortened(x_space, h, usual_length)
         lower_moment = state.lower_moment  # of the start; steps 1/L need none
         if self.lower_step != "auto":
             lower_moment = self._moment(y_space, v, lower_moment)
-        distance, squares, value = state.distance, 0.0, math.inf
-        if self.upper_step == "auto":
-            value = float(lin.upper_value)
-            gone = float(x_space.norm(x_space.add(x, state.first_x, -1.0)))
-            if value < state.lowest:  # steps do not grow where F is flat
-                distance = min(max(gone, distance), LARGEST_GROWTH * distance)
-            distance, squares = self._distances(lin, h, distance, state.weighted_squares)
+        automatic = self._automatic(state, lin, h, average) if self.upper_step == "auto" else {}
         return DMLCBOState(
             x=x,
             y=y,
             step=k,
             seeds=state.seeds,
-            upper_momentum=x_space.lerp(state.upper_momentum, h, self.upper_momentum * average),
-            lower_momentum=y_space.lerp(state.lower_momentum, v, self.lower_momentum * average),
+            upper_momentum=x_space.lerp(state.upper_momentum, h, upper_weight),
+            lower_momentum=y_space.lerp(lower_momentum, v, self.lower_momentum * average),
             upper_moment=self._moment(x_space, h, state.upper_moment),
             lower_moment=lower_moment,
             upper_floor=self._floor(x_space, h) if settled else state.upper_floor,
@@ -301,22 +331,37 @@ class DMLCBO:
             curvature_direction=direction,
             stats=sample.stats,
             first_x=state.first_x,
-            distance=distance,
-            weighted_squares=squares,
-            lowest=min(value, state.lowest),
             price=self._price(lin, sample.adjoint, curvature),
             lag=state.lag + (lag - state.lag) / min(k, LAG_STEPS),
+            noisy=state.noisy,
+            usual_length=usual_length,
+            **automatic,
         )
 
-    def _distances(self, lin: Linearization, h: Vector, distance: float, squares: float) -> tuple[float, float]:
-        """r_k and the sum of r_i^2 |h_i|^2; the first r is the step that promises 1 % of |f|."""
-        if self.upper_step != "auto":
-            return 0.0, 0.0
-        size = float(lin.problem.x_space.norm(h))
-        if distance == 0.0 and size > 0.0:
-            value = abs(float(lin.upper_value))
-            distance = FIRST_DECREASE * (value / size if value > 0 else float(lin.problem.x_space.norm(lin.x)) or 1.0)
-        return distance, squares + (distance * size) ** 2
+    def _automatic(self, state: DMLCBOState, lin: Linearization, h: Vector, average: float) -> dict[str, Any]:
+        """The fields behind automatic steps of x after a step to the point of `lin`."""
+        space, value, distance = lin.problem.x_space, float(lin.upper_value), state.distance
+        away, found = space.add(lin.x, state.first_x, -1.0), {}
+        if state.noisy:
+            weight = distance**2
+            descent = state.descent - weight * float(space.dot(h, away))
+            gradient_sum = space.add(state.gradient_sum, h, weight)
+            size, most = float(space.norm(gradient_sum)), (1.0 + NOISY_GROWTH * average) * distance
+            found = {"descent": descent, "gradient_sum": gradient_sum}
+            distance = min(max(descent / size, distance), most) if size > 0 else distance
+        elif value < state.lowest:  # steps do not grow where F is flat
+            distance = min(max(float(space.norm(away)), distance), LARGEST_GROWTH * distance)
+        squares = state.weighted_squares + (distance * float(space.norm(h))) ** 2
+        return {"distance": distance, "weighted_squares": squares, "lowest": min(value, state.lowest), **found}
+
+    def _first_distance(self, lin: Linearization, h: Vector, curvature: float) -> float:
+        """r_1, the step that promises 1 % of |f|, also where h vanishes but would not without the constraints."""
+        x_space, y_space = lin.problem.x_space, lin.problem.y_space(lin.constraint)
+        free = lin.reduced_gradient(y_space.scaled(lin.upper_grad_y, safe_step(curvature)))
+        size, value = max(float(x_space.norm(h)), float(x_space.norm(free))), abs(float(lin.upper_value))
+        if size == 0.0 or value == 0.0:
+            return FIRST_DECREASE * (float(x_space.norm(lin.x)) or 1.0)
+        return FIRST_DECREASE * value / size
 
     @property
     def keeps_pace(self) -> bool:
@@ -330,20 +375,46 @@ class DMLCBO:
         space = lin.problem.y_space(lin.constraint)
         return float(space.norm(adjoint)) + float(space.norm(lin.upper_grad_y)) * safe_step(curvature)
 
-    def _next_y(self, problem: Problem, state: DMLCBOState, x: Vector, average: float) -> tuple[Vector, float, float]:
-        """y_{k+1}, the curvature that its steps have seen, and 1 if it is not in pace with x."""
+    def _next_y(
+        self, problem: Problem, state: DMLCBOState, streams: RandomStreams, x: Vector, average: float
+    ) -> tuple[Vector, Vector, float, float]:
+        """y_{k+1}, v, the curvature that the steps of y have seen, and 1 if y is not in pace with x."""
+        y, v = state.y, state.lower_momentum
         if not self.keeps_pace:
             y = self._averaged_y(problem, state, average)
-            if problem.moving:  # brought back into the set that x has moved
-                y = problem.project(problem.constraint_at(x), y)
-            return y, state.curvature, 0.0
-        y, space = state.y, problem.x_space
-        if problem.moving:
+        if problem.moving:  # brought back into the set that x has moved
             y = problem.project(problem.constraint_at(x), y)
+        if not self.keeps_pace:
+            return y, v, state.curvature, 0.0
+        if state.noisy:
+            weight, count = self.lower_momentum * average, min(NOISY_STEPS, self.pace)
+            y, v = self._noisy_steps(problem, streams, x, y, v, curvature=state.curvature, weight=weight, count=count)
+            return y, v, state.curvature, 0.0
+        space = problem.x_space
         promise = abs(float(space.dot(space.add(x, state.x, -1.0), state.upper_momentum)))
         tol = max(PACE_SHARE * promise / state.price, 1e-300) if state.price > 0 else 1e-300
         solved = solve_from(problem, x, y, curvature=state.curvature, tol=tol, max_steps=self.pace)
-        return solved.y, solved.curvature, float(not solved.converged)
+        return solved.y, v, solved.curvature, float(not solved.converged)
+
+    def _noisy_steps(
+        self,
+        problem: Problem,
+        streams: RandomStreams,
+        x: Vector,
+        y: Vector,
+        v: Vector,
+        *,
+        curvature: float,
+        weight: float,
+        count: int,
+    ) -> tuple[Vector, Vector]:
+        """y <- (1 - a) y + a P_Y(y - v/L),  v <- (1 - a) v + a grad_y g(x, y),  each time with a new batch."""
+        constraint = problem.constraint_at(x)
+        space, step = problem.y_space(constraint), safe_step(curvature)
+        for i in range(1, count + 1):
+            y = space.lerp(y, problem.project(constraint, space.add(y, v, -step)), weight)
+            v = space.lerp(v, problem.lower_grad(x, y, batch_of(problem, streams, y, i)), weight)
+        return y, v
 
     def _averaged_y(self, problem: Problem, state: DMLCBOState, average: float) -> Vector:
         """(1 - eta_k) y + eta_k P_Y(y - scale v) in the set at x_k."""
@@ -357,11 +428,14 @@ class DMLCBO:
         y_hat = problem.project(constraint, space.add(state.y, state.lower_momentum, scale))
         return space.lerp(state.y, y_hat, average)
 
-    def _curvature(self, lin: Linearization, streams: RandomStreams, known: Eigenpair) -> Eigenpair:
+    def _curvature(
+        self, lin: Linearization, streams: RandomStreams, known: Eigenpair, *, noisy: bool = False
+    ) -> Eigenpair:
         """L for the "auto" settings, refreshed at fixed step numbers so that a resumed run agrees."""
         if self.lower_step != "auto" and getattr(self.hypergradient, "eta", "auto") != "auto":
             return Eigenpair(math.nan, None)
-        return known if streams.step % self.refresh else update_curvature(lin, streams, known.vector)
+        refresh = min(self.refresh, NOISY_REFRESH) if noisy else self.refresh
+        return known if streams.step % refresh else update_curvature(lin, streams, known.vector)
 
     def _scale(self, moment: Any, floor: Any, step: float) -> Any:
         """step / clip(sqrt(moment) + G0, 1/c_u, 1/c_l), the clip being the P_[1/c_u, 1/c_l] of the box."""
@@ -402,3 +476,22 @@ class DMLCBO:
                     AdaptivityWarning,
                     stacklevel=4,
                 )
+
+
+def _is_noisy(problem: Problem, lin: Linearization) -> bool:
+    """Whether f and g are drawn: by a sampler, or anew at every call."""
+    if problem.sampler is not None:
+        return True
+    again = problem.linearize(lin.x, lin.y)
+    if float(again.upper_value) != float(lin.upper_value):
+        return True
+    pairs = zip(leaves(again.lower_grad_y), leaves(lin.lower_grad_y), strict=True)
+    return not all(torch.equal(u, v) for u, v in pairs)
+
+
+def _shortened(space: Space, h: Vector, usual: float) -> tuple[Vector, float]:
+    """h, at most OUTLIER times as long as usual, and what is usual then."""
+    length = float(space.norm(h))
+    if length > OUTLIER * usual > 0.0:
+        h, length = space.scaled(h, OUTLIER * usual / length), OUTLIER * usual
+    return h, math.sqrt(0.99 * usual**2 + 0.01 * length**2)
