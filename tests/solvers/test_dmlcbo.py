@@ -12,34 +12,40 @@ ROWS = torch.randn(40, 6, generator=torch.Generator().manual_seed(0), dtype=DOUB
 TARGETS = torch.randn(40, generator=torch.Generator().manual_seed(1), dtype=DOUBLE)
 
 
-def weights(f=1.0, g=1.0, x_unit=1.0, y_unit=1.0):
-    """Row weights x under an l1 ball, with f, g, x = x_unit u and y = y_unit v in other units."""
+def weights(f=1.0, g=1.0, x_unit=1.0, y_unit=1.0, rows=None):
+    """Row weights x under an l1 ball, with f, g, x = x_unit u and y = y_unit v in other units, and in batches."""
 
-    def upper(u, v):
-        return f * (ROWS[:15] @ (y_unit * v) - TARGETS[:15]).square().mean()
+    def upper(u, v, batch=None):
+        some = slice(15) if batch is None else batch[0]
+        return f * (ROWS[some] @ (y_unit * v) - TARGETS[some]).square().mean()
 
-    def lower(u, v):
-        weight, y = (x_unit * u).sigmoid(), y_unit * v
-        return g * ((weight * (ROWS[15:] @ y - TARGETS[15:]).square()).mean() + 1e-2 * y @ y)
+    def lower(u, v, batch=None):
+        some = slice(25) if batch is None else batch[1]
+        weight, y = (x_unit * u[some]).sigmoid(), y_unit * v
+        return g * ((weight * (ROWS[15:][some] @ y - TARGETS[15:][some]).square()).mean() + 1e-2 * y @ y)
 
-    return bilevel.Problem(upper, lower, sets.L1Ball(0.5 / y_unit))
+    def draw(generator):
+        return torch.randint(15, (rows,), generator=generator), torch.randint(25, (rows,), generator=generator)
+
+    return bilevel.Problem(upper, lower, sets.L1Ball(0.5 / y_unit), sampler=draw if rows else None)
 
 
 def trajectory(problem, x_unit=1.0):
     x0, y0 = torch.zeros(25, dtype=DOUBLE), torch.zeros(6, dtype=DOUBLE)
     found = []
     bilevel.minimize(
-        problem, x0, y0, solver=bilevel.DMLCBO(upper_step="auto"), steps=60, evaluate_every=20,
+        problem, x0, y0, solver=bilevel.DMLCBO(), steps=60, evaluate_every=20,
         callbacks=[lambda record, state: found.append(x_unit * state.x)],
     )  # fmt: skip
     return torch.stack(found)
 
 
+@pytest.mark.parametrize("rows", [None, 8], ids=["all rows", "batches"])
 @pytest.mark.parametrize("scale", [1e-3, 1e3])
 @pytest.mark.parametrize("what", ["f", "g", "x_unit", "y_unit"])
-def test_automatic_steps_do_not_depend_on_units(what, scale):
-    usual = trajectory(weights())
-    other = trajectory(weights(**{what: scale}), scale if what == "x_unit" else 1.0)
+def test_automatic_steps_do_not_depend_on_units(what, scale, rows):
+    usual = trajectory(weights(rows=rows))
+    other = trajectory(weights(**{what: scale}, rows=rows), scale if what == "x_unit" else 1.0)
     assert float((usual - other).abs().max()) < 1e-3 * float(usual.abs().max())
 
 
@@ -52,10 +58,50 @@ def test_an_optimum_far_away_is_reached():
         problem,
         torch.zeros(2, dtype=DOUBLE),
         torch.zeros(2, dtype=DOUBLE),
-        solver=bilevel.DMLCBO(upper_step="auto"),
+        solver=bilevel.DMLCBO(),
         steps=400,
     )
     assert float((solution.x - 1000.0).abs().max()) < 10.0
+
+
+def test_batches_reach_the_value_of_all_rows():
+    """Batches of 5 of 15 and 25 rows, six unknowns: at least 80 % of the decrease that all rows give."""
+    x0, y0 = torch.zeros(25, dtype=DOUBLE), torch.zeros(6, dtype=DOUBLE)
+    whole, batches = (
+        bilevel.minimize(weights(rows=rows), x0, y0, solver=bilevel.DMLCBO(), steps=300).x for rows in (None, 5)
+    )
+    start, best, found = (float(bilevel.upper_value(weights(), x, y0)) for x in (x0, whole, batches))
+    assert start - found > 0.8 * (start - best) > 0.0
+
+
+def test_noise_without_a_sampler_is_seen():
+    """f and g with a random slope each call: F = |x - 1|^2 comes within its noise, and the solver is named."""
+    noise = torch.Generator().manual_seed(0)
+
+    def noisy(y):
+        return 0.1 * torch.randn(3, dtype=DOUBLE, generator=noise) @ y
+
+    problem = bilevel.Problem(
+        lambda x, y: (y - 1.0).square().sum() + noisy(y),
+        lambda x, y: (y - x).square().sum() / 2 + noisy(y),
+        sets.Box(-2.0, 2.0),
+    )
+    start = torch.zeros(3, dtype=DOUBLE)
+    with pytest.warns(bilevel.errors.ProblemWarning, match="differs between two calls"):
+        solution = bilevel.minimize(problem, start, start, steps=300)
+    assert "DMLCBO" in solution.solver
+    assert "differ between two calls" in solution.solver
+    assert float((solution.x - 1.0).abs().max()) < 0.2
+
+
+def test_a_start_on_a_plateau_is_not_left_far_behind():
+    """h = 1e-17 at the start, by rounding, is no reason for a step of 1e15."""
+    problem = bilevel.Problem(
+        lambda x, y: (y - 0.5).square().sum() + 1e-17 * x.sum(), lambda x, y: (y - x).square().sum(), sets.Box(0.0, 1.0)
+    )
+    start, corner = torch.full((2,), 3.0, dtype=DOUBLE), torch.ones(2, dtype=DOUBLE)
+    solution = bilevel.minimize(problem, start, corner, solver=bilevel.DMLCBO(), steps=50)
+    assert float(solution.x.abs().max()) < 30.0
 
 
 def test_a_lagging_lower_level_is_reported():
@@ -66,7 +112,7 @@ def test_a_lagging_lower_level_is_reported():
         sets.Box(-5.0, 5.0),
     )
     start = torch.zeros(10, dtype=DOUBLE)
-    slow = bilevel.minimize(problem, start, start, solver=bilevel.DMLCBO(upper_step="auto", pace=1), steps=60)
+    slow = bilevel.minimize(problem, start, start, solver=bilevel.DMLCBO(pace=1), steps=60)
     assert "lagged" in slow.message
 
 

@@ -11,7 +11,7 @@ from ..lower import uncounted
 from ..newton import lower_level
 from ..problem import Problem
 from ..solvers import DMLCBO, BiCGAFFA, SmoothedBFGS, Solver
-from ..solvers.base import unmet
+from ..solvers.base import changes_between_calls, unmet
 from ..spaces import Vector, leaves
 
 LARGEST_LOWER = 100_000
@@ -43,7 +43,7 @@ def _choose(problem: Problem, x: Vector, y: Vector) -> tuple[Solver, str]:
         return DMLCBO(), f"y has {size} entries, too many to solve the lower level at every step"
     if problem.sampler is not None and not _cheap(problem, x, y):
         return DMLCBO(), "f and g take batches of more data than are used at once"
-    if not _repeatable(problem, x, y):
+    if changes_between_calls(problem.linearize(x, y)):
         return DMLCBO(), "f or g differ between two calls at one point"
     if size <= CHECKED_LOWER and not lower_level(problem, x, y).solvable():
         return DMLCBO(), "Newton steps do not solve the lower level at the start"
@@ -63,11 +63,6 @@ def _cheap(problem: Problem, x: Vector, y: Vector) -> bool:
     with torch.autograd.graph.saved_tensors_hooks(add, lambda saved: saved):
         _values(problem, x, y)
     return count <= CHEAP_DATA
-
-
-def _repeatable(problem: Problem, x: Vector, y: Vector) -> bool:
-    first, second = _values(problem, x, y), _values(problem, x, y)
-    return first == second
 
 
 def _values(problem: Problem, x: Vector, y: Vector) -> Any:

@@ -311,6 +311,17 @@ def batch_of(problem: Problem, streams: RandomStreams, y: Vector, index: int = 0
     return problem.sampler(streams.generator("data", index))
 
 
+def changes_between_calls(lin: Linearization) -> bool:
+    """Whether f, g or their gradients in y at one point differ from one call to the next by more than rounding."""
+    first, second = (
+        [each.upper_value, each.lower_value, *leaves(each.upper_grad_y), *leaves(each.lower_grad_y)]
+        for each in (lin, lin.problem.linearize(lin.x, lin.y, lin.batch))
+    )
+    rounding = [1e3 * torch.finfo(u.dtype).eps * float(u.abs().max()) for u in first]
+    close = (torch.allclose(u, v, 0.0, atol) for u, v, atol in zip(first, second, rounding, strict=True))
+    return not all(close)
+
+
 def estimate_curvature(
     lin: Linearization, state: State, k: int, refresh: int, current: float, lower_step: float | str = "auto"
 ) -> float:

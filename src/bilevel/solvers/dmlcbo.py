@@ -43,8 +43,8 @@ from ..linearization import Linearization
 from ..lower import safe_step, solve_from
 from ..problem import Problem
 from ..random import RandomStreams, Seeds
-from ..spaces import Space, Vector, leaves, tree_map
-from .base import JACOBIAN, PROJECTION, Need, State, batch_of, like_x, like_y
+from ..spaces import Space, Vector, tree_map
+from .base import JACOBIAN, PROJECTION, Need, State, batch_of, changes_between_calls, like_x, like_y
 
 FIRST_DECREASE = 1e-2
 """The first automatic step of x is the one that promises this share of |f|."""
@@ -240,7 +240,7 @@ class DMLCBO:
         streams = RandomStreams(seeds, 0)
         lin = problem.linearize(x, y, batch_of(problem, streams, y))
         curvature, direction = self._curvature(lin, streams, Eigenpair(math.nan, None))
-        noisy = self.upper_step == "auto" and _is_noisy(problem, lin)
+        noisy = self.upper_step == "auto" and (problem.sampler is not None or changes_between_calls(lin))
         estimator, v = self._estimator(noisy), lin.lower_grad_y
         if self.keeps_pace and not noisy:
             tol = FIRST_RESIDUAL * float(problem.y_space(lin.constraint).norm(lin.lower_grad_y))
@@ -476,17 +476,6 @@ class DMLCBO:
                     AdaptivityWarning,
                     stacklevel=4,
                 )
-
-
-def _is_noisy(problem: Problem, lin: Linearization) -> bool:
-    """Whether f and g are drawn: by a sampler, or anew at every call."""
-    if problem.sampler is not None:
-        return True
-    again = problem.linearize(lin.x, lin.y)
-    if float(again.upper_value) != float(lin.upper_value):
-        return True
-    pairs = zip(leaves(again.lower_grad_y), leaves(lin.lower_grad_y), strict=True)
-    return not all(torch.equal(u, v) for u, v in pairs)
 
 
 def _shortened(space: Space, h: Vector, usual: float) -> tuple[Vector, float]:
