@@ -104,7 +104,7 @@ class OneDraw(Episodes):
         return drawn
 
 
-SINGLE_LOOPS = {"solved": bilevel.DMLCBO(), "as published": bilevel.DMLCBO.as_published(0.02, 0.01)}
+SINGLE_LOOPS = {"solved": bilevel.DMLCBO(upper_step=0.1), "as published": bilevel.DMLCBO.as_published(0.02, 0.01)}
 
 
 @pytest.mark.parametrize("solver", SINGLE_LOOPS.values(), ids=SINGLE_LOOPS)
@@ -391,6 +391,7 @@ def test_the_interval_covers():
             r"has 4-way tasks, but the head is 3-way.*SVMHead\(ways=4\)",
         ),
         (lambda: learner().fit(None, steps=1), "episodes must be Episodes"),
+        (lambda: learner(solver=bilevel.DMLCBO()), r"DMLCBO\(upper_step='auto'\) compares values of f"),
         (lambda: learner(solver=bilevel.Approx()), r"Approx\(step_rule='adaptive'\) compares values of f"),
         (lambda: learner(solver=bilevel.DMLCBO), "solver must be an object such as"),
         (lambda: learner(solver=bilevel.solvers.AiPOD()).fit(episodes(), steps=1), "AiPOD cannot use set"),
@@ -403,7 +404,7 @@ def test_the_interval_covers():
         (lambda: learner(fixed_tasks=True, optimizer=adam), "fixed_tasks goes with solver"),
         (lambda: learner(optimizer=adam).fit(episodes(), steps=1, halve_every=2), "halve_every goes with a solver"),
         (
-            lambda: learner(solver=bilevel.DMLCBO(upper_step="auto")).fit(episodes(), steps=1, halve_every=2),
+            lambda: learner(solver=bilevel.DMLCBO(), fixed_tasks=True).fit(episodes(), steps=1, halve_every=2),
             "a number as upper_step",
         ),
         (lambda: learner(optimizer=torch.optim.LBFGS), "LBFGS looks at losses by itself"),

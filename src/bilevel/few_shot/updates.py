@@ -49,6 +49,12 @@ class SolverUpdates:
                 f"{name}(step_rule='adaptive') compares values of f from step to step, but each step has tasks of its "
                 f"own: use {name}(step_rule='fixed', upper_step=...)"
             )
+        if getattr(solver, "upper_step", None) == "auto" and not fixed:
+            name = type(solver).__name__
+            raise IncompatibleError(
+                f"{name}(upper_step='auto') compares values of f from step to step, but each step has tasks of its "
+                f"own: use {name}(upper_step=0.1)"
+            )
 
     def init(self, draw: Callable[[int], FewShotProblem]) -> Any:
         """The state before the first step, on tasks of its own."""
