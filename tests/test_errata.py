@@ -29,6 +29,8 @@ from bilevel.spaces import Space
 DOUBLE = torch.float64
 SPACE = Space(1)
 DRAWS = 20_000
+FEW_DRAWS = 4_000
+"""Of what is drawn one by one."""
 PAGE = Path(__file__).parents[1] / "docs" / "errata.md"
 log = logging.getLogger("errata")
 
@@ -91,7 +93,7 @@ def test_perturbed_is_unbiased():
     """Erratum 1: the mean of the Jacobian at z + delta u, u in the *ball*, is the smoothed one (Prop. 1)."""
     smoothing, z, eye = Perturbed(radius=0.5), 0.5 * KINK, torch.eye(6, dtype=DOUBLE)
     samples = torch.stack(
-        [smoothing.sample(sets.NonNegative(), z, SPACE, RandomStreams(Seeds(), k)).apply(eye) for k in range(DRAWS)]
+        [smoothing.sample(sets.NonNegative(), z, SPACE, RandomStreams(Seeds(), k)).apply(eye) for k in range(FEW_DRAWS)]
     )
     assert standard_errors_off(samples, torch.diag(chance_above(KINK, 6))) < 4
 
@@ -151,7 +153,7 @@ def test_random_truncation_is_unbiased():
     series = sum(torch.linalg.matrix_power(factor, q) for q in range(terms))
     truth = lin.s - eta * H @ series @ lin.t
     method = Neumann(terms=terms, eta=eta, truncation="random", smoothing=Perturbed(radius=radius))
-    samples = torch.stack([method.estimate(lin, RandomStreams(Seeds(), k)).gradient for k in range(DRAWS)])
+    samples = torch.stack([method.estimate(lin, RandomStreams(Seeds(), k)).gradient for k in range(FEW_DRAWS)])
     assert standard_errors_off(samples, truth) < 4
 
 

@@ -76,6 +76,7 @@ def test_verified_labels_suggest_the_right_ones(data):
     assert abs(issues["label_quality"][150:].mean() - (given == right)[150:].mean()) < 0.06
 
 
+@pytest.mark.slow
 def test_the_interval_of_wrong_labels_holds_in_most_draws(data):
     """Rows drawn at random to be verified: 95 % intervals, of which at least 16 of 20 must hold."""
     X, given, right = data

@@ -52,7 +52,7 @@ for trial in range(int(trials)):
 
 @pytest.mark.parametrize("way", ["start", "resume"])
 def test_one_of_two_runs_into_one_file_is_refused(way, tmp_path):
-    command = [sys.executable, "-c", PAIRS, way, "4", str(tmp_path)]
+    command = [sys.executable, "-c", PAIRS, way, "3", str(tmp_path)]
     finished = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert finished.returncode == 0, finished.stderr
     first = 10 if way == "resume" else 0

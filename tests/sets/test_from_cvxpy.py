@@ -19,7 +19,7 @@ class TestFromCvxpy(SetTestCase):
     """
 
     oracle_cases = 20
-    most_small_cases = 2
+    most_small_cases = 3
     half = traceable = False
     small_dimensions = (1, 2)
     accuracy = 1e-7

@@ -31,7 +31,7 @@ class TestIntersection(SetTestCase):
 
     oracle_cases = 20  # 2,000 among the slow tests
     parameter_cases = 1
-    most_small_cases = 2
+    most_small_cases = 3
     accuracy = 1e-10
     half = traceable = False
     small_dimensions = (1, 2)

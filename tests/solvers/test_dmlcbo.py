@@ -128,12 +128,12 @@ def test_the_averaged_adjoint_removes_the_bias_of_batches():
 
     def mean_adjoint(method):
         adjoint, total = None, 0.0
-        for k in range(4000):
+        for k in range(1500):
             streams = bilevel.solvers.State(x=x, y=x, step=k).streams()
             lin = problem.linearize(x, x, problem.sampler(streams.generator("data")))
             found = method.estimate(lin, streams, curvature=2.0, start=adjoint)
             adjoint, total = found.adjoint, total + float(found.gradient)
-        return total / 4000
+        return total / 1500
 
-    assert mean_adjoint(AveragedAdjoint()) == pytest.approx(1.0, abs=0.03)
-    assert mean_adjoint(bilevel.LinearSolve()) == pytest.approx(4 / 3, abs=0.03)
+    assert mean_adjoint(AveragedAdjoint()) == pytest.approx(1.0, abs=0.05)
+    assert mean_adjoint(bilevel.LinearSolve()) == pytest.approx(4 / 3, abs=0.05)

@@ -19,11 +19,11 @@ from .smoothing import Exact, TwoPoint
 
 @dataclass(frozen=True, kw_only=True)
 class LinearSolve:
-    """h = f_x - G_xy w with w = eta H [I - (I - eta G_yy) H]^{-1} f_y, by a Krylov method.
+    """h = f_x - G_xy w with w = eta H [I - (I - eta G_yy) H]^{-1} f_y, by conjugate gradients.
 
     Where H is an orthogonal projector Pi on a face (polyhedral sets), w = Pi (Pi G_yy Pi)^+ Pi f_y, which does not
-    depend on eta, is symmetric, and is solved by conjugate gradients on the face. Elsewhere q = w/eta solves
-    (I - H + eta H G_yy) q = H f_y, by GMRES.
+    depend on eta, and the system is solved on the face. Elsewhere w = eta H q, where q solves the symmetric system
+    (H (I - H) + eta H G_yy H) q = H f_y.
 
     Parameters
     ----------
@@ -40,7 +40,7 @@ class LinearSolve:
     References
     ----------
     Shi, Chang & Gu (2024), the paper of DMLCBO, section 3.1, with the series summed; Pedregosa (2016) and Blondel et
-    al. (2022) without kinks. Conjugate gradients: Hestenes & Stiefel (1952); GMRES: Saad & Schultz (1986).
+    al. (2022) without kinks. Conjugate gradients: Hestenes & Stiefel (1952).
 
     Examples
     --------

@@ -11,41 +11,16 @@ import math
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from .. import hypergradients, solvers
-from .._files import load_document, save_document
 from .._serializable import SERIALIZABLE, declared_types, matches
 from .._serializable import serializable as serializable
 from ..errors import InvalidInputError
 from ..hypergradients import smoothing
 from ..solvers.base import state_classes
-
-
-def save_value(
-    value: Any,
-    path: Path,
-    *,
-    format: str,
-    version: int,
-    too_long: str = "the values beside the tensors are too long for one file",
-    overwrite: bool = False,
-    previous: Path | None = None,
-) -> Path:
-    """Write a value to one safetensors file, complete or not at all; see `write_atomically`."""
-    tensors = TensorStore()
-    document = {"format": format, "version": version, "value": encode("run", value, tensors)}
-    return save_document(path, document, tensors.stored, too_long=too_long, overwrite=overwrite, previous=previous)
-
-
-def load_value(path: Path, *, format: str, version: int, what: str) -> Any:
-    """Read what `save_value` wrote; every byte is checked before anything is believed."""
-    return load_document(
-        path, lambda document, stored: decode(document["value"], stored), format=format, version=version, what=what
-    )
 
 
 class TensorStore:

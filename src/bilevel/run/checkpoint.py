@@ -13,10 +13,10 @@ import copy
 import os
 import shlex
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 from filelock import FileLock, Timeout
 
@@ -29,15 +29,16 @@ from .._files import (
     check_name,
     check_writable,
     is_intact,
+    load_document,
     remove_temporaries,
+    save_document,
 )
 from .._serializable import matches
 from ..errors import CheckpointWarning, IncompatibleError, InvalidInputError, InvalidTypeError
-from ._serialization import load_value, save_value, serializable
+from ._serialization import TensorStore, decode, encode, serializable
 from .solution import Status
 
 Fact = str | int | float | bool | None
-Content = TypeVar("Content")
 FORMAT, VERSION = "bilevel.Run", 1
 
 
@@ -93,9 +94,19 @@ class Checkpoint:
 
     def load(self) -> RunDocument:
         """The newest state of the run; if the file is damaged or missing the one before it, with a warning."""
-        read = version_of(Path(self.path))
-        document = load_newest(Path(self.path), RunDocument.load, lambda found: found.place.lower())
-        return replace(document, path=Path(self.path), read=read)
+        path, read = Path(self.path), version_of(Path(self.path))
+        try:
+            return RunDocument.load(path)
+        except (CorruptFileError, MissingFileError) as error:
+            try:
+                document = RunDocument.load(self.previous)
+            except MissingFileError:
+                raise error from None
+            except CorruptFileError as second:
+                raise CorruptFileError(f"{error}; and {second}") from None
+            message = f"{error}. The one before it is used: {self.previous}, {document.place.lower()}"
+            warnings.warn(message, CheckpointWarning, stacklevel=3)
+            return replace(document, path=path, read=read)
 
 
 def version_of(path: Path) -> tuple[int, int, int] | None:
@@ -113,23 +124,6 @@ def previous_of(path: Path) -> Path:
         raise InvalidInputError(f"{path} is a folder: name a file in it, for example {path / 'run.safetensors'}")
     path = path.resolve() if os.path.islink(path) else path  # unlike Path's own, without errors
     return path.with_name(f"{path.stem}.previous{path.suffix}")
-
-
-def load_newest(path: Path, load: Callable[[Path], Content], describe: Callable[[Content], str]) -> Content:
-    """What `load` reads from `path`, or if that is damaged or missing from the file before it, with a warning."""
-    before = previous_of(path)
-    try:
-        return load(path)
-    except (CorruptFileError, MissingFileError) as error:
-        try:
-            content = load(before)
-        except MissingFileError:
-            raise error from None
-        except CorruptFileError as second:
-            raise CorruptFileError(f"{error}; and {second}") from None
-        message = f"{error}. The one before it is used: {before}, {describe(content)}"
-        warnings.warn(message, CheckpointWarning, stacklevel=4)
-        return content
 
 
 @serializable
@@ -229,15 +223,19 @@ class RunDocument:
     def save(self, path: str | Path, *, overwrite: bool = False, previous: Path | None = None) -> Path:
         """Write everything to one safetensors file, complete or not at all."""
         too_long = f"the history of {len(self.history)} records is too long for one file: record less often"
-        return save_value(
-            self, Path(path), format=FORMAT, version=VERSION, too_long=too_long, overwrite=overwrite, previous=previous
-        )
+        tensors = TensorStore()
+        content = {"format": FORMAT, "version": VERSION, "value": encode("run", self, tensors)}
+        options: dict[str, Any] = {"too_long": too_long, "overwrite": overwrite, "previous": previous}
+        return save_document(Path(path), content, tensors.stored, **options)
 
     @classmethod
     def load(cls, path: str | Path) -> RunDocument:
         """Read what `save` wrote; nothing is unpickled, and what is not of its type is refused."""
         read = version_of(Path(path))
-        document = load_value(Path(path), format=FORMAT, version=VERSION, what="a run")
+        document = load_document(
+            Path(path), lambda content, tensors: decode(content["value"], tensors), format=FORMAT, version=VERSION,
+            what="a run",
+        )  # fmt: skip
         if not isinstance(document, cls):
             raise InvalidInputError(f"{path}: this is not a run saved by bilevel")
         return replace(document, path=Path(path), read=read)

@@ -265,9 +265,10 @@ class SolverStage(Stage):
             x, y = check_start(uncounted(self.problem), x, self._form.to_fixed(x, y))
         check_compatible(self.solver, self.problem, self.problem.constraint_at(x), y)
         self._flawed = warn_of_flaws(uncounted(self.problem), x, y, stacklevel=4)
-        parts = zip(leaves(x), self.problem.x_space.flags(x), strict=True)
-        whole = {"x0": fingerprint([part for part, divided in parts if not divided]), "y0": fingerprint(y)}
-        self.problem.ranks.agree(whole, "start from the same point on every rank")
+        if self.problem.ranks.size > 1:
+            parts = zip(leaves(x), self.problem.x_space.flags(x), strict=True)
+            whole = {"x0": fingerprint([part for part, divided in parts if not divided]), "y0": fingerprint(y)}
+            self.problem.ranks.agree(whole, "start from the same point on every rank")
         self.start_point = x, y
 
     def resume(self, document: RunDocument) -> None:

@@ -82,26 +82,16 @@ class Status(Enum):
     @property
     def ok(self) -> bool:
         """Whether the run ended as planned."""
-        return self in OK
+        without_claim = (Status.UNFINISHED, Status.SERIES_DIVERGES, Status.UNSOLVED, Status.ABOVE_START)
+        return self.finished and self not in without_claim
 
     @property
     def finished(self) -> bool:
         """Whether the run reached its end: resuming returns it unchanged."""
-        return self.ok or self in (Status.UNFINISHED, Status.SERIES_DIVERGES, Status.UNSOLVED, Status.ABOVE_START)
+        return self not in (Status.RUNNING, Status.INTERRUPTED, Status.DIVERGED, Status.FAILED)
 
     def __str__(self) -> str:
         return self.value
-
-
-OK = (
-    Status.STEPS,
-    Status.TIME,
-    Status.STATIONARY,
-    Status.CERTIFIED,
-    Status.CONVERGED,
-    Status.STALLED,
-    Status.STOPPED,
-)
 
 
 @serializable
