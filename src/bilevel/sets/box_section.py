@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import NamedTuple
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from .. import tolerances
 from ..errors import EmptySetError
 from .base import (
     ConvexSet,
@@ -23,16 +25,17 @@ from .base import (
     show,
     tracked,
     validated,
+    with_value,
 )
 from .box import bound, bounds_excess, check_order, in_order
 from .jacobians import RankOne
 from .threshold import clipped_at_level, is_short
 
 ROUNDS = 6
-"""Searches for the level: two are enough unless z is 1/eps times as far away as the set is large."""
+"""Searches for the level: one or two are enough unless z is 1/eps times as far away as the set is large."""
 
-PRODUCTS = 16_384
-"""Formed at once in a search: a few points are probed at many levels in one round, many points at one level."""
+Array = Any
+"""A tensor, or an array of NumPy: the formulas below are written for both."""
 
 
 class BoxSection(ConvexSet):
@@ -76,7 +79,7 @@ class BoxSection(ConvexSet):
         check_order(type(self).__name__, self.lower, self.upper)
         self.weight, self.total = parameter("weight", weight), parameter("total", total)
         if isinstance(self.weight, Tensor) and self.weight.ndim:
-            self._corners(*self._parts(self.weight))
+            self._corners(*plain(*self._parts(self.weight)))
 
     def _parts(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """weight (its largest entry 1), lower, upper, total, and the factor taken from weight and total."""
@@ -89,12 +92,9 @@ class BoxSection(ConvexSet):
         weight = weight.expand(z.shape[-1:]) if weight.ndim == 0 else weight
         return weight / size, lower, upper, total / size, size
 
-    def _corners(
-        self, weight: Tensor, lower: Tensor, upper: Tensor, total: Tensor, size: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def _corners(self, weight: Array, lower: Array, upper: Array, total: Array, size: Array) -> tuple[Array, Array]:
         """Whether the total is the least or the largest one between the bounds; refuse one that lies beyond."""
         (least, most), (below, above) = reach(weight, lower, upper)
-        total = total.detach().double()
         if can_look_at_values() and bool(((total < least - below) | (total > most + above)).any()):
             raise EmptySetError(
                 f"{type(self).__name__}: {self._sum} lies between {float((size * least).min()):g} and "
@@ -104,30 +104,30 @@ class BoxSection(ConvexSet):
 
     def answerable(self, z: Tensor) -> Tensor:
         weight, lower, upper, total, _ = self._parts(z)
-        (least, most), (below, above) = reach(weight, lower, upper)
-        total = total.detach().double()
+        (least, most), (below, above) = reach(weight.detach(), lower.detach(), upper.detach())
+        total = total.detach()
         reached = (total >= least - below) & (total <= most + above)
         return super().answerable(z) & in_order(lower, upper) & reached
 
-    def _section(self, z: Tensor, parts: tuple[Tensor, ...]) -> Section:
+    def _section(self, z: Array, weight: Array, lower: Array, upper: Array, total: Array, size: Array) -> Section:
         """The face that holds P(z); where only one corner reaches the total, all that it weighs is held there."""
-        weight, lower, upper, total, _ = parts
-        at_least, at_most = self._corners(*parts)
+        at_least, at_most = self._corners(weight, lower, upper, total, size)
         section = find_section(z, weight, lower, upper, total)
         held = (at_least | at_most) & (weight != 0)
-        at_lower = torch.where(held, torch.where(at_least, weight > 0, weight < 0), section.at_lower)
+        where = module_of(z).where
+        at_lower = where(held, where(at_least, weight > 0, weight < 0), section.at_lower)
         return section._replace(free=section.free & ~held, at_lower=at_lower)
 
     @validated
     def project(self, z: Tensor) -> Tensor:
         parts = self._parts(z)
-        return on_section(z, self._section(z, parts), *parts[:-1]).y
+        return on_section(z, self._section(*plain(z, *parts)), *parts[:-1]).y
 
     @validated
     def jacobian(self, z: Tensor) -> ProjectionJacobian:
-        parts = tuple(part.detach() for part in self._parts(z))
-        section = self._section(z, parts)
-        return RankOne(unit_normal(parts[0], section.free), mask=section.free)
+        values = plain(z, *self._parts(z))
+        free = self._section(*values).free
+        return RankOne(torch.as_tensor(unit_normal(values[1], free)), mask=torch.as_tensor(free))
 
     def excess(self, y: Tensor) -> tuple[Tensor, Tensor, str]:
         weight, lower, upper, total, _ = self._parts(y)
@@ -145,8 +145,8 @@ class BoxSection(ConvexSet):
         """The nearest wall of the cell of z: a free entry meets a bound, a fixed one leaves it (at a vertex two do)."""
         parts = tuple(part.detach() for part in self._parts(z))
         weight, lower, upper, *_ = parts
-        section = self._section(z, parts)
-        inner = on_section(z, section, *parts[:-1]).inner
+        section = self._section(*plain(z, *parts))
+        inner, section = on_section(z, section, *parts[:-1]).inner, section.tensors()
         gap = torch.minimum((inner - lower).abs(), (upper - inner).abs())
         gap = torch.where(section.free, gap, torch.where(section.at_lower, lower - inner, inner - upper).abs())
         gap = torch.where(lower < upper, gap, torch.inf)
@@ -158,14 +158,39 @@ class BoxSection(ConvexSet):
         return torch.where(vertex, torch.minimum(walls, vertex_margin(gap, leaving, weight)), walls)
 
 
-def reach(weight: Tensor, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+def plain(*tensors: Tensor) -> tuple[Array, ...]:
+    """Without a graph; as NumPy arrays on the CPU, where a torch operation on a few entries is mostly overhead."""
+    if tensors[0].device.type == "cpu" and can_look_at_values():
+        return tuple(tensor.detach().numpy() for tensor in tensors)
+    return tuple(tensor.detach() for tensor in tensors)
+
+
+def module_of(a: Array) -> ModuleType:
+    """torch or numpy, whose functions have the same names here."""
+    return torch if isinstance(a, Tensor) else np
+
+
+def quiet(formula: Callable[..., Any]) -> Callable[..., Any]:
+    """Let NumPy compute with infinite bounds in silence, as torch does."""
+
+    @functools.wraps(formula)
+    def wrapped(first: Array, *others: Array) -> Any:
+        if isinstance(first, Tensor):
+            return formula(first, *others)
+        with np.errstate(all="ignore"):
+            return formula(first, *others)
+
+    return wrapped
+
+
+@quiet
+def reach(weight: Array, lower: Array, upper: Array) -> tuple[Array, Array]:
     """The least and the largest weight.y between the bounds, in float64 (2, ..., 1), and the rounding of each."""
-    eps = torch.finfo(weight.dtype).eps
-    weight, lower, upper = (part.detach().double() for part in torch.broadcast_tensors(weight, lower, upper))
-    ends = torch.where(weight == 0, 0, torch.stack([weight * lower, weight * upper]))
-    ends = torch.stack([ends.amin(0), ends.amax(0)])
-    rounding = 32 * eps * ends.abs().where(ends.isfinite(), 0).sum(-1, keepdim=True)
-    return ends.sum(-1, keepdim=True), rounding
+    xp = module_of(weight)
+    lower, upper = (xp.asarray(xp.where(weight == 0, 0.0, side), dtype=xp.float64) for side in (lower, upper))
+    ends = xp.stack([xp.minimum(weight * lower, weight * upper), xp.maximum(weight * lower, weight * upper)])
+    size = xp.where(xp.isfinite(ends), abs(ends), 0.0)
+    return ends.sum(-1, keepdims=True), 32 * _eps(weight) * size.sum(-1, keepdims=True)
 
 
 class CappedSimplex(BoxSection):
@@ -209,100 +234,127 @@ class CappedSimplex(BoxSection):
 class Section(NamedTuple):
     """Where each entry of the projection lies: y = clip(z - level weight), the level as a sum, large parts first."""
 
-    free: Tensor
-    at_lower: Tensor
-    levels: tuple[Tensor, ...]
+    free: Array
+    at_lower: Array
+    levels: tuple[Array, ...]
 
-    def near(self, z: Tensor, weight: Tensor) -> Tensor:
+    def near(self, z: Array, weight: Array) -> Array:
         """z - level weight, part by part: the digits of the answer survive beside a large z."""
         for level in self.levels:
             z = z - level * weight
         return z
 
+    def tensors(self) -> Section:
+        """The section in tensors."""
+        free, at_lower, *levels = map(torch.as_tensor, (self.free, self.at_lower, *self.levels))
+        return Section(free, at_lower, tuple(levels))
 
-@torch.no_grad()
-def find_section(z: Tensor, weight: Tensor, lower: Tensor, upper: Tensor, total: Tensor) -> Section:
+
+@quiet
+def find_section(z: Array, weight: Array, lower: Array, upper: Array, total: Array) -> Section:
     """The face of {lower <= y <= upper, weight.y = total} that holds P(z) = clip(z - level weight, lower, upper).
 
     weight.clip(z - t weight) falls with t, and is linear between the 2n values of t at which an entry leaves one
-    bound or reaches the other. The search over these, sorted, evaluates the sum itself, without running sums whose
+    bound or reaches the other. The bisection over these, sorted, evaluates the sum itself, without running sums whose
     rounding would pile up. Further searches around the level found make up for large offsets of z along the
     weight, which do not change P(z), and for a z so far away that the bounds are lost in its rounding.
     """
-    shape = torch.broadcast_shapes(*(part.shape for part in (z, weight, lower, upper, total)))
-    z, weight, lower, upper = (part.expand(shape) for part in (z, weight, lower, upper))
-    section, near = Section(z, z, ()), z
-    for done in range(1, ROUNDS + 1 if can_look_at_values() else 4):
+    xp, levels, steer = module_of(z), (), can_look_at_values()
+    near = xp.broadcast_to(z, np.broadcast_shapes(*(part.shape for part in (z, weight, lower, upper, total))))
+    for _ in range(ROUNDS if steer else 3):
         free, at_lower, level = _search(near, weight, lower, upper, total)
-        section, near = Section(free, at_lower, (*section.levels, level)), near - level * weight
-        size = _clip(near, lower, upper).abs().amax(-1, keepdim=True)
-        if done > 1 and can_look_at_values() and bool((level.abs() <= 8 * size).all()):
+        levels, near = (*levels, level), near - level * weight
+        size = xp.amax(abs(_clip(near, lower, upper)), -1, keepdims=True)
+        if steer and bool((abs(level) <= 8 * size).all()):
             break
-    return _at_vertex(section, near, weight, lower, upper, total)
+    return _at_vertex(Section(free, at_lower, levels), near, weight, lower, upper, total)
 
 
-def _at_vertex(section: Section, near: Tensor, weight: Tensor, lower: Tensor, upper: Tensor, total: Tensor) -> Section:
+def _at_vertex(section: Section, near: Array, weight: Array, lower: Array, upper: Array, total: Array) -> Section:
     """The section itself; if P(z) is a vertex, to rounding, all that has a weight is held there.
 
     A direction of the set must move two entries that have a weight, and at a vertex both leave a bound: either P is
     constant around z, or z is at a kink and H = 0 is among the limits, unlike the H of some of these entries alone.
     """
-    to_lower, to_upper = (near - lower).abs(), (upper - near).abs()
+    xp = module_of(near)
+    to_lower, to_upper = abs(near - lower), abs(upper - near)
     moving = section.free & (weight != 0)
-    move = torch.where(moving, weight.abs() * torch.minimum(to_lower, to_upper), 0).sum(-1, keepdim=True)
-    size = (weight * _clip(near, lower, upper)).abs().sum(-1, keepdim=True) + total.abs()
-    held = moving & (move <= tolerances.rounding(near.dtype) * size)
-    at_lower = torch.where(held, to_lower <= to_upper, section.at_lower)
+    move = xp.where(moving, abs(weight) * xp.minimum(to_lower, to_upper), 0.0).sum(-1, keepdims=True)
+    size = abs(weight * _clip(near, lower, upper)).sum(-1, keepdims=True) + abs(total)
+    held = moving & (move <= 8 * _eps(near) * size)
+    at_lower = xp.where(held, to_lower <= to_upper, section.at_lower)
     return section._replace(free=section.free & ~held, at_lower=at_lower)
 
 
-def _clip(z: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
-    return torch.maximum(torch.minimum(z, upper), lower)
+def _eps(a: Array) -> float:
+    return float(module_of(a).finfo(a.dtype).eps)
 
 
-def _search(z: Tensor, weight: Tensor, lower: Tensor, upper: Tensor, total: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _clip(z: Array, lower: Array, upper: Array) -> Array:
+    xp = module_of(z)
+    return xp.maximum(xp.minimum(z, upper), lower)
+
+
+def _search(z: Array, weight: Array, lower: Array, upper: Array, total: Array) -> tuple[Array, Array, Array]:
     """The free entries, those at their lower bound, and the level; at a kink the face to the right of it."""
-    flip = weight < 0  # (z, l, u, w) -> (-z, -u, -l, -w): from here on all weights are positive
-    z, low, high = (torch.where(flip, -a, b) for a, b in ((z, z), (upper, lower), (lower, upper)))
-    slope = weight.abs()
+    xp = module_of(z)
+    flip, slope = weight < 0, abs(weight)  # (z, l, u, w) -> (-z, -u, -l, -w): from here on all weights are positive
+    z, low, high = (xp.where(flip, -a, b) for a, b in ((z, z), (upper, lower), (lower, upper)))
     counts = slope > 0
-    safe = torch.where(counts, slope, torch.ones_like(slope))
-    leaves = torch.where(counts, (z - high) / safe, torch.inf)
-    arrives = torch.where(counts, (z - low) / safe, torch.inf)
-    breaks = torch.cat([leaves, arrives], -1).sort(-1).values
-    size = breaks.shape[-1]
-    left = torch.full_like(breaks[..., :1], -1, dtype=torch.int64)  # the sum is >= total there
-    right = torch.full_like(left, size)
-    pieces = max(2, min(PRODUCTS // max(z.numel(), 1), size + 1))
-    cuts, width = torch.arange(1, pieces, device=z.device), size + 1
-    each = [part.unsqueeze(-2) for part in (z, safe, low, high)]
-    while width > 1:
-        probes = left + (right - left) * cuts // pieces
-        t = breaks.gather(-1, probes.clamp(0, size - 1)).unsqueeze(-1)
-        moved = torch.clamp(each[0] - t * each[1], each[2], each[3])
-        more = torch.where(counts.unsqueeze(-2), slope.unsqueeze(-2) * moved, 0).sum(-1) >= total
-        lefts, rights = (
-            torch.where(more & (probes < right), probes, left),
-            torch.where(~more & (probes > left), probes, right),
-        )
-        left, right = lefts.amax(-1, keepdim=True), rights.amin(-1, keepdim=True)
-        width = -(-width // pieces)
-    t_left = torch.where(left >= 0, breaks.gather(-1, left.clamp_min(0)), -torch.inf)
-    t_right = torch.where(right < size, breaks.gather(-1, right.clamp_max(size - 1)), torch.inf)
+    safe = xp.where(counts, slope, 1.0)
+    leaves = xp.where(counts, (z - high) / safe, math.inf)
+    arrives = xp.where(counts, (z - low) / safe, math.inf)
+    ends = xp.full_like(leaves[..., :1], math.inf)
+    breaks = _sorted(xp.concatenate([-ends, leaves, arrives, ends], -1))
+    t_left, t_right = _bracket(breaks, z, safe, xp.where(counts, low, 0.0), xp.where(counts, high, 0.0), slope, total)
     # An entry of weight zero does not enter the sum: it is free between its bounds.
-    free = torch.where(counts, (leaves <= t_left) & (arrives >= t_right), (low < z) & (z < high))
-    below = torch.where(counts, arrives <= t_left, z <= low) & ~free
-    length = event_norm(slope * free, keepdim=True)
+    free = xp.where(counts, (leaves <= t_left) & (arrives >= t_right), (low < z) & (z < high))
+    below = xp.where(counts, arrives <= t_left, z <= low) & ~free
+    length = _length(slope * free)
     some = length > 0
-    safe = torch.where(some, length, 1)
-    held = torch.where(free, z, torch.where(below, low, high))
-    over = (slope * held).sum(-1, keepdim=True) - total
-    level = torch.clamp(over / safe / safe, t_left, t_right)
+    safe = xp.where(some, length, 1.0)
+    held = xp.where(free, z, xp.where(below, low, high))
+    over = xp.where(counts, slope * held, 0.0).sum(-1, keepdims=True) - total
+    level = _clip(over / safe / safe, t_left, t_right)
     # Nothing is free: on all of an interval of levels or, to rounding, at the end where the sum jumps to the total.
-    anchor = torch.where(over > 0, t_right, torch.where(over < 0, t_left, t_left / 2 + t_right / 2))
-    finite_end = torch.where(t_left.isfinite(), t_left, torch.where(t_right.isfinite(), t_right, 0))
-    anchor = torch.where(t_left.isfinite() & t_right.isfinite(), anchor, finite_end)
-    return free, torch.where(flip, ~(free | below), below), torch.where(some, level, anchor)
+    anchor = xp.where(over > 0, t_right, xp.where(over < 0, t_left, t_left / 2 + t_right / 2))
+    left_finite, right_finite = xp.isfinite(t_left), xp.isfinite(t_right)
+    finite_end = xp.where(left_finite, t_left, xp.where(right_finite, t_right, 0.0))
+    anchor = xp.where(left_finite & right_finite, anchor, finite_end)
+    return free, xp.where(flip, ~(free | below), below), xp.where(some, level, anchor)
+
+
+def _bracket(
+    breaks: Array, z: Array, safe: Array, low: Array, high: Array, slope: Array, total: Array
+) -> tuple[Array, Array]:
+    """The neighbouring breaks between which slope.clip(z - t slope, low, high) passes the total, by bisection."""
+    xp, size = module_of(z), breaks.shape[-1]
+    left = xp.zeros_like(breaks[..., :1], dtype=xp.int64)  # the sum is >= total there
+    right = left + (size - 1)
+    for _ in range((size - 2).bit_length()):
+        middle = (left + right) // 2
+        t = _picked(breaks, middle)
+        more = (slope * _clip(z - t * safe, low, high)).sum(-1, keepdims=True) >= total
+        left, right = xp.where(more, middle, left), xp.where(more | (middle == left), right, middle)
+    return _picked(breaks, left), _picked(breaks, right)
+
+
+def _sorted(a: Array) -> Array:
+    return a.sort(-1).values if isinstance(a, Tensor) else np.sort(a, -1)
+
+
+def _picked(a: Array, index: Array) -> Array:
+    if isinstance(a, Tensor):
+        return torch.take_along_dim(a, index, -1)
+    return a[index] if a.ndim == 1 else np.take_along_axis(a, index, -1)
+
+
+def _length(v: Array) -> Array:
+    """|v| without overflow or underflow, last dimension kept."""
+    if isinstance(v, Tensor):
+        return event_norm(v, keepdim=True)
+    scale = np.amax(abs(v), -1, keepdims=True)
+    return scale * np.linalg.norm(v / np.where(scale > 0, scale, 1.0), axis=-1, keepdims=True)
 
 
 class OnSection(NamedTuple):
@@ -315,23 +367,35 @@ class OnSection(NamedTuple):
 
 def on_section(z: Tensor, section: Section, weight: Tensor, lower: Tensor, upper: Tensor, total: Tensor) -> OnSection:
     """The point of that face as a differentiable formula: z - level weight on the free entries."""
-    near = section.near(z, weight)
-    bounds = torch.where(section.at_lower, lower, upper)
-    held = torch.where(section.free, near, bounds)
-    length = event_norm(weight * section.free, keepdim=True)
-    safe = torch.where(length > 0, length, 1)
-    step = ((weight * held).sum(-1, keepdim=True) - total) / safe / safe * (length > 0)
+    parts = (z, weight, lower, upper, total)
+    if tracked(*parts):
+        return OnSection(*_on_section(z, section.tensors(), *parts[1:]))
+    first, *others = plain(*parts)
+    return OnSection(*map(torch.as_tensor, _on_section(first, section, *others)))
+
+
+@quiet
+def _on_section(
+    z: Array, section: Section, weight: Array, lower: Array, upper: Array, total: Array
+) -> tuple[Array, ...]:
+    xp, near = module_of(z), section.near(z, weight)
+    bounds = xp.where(section.at_lower, lower, upper)
+    length = _length(weight * section.free)
+    safe = xp.where(length > 0, length, 1.0)
+    held = xp.where(weight != 0, weight * xp.where(section.free, near, bounds), 0.0)
+    step = (held.sum(-1, keepdims=True) - total) / safe / safe * (length > 0)
     inner = near - step * weight
-    fixed = inner.detach()
     # Rounding is clipped without a derivative: at a kink that of clip is not the one of any face.
-    clipped = inner + (_clip(fixed, lower.detach(), upper.detach()) - fixed)
-    return OnSection(torch.where(section.free, clipped, bounds), sum(section.levels, step.detach()), inner)
+    clipped = _clip(inner, lower, upper)
+    if isinstance(z, Tensor):
+        clipped, step = with_value(clipped, inner), step.detach()
+    return xp.where(section.free, clipped, bounds), sum(section.levels, step), inner
 
 
-def unit_normal(weight: Tensor, free: Tensor) -> Tensor:
+def unit_normal(weight: Array, free: Array) -> Array:
     """w_F/|w_F|: the normal of the hyperplane within the free entries; zero where none of them has a weight."""
-    length = event_norm(weight * free, keepdim=True)
-    return weight * free / torch.where(length > 0, length, 1)
+    length = _length(weight * free)
+    return weight * free / module_of(weight).where(length > 0, length, 1.0)
 
 
 def wall_distance(gap: Tensor, free: Tensor, weight: Tensor) -> Tensor:

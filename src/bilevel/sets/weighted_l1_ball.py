@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..errors import InvalidInputError
 from .base import ConvexSet, ProjectionJacobian, as_point, event_norm, parameter, per_point, show, validated
-from .box_section import OnSection, Section, find_section, on_section, unit_normal, wall_distance
+from .box_section import OnSection, Section, find_section, on_section, plain, unit_normal, wall_distance
 from .jacobians import RankOne
 from .simplex import within
 
@@ -48,7 +48,7 @@ class WeightedL1Ball(ConvexSet):
     def _section(self, magnitude: Tensor, weight: Tensor, radius: Tensor) -> tuple[Section, OnSection]:
         """The face of {y >= 0, weight.y = radius} that holds the projection of |z|, and that projection."""
         limits = (weight, torch.zeros_like(weight), torch.full_like(weight, torch.inf), radius)
-        section = find_section(magnitude, *limits)
+        section = find_section(*plain(magnitude, *limits))
         return section, on_section(magnitude, section, *limits)
 
     @validated
@@ -61,7 +61,7 @@ class WeightedL1Ball(ConvexSet):
     def jacobian(self, z: Tensor) -> ProjectionJacobian:
         magnitude, weight, radius, _ = (part.detach() for part in self._parts(z))
         inside = within(weight * magnitude, radius)
-        free = self._section(magnitude, weight, radius)[0].free & ~inside
+        free = self._section(magnitude, weight, radius)[0].tensors().free & ~inside
         return RankOne(z.sign() * unit_normal(weight, free), mask=free | inside)
 
     def excess(self, y: Tensor) -> tuple[Tensor, Tensor, str]:
@@ -75,8 +75,9 @@ class WeightedL1Ball(ConvexSet):
         """As for the l1 ball: a support entry vanishes, another appears, or z meets the ball."""
         magnitude, weight, radius, _ = (part.detach() for part in self._parts(z))
         section, point = self._section(magnitude, weight, radius)
-        walls = wall_distance(point.inner.abs(), section.free, weight)
-        to_ball = point.level.squeeze(-1) * event_norm(weight * section.free)
+        free = section.tensors().free
+        walls = wall_distance(point.inner.abs(), free, weight)
+        to_ball = point.level.squeeze(-1) * event_norm(weight * free)
         room = (radius - (weight * magnitude).sum(-1, keepdim=True)).squeeze(-1)
         margin = torch.where(room < 0, torch.minimum(walls, to_ball), room / event_norm(weight))
         return torch.where((radius > 0).squeeze(-1), margin, torch.inf)
