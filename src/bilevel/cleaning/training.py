@@ -30,7 +30,7 @@ from .._fingerprint import fingerprint
 from ..curvature import largest_curvature
 from ..errors import NonFiniteError
 from ..hypergradients import LinearSolve
-from ..lower import LowerSolution, solve_from
+from ..projected_gradient import LowerSolution, solve_from
 from ..random import Seeds
 from ..ranks import Ranks
 from ..run._serialization import serializable

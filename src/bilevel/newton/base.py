@@ -26,13 +26,15 @@ from torch import Tensor
 from .._serializable import serializable
 from ..errors import BilevelError
 from ..linearization import Linearization
-from ..lower import solve_from
 from ..problem import Problem
+from ..projected_gradient import solve_from
 from ..sets.base import ConvexSet
 from ..spaces import Vector, leaves, like
 from .single_points import SinglePointSet, takes_stacks
 from .smoothed_set import SmoothedSet, Smoothing
 
+GRADIENT_ONLY = (RuntimeError, ValueError, IndexError)
+"""What missing second derivatives, and sets whose Jacobian takes no stacks, raise besides."""
 FAILURES = (BilevelError, torch.linalg.LinAlgError)  # pyright: ignore[reportPrivateImportUsage]
 """What makes a trial point a failed one: line searches then go nearer."""
 CURVATURE_LIMIT = 1e6
@@ -147,6 +149,8 @@ class LowerLevel(ABC):
         self.known: Any = None  # what a subclass has learned on the way, a part of the state of a run
         self.nonconvex = False  # whether G was seen to be indefinite
         self.work = 0  # gradients and Hessian products so far, the measure of effort
+        self.allowed = math.inf  # what `work` may grow to
+        self.goal: tuple[float, float] | None = None  # the tolerance of `solve` and the step of its residual
         self.draws = None if smoothing is None else self._draws(smoothing.draws)
         self._takes_stacks: bool | None = None
 
@@ -157,8 +161,29 @@ class LowerLevel(ABC):
         """y*(x) from `start` until |u| |R| <= slack, with its adjoint; None where there is no hope."""
 
     @abstractmethod
+    def _descend_by_newton(self, x: Vector, constraint: Any, start: LowerPoint) -> LowerPoint | None:
+        """y*(x) from `start`, to the tolerance, without an adjoint; None where there is no hope."""
+
+    @abstractmethod
     def _unconstrained(self, constraint: SmoothedSet, y: Tensor) -> bool:
         """Whether no constraint is within the radius of a smoothed set around y."""
+
+    # --- y*(x) alone --------------------------------------------------------------------------------------------------
+
+    def solve(self, x: Vector, y: Vector, *, tol: float, step: float = 1.0, most: float = math.inf) -> Vector | None:
+        """y*(x) from y to |y - P(y - step grad_y g)| <= step tol, by Newton steps; None where they find nothing better.
+
+        f is not called. `most` bounds the gradients and Hessian products.
+        """
+        self.goal, self.allowed = (tol, step), self.work + most
+        constraint = self.problem.constraint_at(x)
+        try:
+            start = self.at(x, self.project(constraint, flat(y)))
+            point = self._descend_by_newton(x, constraint, start)
+        except (*FAILURES, *GRADIENT_ONLY):
+            return None
+        better = point is not None and point.finite and point.is_below(start, self.eps)
+        return self.tree_y(point.y) if better else None  # type: ignore[union-attr]
 
     # --- F ------------------------------------------------------------------------------------------------------------
 
@@ -222,7 +247,12 @@ class LowerLevel(ABC):
         return self.eps * float(y.norm()) * max(1.0, 0.3 * eta * curvature)
 
     def tolerance(self, slack: float, weight: float, point: LowerPoint, eta: float) -> float:
-        """The |R| to reach: an error of F, or while its price is unknown a small part of y."""
+        """The |R| to reach: an error of F, or while its price is unknown a small part of y.
+
+        |y - P(y - t grad_y g)| grows with t and falls relative to t, so that |R| bounds the residual of any other step.
+        """
+        if self.goal is not None:
+            return self.goal[0] * min(eta, self.goal[1])
         if math.isfinite(slack) and weight > 0:
             return slack / weight
         return 1e-4 * (float(point.y.norm()) + 1e-3 * eta * float(point.slope.norm()))
@@ -295,6 +325,7 @@ class LowerLevel(ABC):
 
     def descend(self, x: Vector, y: Tensor, curvature: float, tol: float, steps: int) -> tuple[Tensor, float]:
         """Accelerated projected gradient steps from y, and the curvature that they have seen."""
+        steps = int(max(5, min(steps, self.allowed - self.work)))
         found = solve_from(self.problem, x, self.tree_y(y), curvature=curvature, tol=max(tol, 1e-300), max_steps=steps)
         self.work += found.steps
         return flat(found.y), max(found.curvature, 1e-300)

@@ -120,6 +120,11 @@ class DenseLevel(LowerLevel):
         w = system.eta * (system.jacobian @ u)
         return Solved(point, z, residual, u, w, system.eta, system.curvature, system)
 
+    def _descend_by_newton(self, x: Vector, constraint: Any, start: LowerPoint) -> LowerPoint | None:
+        search = _NewtonSearch(self, x, constraint, constraint, math.inf, math.nan)
+        point, system = search.run(start, self.factor(start, constraint), fresh=True)
+        return None if system is None else point
+
     def _first(self, x: Vector, constraint: Any, point: LowerPoint) -> tuple[LowerPoint, System]:
         """Gradient steps from far away: they find the basin of y0 and most of its face."""
         system = self.factor(point, constraint)
@@ -160,7 +165,7 @@ class _NewtonSearch:
     def run(self, point: LowerPoint, system: System, *, fresh: bool) -> tuple[LowerPoint, System | None]:
         level, burst, at_floor = self.level, 20, 0
         for _ in range(SMOOTHED_STEPS if self.smoothed else NEWTON_STEPS):
-            if system.curvature > level.curvature_limit:
+            if system.curvature > level.curvature_limit or level.work > level.allowed:
                 return point, None
             residual = self._residual(point, system.eta)
             size = float(residual.norm())

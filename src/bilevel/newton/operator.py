@@ -72,7 +72,6 @@ class OperatorLevel(LowerLevel):
     ) -> None:
         super().__init__(problem, x, y, smoothing, curvature_limit)
         self.known = KnownHessian()
-        self.allowed = math.inf  # work that one evaluation may take
         self.space = Space()
 
     def evaluate(
@@ -265,6 +264,10 @@ class OperatorLevel(LowerLevel):
             return None  # a Newton step may lead to a maximum
         return self._adjoint(found, constraint, eta, near)
 
+    def _descend_by_newton(self, x: Vector, constraint: Any, start: LowerPoint) -> LowerPoint | None:
+        eta = self._eta(start.lin)
+        return OperatorSearch(self, x, constraint, constraint, math.inf, math.nan, eta).run(start)
+
     def _adjoint(self, point: LowerPoint, constraint: Any, eta: float, near: Evaluation | None) -> Solved:
         z = point.y - eta * point.slope
         system = self.system(point.lin, constraint, z, eta)
@@ -288,8 +291,6 @@ class OperatorLevel(LowerLevel):
         return found.value
 
     def gradient_steps(self, x: Vector, point: LowerPoint, steps: int, tol: float) -> LowerPoint:
-        if math.isfinite(self.allowed):
-            steps = int(max(5, min(steps, self.allowed - self.work)))
         y, largest = self.descend(x, point.y, self.known.largest, tol, steps)
         self.known = replace(self.known, largest=largest)
         return self.at(x, y)

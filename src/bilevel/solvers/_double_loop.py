@@ -20,8 +20,9 @@ from .._checks import check_choice, check_fields
 from ..errors import IncompatibleError
 from ..hypergradients import Hypergradient
 from ..linearization import Linearization
-from ..lower import safe_step, solve_from
+from ..lower import solve_near
 from ..problem import Problem
+from ..projected_gradient import safe_step, solve_from
 from ..random import Seeds
 from ..spaces import Vector, leaves
 from .base import State, batch_of, estimate_curvature, like_x, like_y, upper_move
@@ -60,6 +61,8 @@ class DoubleLoop(ABC):
     """The loop; a method adds its settings, `tolerance_at` and `derivative`."""
 
     state_class: ClassVar[type[DoubleLoopState]] = DoubleLoopState
+    newton: ClassVar[bool] = True
+    """Whether the lower level is solved to its tolerance in whatever way, or by projected gradients as published."""
 
     upper_step: float
     step_rule: str
@@ -138,17 +141,12 @@ class DoubleLoop(ABC):
         if k > 0 and k % self.refresh == 0:
             lin = problem.linearize(x, y, batch)
             curvature = estimate_curvature(lin, state, k, self.refresh, curvature, self.lower_step)
-        solved = solve_from(
-            problem,
-            x,
-            y,
-            curvature=curvature,
-            tol=tol,
-            max_steps=self.inner_steps,
-            accelerated=self.inner == "accelerated",
-            batch=batch,
-            slope=state.slope if again else None,
-        )
+        how: dict[str, Any] = {"curvature": curvature, "tol": tol, "max_steps": self.inner_steps, "batch": batch}
+        how["slope"] = state.slope if again else None
+        if self.newton and self.inner == "accelerated":
+            solved = solve_near(problem, x, y, **how)
+        else:
+            solved = solve_from(problem, x, y, **how, accelerated=self.inner == "accelerated")
         stats = {"inner_steps": float(solved.steps), "inner_residual": solved.residual}
         return Arrival(problem.linearize(x, solved.y, batch), solved.residual, tol, solved.curvature, stats)
 

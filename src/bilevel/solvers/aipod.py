@@ -22,8 +22,8 @@ from torch import zeros_like
 from .._checks import check_count, check_fields
 from ..hypergradients import Estimator, LinearSolve
 from ..linearization import Linearization
-from ..lower import safe_step
 from ..problem import Problem
+from ..projected_gradient import safe_step
 from ..random import Seeds
 from ..spaces import Vector, tree_map
 from .base import AFFINE, PROJECTION, Need, State, batch_of, estimate_curvature, like_x, like_y, upper_move

@@ -34,8 +34,8 @@ from torch import Tensor
 
 from .._checks import check_fields
 from ..linearization import Linearization
-from ..lower import safe_step
 from ..problem import Problem
+from ..projected_gradient import safe_step
 from ..random import Seeds
 from ..spaces import Vector
 from .base import batch_of, step_or, upper_move

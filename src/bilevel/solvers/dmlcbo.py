@@ -40,8 +40,8 @@ from ..errors import AdaptivityWarning, InvalidInputError
 from ..hypergradients import AveragedAdjoint, Estimator, LinearSolve, Neumann
 from ..hypergradients.smoothing import Exact, Perturbed, TwoPoint
 from ..linearization import Linearization
-from ..lower import safe_step, solve_from
 from ..problem import Problem
+from ..projected_gradient import safe_step, solve_from
 from ..random import RandomStreams, Seeds
 from ..spaces import Space, Vector, tree_map
 from .base import JACOBIAN, PROJECTION, Need, State, batch_of, changes_between_calls, like_x, like_y

@@ -69,6 +69,7 @@ class IGAL(DoubleLoop):
     0.0001
     """
 
+    newton: ClassVar[bool] = False
     needs: ClassVar[tuple[Need, ...]] = (PROJECTION, FIXED_SET, LINEAR, SINGLE_VECTOR)
 
     upper_step: float = 1.0

@@ -29,8 +29,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from .._checks import check_fields
-from ..lower import safe_step
 from ..problem import Problem
+from ..projected_gradient import safe_step
 from ..random import Seeds
 from ..sets.inequality_set import joint_projection
 from ..spaces import Vector

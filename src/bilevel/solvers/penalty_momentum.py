@@ -30,8 +30,8 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 from .._checks import check_count, check_fields
-from ..lower import safe_step
 from ..problem import Problem
+from ..projected_gradient import safe_step
 from ..random import Seeds
 from ..spaces import Vector
 from .base import (

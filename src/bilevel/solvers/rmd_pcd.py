@@ -31,8 +31,8 @@ from .._checks import check_choice, check_count, check_fields
 from ..hypergradients import Hypergradient, Neumann, Unrolled
 from ..hypergradients.smoothing import Exact
 from ..linearization import Linearization
-from ..lower import safe_step
 from ..problem import Problem
+from ..projected_gradient import safe_step
 from ..spaces import Space, Vector
 from ._double_loop import DoubleLoop, DoubleLoopState, rounding
 from .base import FIXED_SET, JACOBIAN, PROJECTION, SEPARABLE, Need, batch_of, estimate_curvature

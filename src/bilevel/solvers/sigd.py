@@ -35,8 +35,8 @@ import torch
 from .._checks import check_count, check_fields
 from ..hypergradients.base import assemble
 from ..krylov import conjugate_gradients
-from ..lower import safe_step
 from ..problem import Problem
+from ..projected_gradient import safe_step
 from ..random import RandomStreams, Seeds
 from ..spaces import Vector, leaves
 from .base import PROJECTION, PROJECTOR, Need, State, batch_of, estimate_curvature, like_x, like_y, upper_move

@@ -1,0 +1,189 @@
+"""Accelerated projected gradients on the lower level."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .curvature import largest_curvature
+from .problem import Problem
+from .spaces import Space, Vector, leaves
+
+
+@dataclass(frozen=True)
+class LowerSolution:
+    """y*(x), the residual it was solved to, the steps it took, and the largest curvature of g that they have shown."""
+
+    y: Vector
+    residual: float
+    steps: int
+    converged: bool
+    curvature: float = math.nan
+
+
+def descend(problem: Problem, x: Vector, y: Vector, *, tol: float, max_steps: int) -> LowerSolution:
+    """Careful steps from the feasible point y until the residual at a unit step is within tol."""
+    rule = _CarefulSteps(problem, x, y, tol)
+    if not rule.best.converged:
+        _accelerated(problem, x, y, rule, max_steps)
+    return rule.best
+
+
+def solve_from(
+    problem: Problem,
+    x: Vector,
+    y: Vector,
+    *,
+    curvature: float,
+    tol: float | None,
+    max_steps: int,
+    accelerated: bool = True,
+    batch: Any = None,
+    slope: Vector | None = None,
+) -> LowerSolution:
+    """Steps of length 1/L from the feasible point y, until the gradient mapping |z - P_Y(z - grad/L)| L is within tol.
+
+    `curvature` is L; it grows whenever two successive gradients show more. A start that is good enough costs one
+    gradient and one projection; `slope` is grad_y g at the start, when it is known. Without a tolerance `max_steps`
+    steps are taken. For double loops, which know L and solve a sequence of similar lower levels.
+    """
+    rule = _WarmSteps(problem.y_space(problem.constraint_at(x)), y, curvature, tol)
+    _accelerated(problem, x, y, rule, max_steps, momentum=accelerated, batch=batch, slope=slope)
+    return rule.last
+
+
+def _accelerated(
+    problem: Problem,
+    x: Vector,
+    y: Vector,
+    rule: _CarefulSteps | _WarmSteps,
+    max_steps: int,
+    *,
+    momentum: bool = True,
+    batch: Any = None,
+    slope: Vector | None = None,
+) -> None:
+    """y <- P_Y(z - step grad_y g(x, z)), z <- y + momentum; the rule chooses steps, and says when to stop or restart.
+
+    Beck & Teboulle (2009) with the gradient restart of O'Donoghue & Candes (2015).
+    """
+    constraint = problem.feasible_set(x)
+    space = problem.y_space(constraint)
+    z, t, safe, previous = y, 1.0, y, None  # z: the extrapolated point; safe: the last point that was no overshoot
+    for k in range(1, max_steps + 1):
+        gradient, slope = problem.lower_grad(x, z, batch) if slope is None else slope, None
+        step = rule.step(z, gradient, previous)
+        if step is None:  # far steeper here than the last step assumed: go back
+            y = z = safe
+            t, previous = 1.0, None
+            continue
+        previous, safe = (z, gradient), y
+        y_next = problem.project(constraint, space.add(z, gradient, -step))
+        jump = space.add(z, y_next, -1.0)
+        verdict = rule.judge(y_next, float(space.norm(jump)) / step, k, k == max_steps)
+        if verdict == "stop":
+            return
+        move = space.add(y_next, y, -1.0)
+        if verdict == "restart" or not momentum or float(space.dot(jump, move)) > 0:  # the momentum points uphill
+            z, t = y_next, 1.0
+        else:
+            t_next = (1.0 + (1.0 + 4.0 * t * t) ** 0.5) / 2.0
+            z, t = space.add(y_next, move, (t - 1.0) / t_next), t_next
+        y = y_next
+
+
+class _WarmSteps:
+    """Steps 1/L, L the largest curvature seen; stop at the first point whose gradient mapping is within tol."""
+
+    def __init__(self, space: Space, y: Vector, curvature: float, tol: float | None) -> None:
+        self.space, self.curvature, self.tol, self.eps = space, curvature, tol, _eps(y)
+        self.last = LowerSolution(y, math.inf, 0, False, curvature)
+
+    def step(self, z: Vector, gradient: Vector, previous: tuple[Vector, Vector] | None) -> float:
+        if previous is not None:
+            self.curvature = max(self.curvature, self._seen(z, gradient, *previous))
+        return safe_step(self.curvature)
+
+    def _seen(self, z: Vector, gradient: Vector, z_old: Vector, gradient_old: Vector) -> float:
+        """|dgrad| / |dz|, a lower bound on L; 0 when rounding hides it."""
+        space, eps = self.space, self.eps
+        change = float(space.norm(space.add(gradient, gradient_old, -1.0)))
+        moved = float(space.norm(space.add(z, z_old, -1.0)))
+        # At a solved point z moves in its last digits, and the quotient would be one of rounding errors.
+        if moved <= 1e2 * eps * float(space.norm(z)) or change <= 1e3 * eps * float(space.norm(gradient)):
+            return 0.0
+        return change / moved
+
+    def judge(self, y: Vector, residual: float, k: int, last: bool) -> str:
+        if self.tol is None:
+            done = False
+        else:  # below the rounding of y the residual cannot fall
+            done = residual <= max(self.tol, 4.0 * self.eps * float(self.space.norm(y)) / safe_step(self.curvature))
+        self.last = LowerSolution(y, residual, k, done, self.curvature)
+        return "stop" if done else "go on"
+
+
+class _CarefulSteps:
+    """Steps 1/L from Lanczos, taken back where they overshoot; stop when the residual at a unit step confirms it."""
+
+    def __init__(self, problem: Problem, x: Vector, y: Vector, tol: float) -> None:
+        self.problem, self.x, self.tol, self.eps, self.stalls = problem, x, tol, _eps(y), 0
+        self.space = problem.y_space(problem.feasible_set(x))
+        self.length, residual = self._first(y), residual_at(problem, x, y)
+        self.best = LowerSolution(y, residual, 0, residual <= tol, 1.0 / self.length)
+
+    def _first(self, y: Vector) -> float:
+        return safe_step(largest_curvature(self.problem.linearize(self.x, y)))
+
+    def step(self, z: Vector, gradient: Vector, previous: tuple[Vector, Vector] | None) -> float | None:
+        seen = self.length if previous is None else self._seen(z, gradient, *previous)
+        if not self.space.is_finite(gradient) or seen < 0.5 * self.length:
+            self.length = max(seen, 0.1 * self.length) if seen > 0 else 0.1 * self.length
+            return None
+        self.length = min(self.length, seen)
+        return self.length
+
+    def _seen(self, z: Vector, gradient: Vector, z_old: Vector, gradient_old: Vector) -> float:
+        """|dz| / |dgrad|, an upper bound on 1/L from two gradients; infinite when they do not tell."""
+        space = self.space
+        dz, dg = space.add(z, z_old, -1.0), space.add(gradient, gradient_old, -1.0)
+        change = float(space.norm(dg))
+        if not change < math.inf:
+            return 0.0
+        # Below the rounding error of a gradient the quotient says nothing.
+        if change <= 1e3 * self.eps * float(space.norm(gradient)):
+            return math.inf
+        return float(space.norm(dz)) / change
+
+    def judge(self, y: Vector, mapping: float, k: int, last: bool) -> str:
+        floor = 8.0 * self.eps * float(self.space.norm(y)) / self.length
+        if not (mapping <= max(self.tol, floor) or last):
+            return "go on"
+        residual = residual_at(self.problem, self.x, y)
+        self.stalls = 0 if residual < 0.5 * self.best.residual else self.stalls + 1
+        if residual < self.best.residual:
+            self.best = LowerSolution(y, residual, k, residual <= self.tol, 1.0 / self.length)
+        if residual <= self.tol or self.stalls == 3:
+            return "stop"
+        self.length = self._first(y)
+        return "restart"
+
+
+def safe_step(curvature: float) -> float:
+    """1/L, or 1 where g has no curvature."""
+    return 1.0 / curvature if curvature > 0 else 1.0
+
+
+def _eps(y: Vector) -> float:
+    return torch.finfo(leaves(y)[0].dtype).eps
+
+
+def residual_at(problem: Problem, x: Vector, y: Vector) -> float:
+    """|y - P_Y(y - grad_y g)|."""
+    constraint = problem.feasible_set(x)
+    space = problem.y_space(constraint)
+    moved = problem.project(constraint, space.add(y, problem.lower_grad(x, y), -1.0))
+    return float(space.norm(space.add(y, moved, -1.0)))
