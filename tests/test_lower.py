@@ -1,6 +1,9 @@
 """The lower level: steep places, general metrics, and derivatives there."""
 
+import math
+
 import pytest
+import scipy.optimize
 import torch
 
 import bilevel
@@ -61,3 +64,53 @@ def test_hypergradient_under_a_general_metric(constraint):
     )
     assert float((h.gradient - differences).norm() / differences.norm()) < 1e-6
     assert h.stats["residual"] < 1e-9
+
+
+def ill_conditioned(n, condition, constraint):
+    """g = (y - x)' A (y - x)/2 with eigenvalues from 1 to 1/condition, and its matrix and centre."""
+    generator = torch.Generator().manual_seed(n)
+    basis = torch.linalg.qr(torch.randn(n, n, generator=generator, dtype=torch.float64)).Q
+    matrix = (basis * torch.logspace(0, -math.log10(condition), n, dtype=torch.float64)) @ basis.T
+    x = 2 * torch.randn(n, generator=generator, dtype=torch.float64)
+    problem = bilevel.Problem(
+        lambda x, y: y.sum(), lambda x, y: (y - x) @ matrix @ (y - x) / 2, constraint, y0=torch.zeros(n).double()
+    )
+    return problem, matrix, x
+
+
+@pytest.mark.parametrize(
+    ("n", "condition", "lower", "upper"),
+    [(40, 1e6, -3.0, 3.0), (40, 1e8, 0.0, math.inf), (200, 1e8, 0.0, math.inf)],
+)
+def test_ill_conditioned_lower_levels_within_bounds(n, condition, lower, upper):
+    problem, matrix, x = ill_conditioned(n, condition, sets.Box(lower, upper))
+    solved = bilevel.solve_lower(problem, x, max_steps=1_000)
+    values, basis = torch.linalg.eigh(matrix)
+    root = ((basis * values.sqrt()) @ basis.T).numpy()
+    exact = scipy.optimize.lsq_linear(root, root @ x.numpy(), (lower, upper), method="bvls", tol=1e-15).x
+    assert solved.converged
+    assert float((solved.y - torch.as_tensor(exact)).norm()) < 1e-4
+
+
+@pytest.mark.parametrize("n", [40, 700])
+@pytest.mark.parametrize("condition", [1e4, 1e8])
+def test_ill_conditioned_lower_levels_in_a_ball(n, condition):
+    """On the sphere (A + mu I) y = A x: mu by bisection."""
+    problem, matrix, x = ill_conditioned(n, condition, sets.L2Ball(0.5))
+    solved = bilevel.solve_lower(problem, x, max_steps=2_000)
+    values, basis = torch.linalg.eigh(matrix)
+    pull = values * (basis.T @ x)
+    mu = scipy.optimize.brentq(lambda mu: float((pull / (values + mu)).norm()) - 0.5, 0.0, 100.0, xtol=1e-15)
+    assert solved.converged
+    assert float((solved.y - basis @ (pull / (values + mu))).norm()) < 1e-8
+
+
+def test_a_lower_level_without_curvature_is_solved_by_gradient_steps():
+    """A linear g over the l1 ball: the vertex of the largest coefficient."""
+    c = torch.tensor([0.3, -1.1, 0.7]).double()
+    problem = bilevel.Problem(
+        lambda x, y: y.sum(), lambda x, y: c @ y * x, sets.L1Ball(1.0), y0=torch.tensor([0.2, 0.3, 0.1]).double()
+    )
+    solved = bilevel.solve_lower(problem, torch.tensor(1.0).double())
+    assert solved.converged
+    torch.testing.assert_close(solved.y, torch.tensor([0.0, 1.0, 0.0]).double())

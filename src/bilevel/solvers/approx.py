@@ -2,7 +2,7 @@
 
 At step k, with tolerances eps_k that decrease and are summable,
 
-    y_k:  |y_k - P_Y(y_k - grad_y g(x_k, y_k))| <= eps_k                    projected gradient from y_{k-1}
+    y_k:  |y_k - P_Y(y_k - grad_y g(x_k, y_k))| <= eps_k                    from y_{k-1}, see `inner`
     w_k:  w = eta H [I - (I - eta G_yy) H]^{-1} grad_y f  to eps_k          Krylov method from w_{k-1}
     x_{k+1} = P_X(x_k - step_k (grad_x f - G_xy w_k))
 
@@ -41,7 +41,8 @@ class Approx(DoubleLoop):
         The first length of a lower-level step; "auto" for 1/L. A longer one is cut when two gradients show that it
         overshoots.
     inner
-        "accelerated", or "plain" projected gradient: slower, but an inexact plain solve lets entries enter the
+        "accelerated" projected gradients, and Newton steps where 60 of them do not reach the tolerance (not with
+        mini-batches); or "plain" projected gradients: slower, but an inexact plain solve lets entries enter the
         support from which an exactly solved lower level keeps them out (erratum 9).
     inner_steps, linear_steps
         The maximal number of lower-level steps and of Hessian products per step.

@@ -55,7 +55,9 @@ class IGAL(DoubleLoop):
         Residual of the lower level, and relative residual of the linear system.
     active_tol
         A row within this of equality (rows of unit length) is active.
-    inner, inner_steps, linear_steps, refresh
+    inner
+        "accelerated" or "plain" projected gradients, without the Newton steps of `Approx`.
+    inner_steps, linear_steps, refresh
         As in `Approx`.
 
     References
