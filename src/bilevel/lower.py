@@ -141,15 +141,19 @@ def solve_near(
     curvature: float,
     tol: float,
     max_steps: int,
+    newton: bool = True,
+    accelerated: bool = True,
     batch: Any = None,
     slope: Vector | None = None,
 ) -> LowerSolution:
-    """As `solve_from`, with Newton steps where `GRADIENT_STEPS` accelerated gradient steps do not reach the tolerance.
+    """As `solve_from`; with `newton`, Newton steps where `GRADIENT_STEPS` steps do not reach the tolerance.
 
     Of mini-batches, gradient steps alone.
     """
-    first = max_steps if batch is not None else min(max_steps, GRADIENT_STEPS)
-    found = solve_from(problem, x, y, curvature=curvature, tol=tol, max_steps=first, batch=batch, slope=slope)
+    first = min(max_steps, GRADIENT_STEPS) if newton and batch is None else max_steps
+    found = solve_from(
+        problem, x, y, curvature=curvature, tol=tol, max_steps=first, accelerated=accelerated, batch=batch, slope=slope
+    )
     left = max_steps - found.steps
     if found.converged or left <= 0:
         return found

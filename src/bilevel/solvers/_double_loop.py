@@ -16,13 +16,14 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 
-from .._checks import check_choice, check_fields
+from .. import tolerances
+from .._checks import check_choice, check_count, check_fields
 from ..errors import IncompatibleError
 from ..hypergradients import Hypergradient
 from ..linearization import Linearization
 from ..lower import solve_near
 from ..problem import Problem
-from ..projected_gradient import safe_step, solve_from
+from ..projected_gradient import safe_step
 from ..random import Seeds
 from ..spaces import Vector, leaves
 from .base import State, batch_of, estimate_curvature, like_x, like_y, upper_move
@@ -70,6 +71,13 @@ class DoubleLoop(ABC):
     inner: str
     inner_steps: int
     refresh: int
+    tol: float
+
+    def check_settings(self) -> None:
+        """The settings of the methods with a tolerance."""
+        self.check_step_rule()
+        check_choice("inner", self.inner, ("accelerated", "plain"))
+        check_fields(self, "inner_steps", "linear_steps", "refresh", check=check_count)
 
     def check_step_rule(self) -> None:
         """The settings that all methods have."""
@@ -78,8 +86,8 @@ class DoubleLoop(ABC):
         check_fields(self, "lower_step", or_auto=True)
 
     def tolerance_at(self, k: int, y: Vector) -> float:
-        """eps_k, to which the lower level of step k is solved."""
-        raise NotImplementedError
+        """eps_k, to which the lower level of step k is solved; the same at every step."""
+        return max(self.tol, tolerances.lower_residual(leaves(y)[0].dtype))
 
     @abstractmethod
     def derivative(self, state: Any, arrival: Any) -> Hypergradient:
@@ -141,12 +149,18 @@ class DoubleLoop(ABC):
         if k > 0 and k % self.refresh == 0:
             lin = problem.linearize(x, y, batch)
             curvature = estimate_curvature(lin, state, k, self.refresh, curvature, self.lower_step)
-        how: dict[str, Any] = {"curvature": curvature, "tol": tol, "max_steps": self.inner_steps, "batch": batch}
-        how["slope"] = state.slope if again else None
-        if self.newton and self.inner == "accelerated":
-            solved = solve_near(problem, x, y, **how)
-        else:
-            solved = solve_from(problem, x, y, **how, accelerated=self.inner == "accelerated")
+        solved = solve_near(
+            problem,
+            x,
+            y,
+            curvature=curvature,
+            tol=tol,
+            max_steps=self.inner_steps,
+            accelerated=self.inner == "accelerated",
+            newton=self.newton and self.inner == "accelerated",
+            batch=batch,
+            slope=state.slope if again else None,
+        )
         stats = {"inner_steps": float(solved.steps), "inner_residual": solved.residual}
         return Arrival(problem.linearize(x, solved.y, batch), solved.residual, tol, solved.curvature, stats)
 

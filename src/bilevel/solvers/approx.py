@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from .. import tolerances
-from .._checks import check_choice, check_count, check_fields, check_number
+from .._checks import check_fields, check_number
 from ..hypergradients import Hypergradient
 from ..spaces import Vector, leaves
 from ._double_loop import Arrival, DoubleLoop, DoubleLoopState
@@ -69,11 +69,9 @@ class Approx(DoubleLoop):
     refresh: int = 100
 
     def __post_init__(self) -> None:
-        self.check_step_rule()
+        self.check_settings()
         check_fields(self, "tolerance")
         check_number("decay", self.decay, high=1.0, remedy=", so that the tolerances are summable")
-        check_choice("inner", self.inner, ("accelerated", "plain"))
-        check_fields(self, "inner_steps", "linear_steps", "refresh", check=check_count)
 
     def tolerance_at(self, k: int, y: Vector) -> float:
         """eps_k."""

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from .. import tolerances
-from .._checks import check_choice, check_count, check_fields
+from .._checks import check_fields
 from ..errors import IncompatibleError
 from ..hypergradients import Hypergradient
 from ..krylov import conjugate_gradients
@@ -36,7 +36,7 @@ from ..sets.box import Box
 from ..sets.free_space import FreeSpace
 from ..sets.polyhedron import Polyhedron
 from ..sets.simplex import Simplex
-from ..spaces import Vector, leaves
+from ..spaces import leaves
 from ._double_loop import Arrival, DoubleLoop, DoubleLoopState
 from .base import FIXED_SET, LINEAR, PROJECTION, SINGLE_VECTOR, Need
 
@@ -84,14 +84,8 @@ class IGAL(DoubleLoop):
     refresh: int = 100
 
     def __post_init__(self) -> None:
-        self.check_step_rule()
+        self.check_settings()
         check_fields(self, "tol", "active_tol")
-        check_choice("inner", self.inner, ("accelerated", "plain"))
-        check_fields(self, "inner_steps", "linear_steps", "refresh", check=check_count)
-
-    def tolerance_at(self, k: int, y: Vector) -> float:
-        """The same at every step."""
-        return max(self.tol, tolerances.lower_residual(leaves(y)[0].dtype))
 
     def derivative(self, state: DoubleLoopState, arrival: Arrival) -> Hypergradient:
         """w on the null space of the active rows."""

@@ -14,10 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from .. import tolerances
-from .._checks import check_choice, check_count, check_fields
+from .._checks import check_fields
 from ..hypergradients import Hypergradient, LinearSolve
-from ..spaces import Vector, leaves
 from ._double_loop import Arrival, DoubleLoop, DoubleLoopState
 from .base import JACOBIAN, PROJECTION, Need
 
@@ -54,14 +52,8 @@ class Implicit(DoubleLoop):
     refresh: int = 100
 
     def __post_init__(self) -> None:
-        self.check_step_rule()
+        self.check_settings()
         check_fields(self, "tol")
-        check_choice("inner", self.inner, ("accelerated", "plain"))
-        check_fields(self, "inner_steps", "linear_steps", "refresh", check=check_count)
-
-    def tolerance_at(self, k: int, y: Vector) -> float:
-        """The same at every step."""
-        return max(self.tol, tolerances.lower_residual(leaves(y)[0].dtype))
 
     def derivative(self, state: DoubleLoopState, arrival: Arrival) -> Hypergradient:
         """q by a Krylov method."""
