@@ -176,7 +176,7 @@ class LowerLevel(ABC):
         f is not called. `most` bounds the gradients and Hessian products.
         """
         self.goal, self.allowed = (tol, step), self.work + most
-        constraint = self.problem.constraint_at(x)
+        constraint = self.hard_set_at(x)
         try:
             start = self.at(x, self.project(constraint, flat(y)))
             point = self._descend_by_newton(x, constraint, start)
