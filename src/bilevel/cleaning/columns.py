@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from .._checks import check_choice
 from ..errors import InvalidInputError, MissingExtraError, did_you_mean
 
 try:
@@ -111,7 +112,8 @@ class ColumnEncoder:
         labels
             The given label of each row, to recognise columns that repeat it.
         """
-        for name in self.kinds:
+        for name, kind in self.kinds.items():
+            check_choice(f"the kind of column {name!r}", kind, KINDS)
             if name not in table.columns:
                 raise InvalidInputError(f"there is no column {name!r}{did_you_mean(name, list(table.columns))}")
         decisions = decide_columns(table, labels, self.kinds)

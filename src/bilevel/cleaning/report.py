@@ -237,7 +237,7 @@ def histogram(values: np.ndarray, suspected: np.ndarray, title: str, label: str)
             color=[ACCENT, WARN], label=["label kept", "label suspected"], rwidth=0.92,
         )  # fmt: skip
         axes.grid(axis="x", visible=False)
-        axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
         axes.set(xlabel=label, ylabel="rows", xlim=(0, top))
         figure.legend(loc="outside upper left", ncols=2, handlelength=1.0)
         low = int((values < top / 10).sum())
