@@ -3,6 +3,8 @@
 All blocks of a page share their names, run in order, and run in a temporary folder of the page. An error is a warning
 of Sphinx, and `make docs` has warnings as errors. Options: `:silent:` shows no output, `:hidden:` shows nothing at
 all. `root` is the folder of the repository.
+
+The directive `command` does the same for commands of `bilevel`, in the same folder.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import shlex
 import sys
 import tempfile
 import types
@@ -30,21 +33,36 @@ class Computed(Directive):
 
     has_content = True
     option_spec: ClassVar = {"silent": directives.flag, "hidden": directives.flag}
+    language = "python"
+
+    def code(self) -> str:
+        return "\n".join(self.content)
 
     def run(self) -> list[nodes.Node]:
-        code = "\n".join(self.content)
+        content = "\n".join(self.content)
         page = self.state.document.settings.env.docname
         where = f"docs/{page}.md, line {self.lineno}"
         try:
-            printed = run(code, *page_of(page), where)
+            printed = run(self.code(), *page_of(page), where)
         except Exception as error:
             raise self.error(f"{where}: {type(error).__name__}: {error}") from error
         if "hidden" in self.options:
             return []
-        shown: list[nodes.Node] = [nodes.literal_block(code, code, language="python")]
+        shown: list[nodes.Node] = [nodes.literal_block(content, content, language=self.language)]
         if printed and "silent" not in self.options:
             shown.append(nodes.literal_block(printed, printed, language="text", classes=["computed-output"]))
         return shown
+
+
+class Command(Computed):
+    """Run commands of bilevel, show them and their output."""
+
+    language = "bash"
+
+    def code(self) -> str:
+        lines = "\n".join(self.content).replace("\\\n", " ").splitlines()
+        calls = [f"assert not main({shlex.split(line)[1:]!r})" for line in lines]
+        return "\n".join(["from bilevel.cli import main", *calls])
 
 
 def page_of(page: str) -> tuple[dict[str, Any], str]:
@@ -62,7 +80,7 @@ def run(code: str, names: dict[str, Any], folder: str, where: str) -> str:
     printed = io.StringIO()
     with inside(folder), contextlib.redirect_stdout(printed):
         exec(compile(code, where, "exec"), names)
-    return printed.getvalue().rstrip()
+    return "\n".join(line.rstrip() for line in printed.getvalue().splitlines()).strip("\n")
 
 
 @contextlib.contextmanager
@@ -90,5 +108,6 @@ def reset_torch(*_: Any) -> None:
 
 def setup(app: Any) -> dict[str, Any]:
     app.add_directive("computed", Computed)
+    app.add_directive("command", Command)
     app.connect("source-read", begin_page)
     return {"parallel_read_safe": False, "parallel_write_safe": True}

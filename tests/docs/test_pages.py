@@ -30,7 +30,7 @@ def shown_commands() -> list[tuple[str, str]]:
     for path in (*PAPERS, *PAGES):
         text = re.sub(r"\\\n\s*", "", path.read_text())
         blocks = re.findall(r"^(`{3,})(.*?)\n(.*?)^\1", text, re.DOTALL | re.MULTILINE)
-        fenced = [block for _, language, block in blocks if language in ("", "bash", "console", "sh")]
+        fenced = [block for _, language, block in blocks if language in ("", "bash", "console", "sh", "{command}")]
         indented = re.findall(r"^    (\S.*)$", re.sub(r"```.*?```", "", text, flags=re.DOTALL), re.MULTILINE)
         for line in [*"\n".join(fenced).splitlines(), *indented]:
             line = re.sub(r"\s+#.*", "", line.removeprefix("$ "))
