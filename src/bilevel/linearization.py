@@ -103,7 +103,10 @@ class Linearization(ABC):
     """
 
     def __init__(self, problem: Problem, x: Vector, y: Vector, batch: Any = None) -> None:
-        self.problem, self.x, self.y, self.batch = problem, x, y, batch
+        self.problem: Problem = problem
+        self.x: Vector = x
+        self.y: Vector = y
+        self.batch: Any = batch
 
     def restrict(self, *faces: ProjectionJacobian) -> Linearization:
         """The same for vectors on the supports of the faces alone, where that is cheaper: upper_grad_y, lower_hvp(v)

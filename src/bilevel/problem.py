@@ -101,16 +101,19 @@ class Problem:
             raise InvalidTypeError(f"sampler must be a function generator -> batch, got {sampler!r}")
         if not (inequality is None or callable(inequality)):
             raise InvalidTypeError(f"inequality must be a function of (x, y), got {inequality!r}")
-        self.upper, self.lower, self.inequality = upper, lower, inequality
-        self.constraint = FreeSpace() if constraint is None else constraint
-        self.upper_constraint = FreeSpace() if upper_constraint is None else upper_constraint
-        self.moving = not isinstance(self.constraint, ConvexSet)
+        self.upper: Objective = upper
+        self.lower: Objective = lower
+        self.inequality: Objective | None = inequality
+        self.constraint: Any = FreeSpace() if constraint is None else constraint
+        self.upper_constraint: FreeSpace | ConvexSet = FreeSpace() if upper_constraint is None else upper_constraint
+        self.moving: bool = not isinstance(self.constraint, ConvexSet)
         """Whether the set Y depends on x."""
-        self.x0, self.y0 = x0, y0
+        self.x0: Vector | None = x0
+        self.y0: Vector | None = y0
         self.sampler = sampler
-        self.ranks = Ranks() if ranks is None else ranks
+        self.ranks: Ranks = Ranks() if ranks is None else ranks
         self._x_divided = self._check_divided((divided,) if isinstance(divided, str) else tuple(divided))
-        self.costs = Costs()
+        self.costs: Costs = Costs()
         self.flaws: dict[Any, str] | None = {}
         """What is wrong with derivatives (see `_derivative_check`), by shapes; None: nobody looks."""
 

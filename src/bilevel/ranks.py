@@ -67,9 +67,10 @@ class Ranks:
 
     def __init__(self, group: Any = None) -> None:
         self._group = group
-        self.rank = 0 if group is None else dist.get_rank(group)
-        self.size = 1 if group is None else dist.get_world_size(group)
-        self.rounds, self.bytes = 0, 0
+        self.rank: int = 0 if group is None else dist.get_rank(group)
+        self.size: int = 1 if group is None else dist.get_world_size(group)
+        self.rounds: int = 0
+        self.bytes: int = 0
         self._attempt: Any = None  # stores of torch.distributed: of these processes, and of torchrun
         self._torchrun: Any = None
 

@@ -101,7 +101,7 @@ class ColumnEncoder:
     def __init__(
         self, kinds: Mapping[str, str] | None = None, *, scaled: bool = False, pixels: Collection[str] = ()
     ) -> None:
-        self.kinds = {**(kinds or {}), **dict.fromkeys(pixels, "number")}
+        self.kinds: dict[str, str] = {**(kinds or {}), **dict.fromkeys(pixels, "number")}
         self.scaled, self.pixels = scaled, pixels
 
     def fit(self, table: Any, labels: Any = None) -> ColumnEncoder:
@@ -157,8 +157,8 @@ class ColumnEncoder:
         """Take over what was decided about the columns."""
         self.decisions_, self.day_first_, self.comma_ = decisions, day_first, comma
         self._kind = {each.column: each.kind for each in decisions}
-        self.columns_ = [each.column for each in decisions if each.kind != "ignore"]
-        self.prose_ = all(self._kind[name] == "text" for name in self.columns_)
+        self.columns_: list[str] = [each.column for each in decisions if each.kind != "ignore"]
+        self.prose_: bool = all(self._kind[name] == "text" for name in self.columns_)
 
     def transform(self, table: Any) -> Any:
         """Numbers of shape (rows, features): an array with NaN for gaps, or a CSR matrix of a table of prose."""

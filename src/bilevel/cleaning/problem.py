@@ -117,26 +117,26 @@ class CleaningProblem(Problem):
     ) -> None:
         ranks = Ranks() if ranks is None else ranks
         with ranks.guard("making its part of the problem"):
-            self.design = Design.of(design)
-            self.trusted_design = Design.of(trusted_design, dtype=self.design.dtype)
-            self.labels = _labels("labels", labels, self.design)
-            self.trusted_labels = _labels("trusted_labels", trusted_labels, self.trusted_design)
+            self.design: Design = Design.of(design)
+            self.trusted_design: Design = Design.of(trusted_design, dtype=self.design.dtype)
+            self.labels: Tensor = _labels("labels", labels, self.design)
+            self.trusted_labels: Tensor = _labels("trusted_labels", trusted_labels, self.trusted_design)
             _check_designs(self.design, self.trusted_design)
             if ranks.size > 1 and batch_size is not None:
                 raise InvalidInputError(
                     f"batch_size={batch_size!r}: rows that are divided among ranks are all used in each step; "
                     "leave it out"
                 )
-            self.classes = _class_count(classes, ranks, self.labels, self.trusted_labels)
-            self.loss = loss_of(loss, self.classes)
-            self.noise = noise_of(noise)
+            self.classes: int = _class_count(classes, ranks, self.labels, self.trusted_labels)
+            self.loss: Loss = loss_of(loss, self.classes)
+            self.noise: NoiseModel = noise_of(noise)
             self.noise.check(self.loss)
-            self.ridges = {
+            self.ridges: dict[str, float] = {
                 "weight": float(check_number("ridge", ridge, closed="left")),
                 "bias": float(check_number("intercept_ridge", intercept_ridge, closed="left")),
             }
-            self.trusted_in_lower = float(check_number("trusted_in_lower", trusted_in_lower, closed="left"))
-            self.evidence_weight = float(check_number("evidence_weight", evidence_weight, closed="left"))
+            self.trusted_in_lower: float = float(check_number("trusted_in_lower", trusted_in_lower, closed="left"))
+            self.evidence_weight: float = float(check_number("evidence_weight", evidence_weight, closed="left"))
             if batch_size is not None:
                 batch_size = check_count("batch_size", batch_size, remedy="; None takes all rows")
             self.batch_size = batch_size

@@ -50,10 +50,10 @@ class RowLoss:
         self, design: Design, labels: Tensor, loss: Loss, noise: NoiseModel, ranks: Ranks | None = None
     ) -> None:
         self.design, self.labels, self.loss, self.noise = design, labels, loss, noise
-        self.ranks = Ranks() if ranks is None else ranks
+        self.ranks: Ranks = Ranks() if ranks is None else ranks
         self.counts: list[int] = self.ranks.gather(design.shape[0])
         self.total, self.largest = sum(self.counts), max(self.counts)
-        self.working_set = WorkingSet(design, self.largest)
+        self.working_set: WorkingSet = WorkingSet(design, self.largest)
 
     def at(
         self, x: Tensor, y: Model, used: Tensor, batch: Tensor | None = None, read: Callable[[int], None] = ignore

@@ -230,13 +230,13 @@ class Training:
         self.generator = torch.Generator().manual_seed(settings.seed)
         validation, held_out = split(trusted.labels, self.generator)
         sample, many = self._sample(noisy)
-        self.divided = many and self.ranks.size > 1
+        self.divided: bool = many and self.ranks.size > 1
         self.noisy, self.trusted, self.sample = noisy if many else sample, trusted, sample
         if settings.intercept:
             means = column_means(self.noisy.design, self.total)
-            self.means = self.ranks.sum(means) if self.divided else means
+            self.means: Tensor = self.ranks.sum(means) if self.divided else means
             self.noisy, self.trusted = self.noisy.centred(self.means), trusted.centred(self.means)
-            self.sample = sample.centred(self.means) if many else self.noisy
+            self.sample: Rows = sample.centred(self.means) if many else self.noisy
         self.validation, self.held_out = self.trusted.take(validation), self.trusted.take(held_out)
 
     def _sample(self, noisy: Rows) -> tuple[Rows, bool]:
@@ -410,9 +410,9 @@ class Learning(Stage):
 
     def __init__(self, training: Training, name: str, noise: NoiseModel, rows: Rows) -> None:
         self.training, self.name, self.rows = training, name, rows
-        self.limits = Limits(steps=training.settings.steps_of(noise.name), record_every=1)
-        self.problem = self._problem(noise)
-        self.solver = training.settings.solver or self._default_solver()
+        self.limits: Limits = Limits(steps=training.settings.steps_of(noise.name), record_every=1)
+        self.problem: CleaningProblem = self._problem(noise)
+        self.solver: Solver = training.settings.solver or self._default_solver()
         self.learned: Learned = Learned(None, None)
 
     def do(self) -> None:
@@ -521,11 +521,11 @@ class LastTraining(Stage):
     """Accelerated steps on all rows, `STRIDE` at a time, from a model that was learned."""
 
     name = "training"
-    limits = Limits(steps=POLISHING // STRIDE, record_every=1)
+    limits: Limits = Limits(steps=POLISHING // STRIDE, record_every=1)
 
     def __init__(self, problem: CleaningProblem, x: Any, y: Any, run: Run) -> None:
         self.problem, self.x, self.y, self.run = problem, x, y, run
-        self.tol = POLISHED * problem.classes**0.5
+        self.tol: Any = POLISHED * problem.classes**0.5
 
     def init(self) -> FitState:
         return FitState(self.problem.constraint_at(self.x).project(self.y))

@@ -31,15 +31,15 @@ class Probe:
     """f, g, P_Y and their derivatives at flat points x and y; in float64 where the functions can take it."""
 
     def __init__(self, problem: Problem, x: Vector, y: Vector) -> None:
-        self.problem = uncounted(problem)
+        self.problem: Problem = uncounted(problem)
         self.problem.flaws = None
         for space, point in ((problem.x_space, x), (problem.y_space(problem.constraint_at(x)), y)):
             space.ravel(point)  # refused where it is divided among processes
         wide_x, wide_y = (tree_map(Tensor.double, v) for v in (x, y))
-        self.widened = _takes(self.problem, wide_x, wide_y)
+        self.widened: bool = _takes(self.problem, wide_x, wide_y)
         self._x, self._y = (wide_x, wide_y) if self.widened else (x, y)
         self.dtype = leaves(self._x)[0].dtype
-        self.eps = torch.finfo(self.dtype).eps
+        self.eps: float = torch.finfo(self.dtype).eps
         self.x, self.y = SPACE.ravel(self._x), SPACE.ravel(self._y)
 
     @classmethod

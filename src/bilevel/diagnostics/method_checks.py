@@ -209,11 +209,11 @@ class SlopeComparison:
         self.slopes = tuple(slope(lambda t, d=d: path.value(d, t), float(h.mean @ d), step, noise) for d in drawn)
         rows = [(s.predicted, s.central, s.forward, s.backward) for s in self.slopes]
         numbers = torch.tensor(rows, dtype=torch.float64)
-        self.scale = float(numbers.abs().max())  # NaN if one of them is
+        self.scale: float = float(numbers.abs().max())  # NaN if one of them is
         size = self.scale if self.scale > 0 else 1.0
-        self.error = max(s.error for s in self.slopes) / size if math.isfinite(self.scale) else math.nan
-        self.blur = 10 * noise / step / size  # of the differences
-        self.spread = h.doubt(drawn) / size  # of the draws
+        self.error: float = max(s.error for s in self.slopes) / size if math.isfinite(self.scale) else math.nan
+        self.blur: float = 10 * noise / step / size  # of the differences
+        self.spread: float = h.doubt(drawn) / size  # of the draws
 
     @property
     def doubt(self) -> float:

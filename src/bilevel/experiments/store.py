@@ -60,8 +60,8 @@ class ResultsStore:
     """
 
     def __init__(self, folder: str | Path, *, reading: bool = False) -> None:
-        self.folder = Path(folder)
-        self.runs = self.folder / "runs"
+        self.folder: Path = Path(folder)
+        self.runs: Path = self.folder / "runs"
         if (self.folder / "results.sqlite").exists():
             raise InvalidInputError(f"{self.folder} holds results of bilevel 0.1: choose another folder")
         if reading and not self.runs.is_dir() and not self.status():

@@ -55,7 +55,7 @@ class Coded(ABC):
 
     def __init__(self, labels: Tensor, mask: Tensor, ways: int, C: float, dtype: torch.dtype) -> None:
         present = mask.to(dtype).unsqueeze(-1)
-        self.own = torch.nn.functional.one_hot(labels.where(mask, 0), ways).to(dtype) * present
+        self.own: Tensor = torch.nn.functional.one_hot(labels.where(mask, 0), ways).to(dtype) * present
         self.present, self.ways, self.C = present, ways, C
 
     @cached_property
@@ -100,7 +100,7 @@ class Centred(Coded):
     def __init__(self, labels: Tensor, mask: Tensor, ways: int, C: float, dtype: torch.dtype) -> None:
         super().__init__(labels, mask, ways, C, dtype)
         self.indicator = self.present
-        self.codes = (self.own * ways - self.present) / (ways - 1)
+        self.codes: Tensor = (self.own * ways - self.present) / (ways - 1)
 
     def alpha(self, y: Tensor) -> Tensor:
         return y * self.codes

@@ -96,7 +96,7 @@ class Episodes:
         augment: bool = False,
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        self.images = _checked_images(images)
+        self.images: Tensor = _checked_images(images)
         self.ways, self.shots, self.queries = (
             check_count(name, value) for name, value in (("ways", ways), ("shots", shots), ("queries", queries))
         )

@@ -235,8 +235,8 @@ class MetaLearner:
         else:
             estimator = getattr(self.solver, "estimator", getattr(self.solver, "hypergradient", None))
             self._updates = OptimizerUpdates(network, optimizer, scheduler, estimator, seeds)
-        self.identity = {**(about or {}), **self._settings()}
-        self.costs = Costs()
+        self.identity: dict[str, Any] = {**(about or {}), **self._settings()}
+        self.costs: Costs = Costs()
         tensors = {name: value.detach().clone() for name, value in _tensors(network).items()}
         self._document = RunDocument(kind=KIND, identity=self.identity, state=TrainingState(0, tensors))
 

@@ -131,7 +131,7 @@ class FewShotProblem(Problem):
             ranks=ranks,
         )
         rank, size, count = self.ranks.rank, self.ranks.size, len(tasks.support)
-        self.own = slice(count * rank // size, count * (rank + 1) // size)
+        self.own: slice[int, int, Any] = slice(count * rank // size, count * (rank + 1) // size)
         """The tasks of this rank."""
 
     def y_space(self, constraint: ConvexSet) -> Space:

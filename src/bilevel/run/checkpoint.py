@@ -257,7 +257,7 @@ class CheckpointFiles:
     def __init__(self, settings: Checkpoint, document: RunDocument, *, overwrite: bool = False) -> None:
         self.settings, self.path = settings, Path(settings.path)
         check_writable(self.path, overwrite=True)
-        self.resumed = document.path is not None and document.path.resolve() == self.path.resolve()
+        self.resumed: bool = document.path is not None and document.path.resolve() == self.path.resolve()
         self._overwrite, self._read = overwrite, document.read
         self._remedy, self.newest_is_good = document.remedy(self.path), False
         self._check_free()

@@ -161,9 +161,11 @@ class Run:
         work: Mapping[str, float] | None = None,
         overwrite: bool = False,
     ) -> None:
-        self.ranks = Ranks() if ranks is None else ranks
+        self.ranks: Ranks = Ranks() if ranks is None else ranks
         document = Checkpoint.of(resume).load() if isinstance(resume, str | Path | Checkpoint) else resume
-        self.document = document.copy() if document else RunDocument(kind=kind, identity=dict(identity or {}))
+        self.document: RunDocument = (
+            document.copy() if document else RunDocument(kind=kind, identity=dict(identity or {}))
+        )
         self.document.check_identity(kind, identity or {})
         self.callbacks = list(callbacks)
         self._from_file = self.document.path  # until a step shows that its content makes sense
@@ -354,7 +356,7 @@ class Run:
         if status is Status.INTERRUPTED:
             self._interrupts.pressed = False
             self.write()
-            self.interrupted = True
+            self.interrupted: bool = True
         else:
             self._work.end(stage.name, self._stage_share(stage, limits))
             self._end(stage.name, stage.gather(document.result), status, message)

@@ -301,7 +301,7 @@ class SolverStage(Stage):
         """For solvers that need a fixed set: take the problem in y' if its set is Translated or Scaled by x."""
         self._form = rewrite_moving_set(self.problem, x, y) if FIXED_SET in needs_of(self.solver) else None
         if self._form is not None:
-            self.problem = self._form.problem
+            self.problem: Problem = self._form.problem
 
     @property
     def counts(self) -> Mapping[str, float]:  # type: ignore[override]

@@ -122,7 +122,7 @@ class WorkShare:
     """
 
     def __init__(self, work: Mapping[str, float], finished: Iterable[str] = ()) -> None:
-        self.work = dict(work)
+        self.work: dict[str, float] = dict(work)
         self._ended = dict.fromkeys(finished, 1.0)
 
     def end(self, stage: str, share: float = 1.0) -> None:

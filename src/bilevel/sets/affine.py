@@ -56,8 +56,8 @@ class HalfSpace(ConvexSet):
         some = (checked.detach() != 0).any(-1, keepdim=True)
         if can_look_at_values() and not bool(some.all()):
             raise InvalidInputError("normal is zero: the set would be everything or nothing")
-        self.normal = checked if can_look_at_values() else torch.where(some, checked, torch.nan)
-        self.offset = parameter("offset", offset)
+        self.normal: Tensor = checked if can_look_at_values() else torch.where(some, checked, torch.nan)
+        self.offset: float | Tensor = parameter("offset", offset)
 
     def _step(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """t (last dimension kept; positive outside) and n with z - t n on the boundary; n's largest entry is 1."""
@@ -169,11 +169,11 @@ class AffineSet(ConvexSet):
     parameters = ("matrix", "offset")
 
     def __init__(self, matrix: Tensor, offset: Tensor | None = None) -> None:
-        self.matrix = tensor_parameter("matrix", matrix, "(m, n)")
+        self.matrix: Tensor = tensor_parameter("matrix", matrix, "(m, n)")
         offset = matrix.new_zeros(matrix.shape[0]) if offset is None else offset
         if not isinstance(offset, Tensor) or offset.shape[-1:] != matrix.shape[:1]:
             raise InvalidInputError(f"offset must have {matrix.shape[0]} entries, one per row of matrix, {got(offset)}")
-        self.offset = tensor_parameter("offset", offset)
+        self.offset: Tensor = tensor_parameter("offset", offset)
         self._factor()
 
     def _factor(self) -> None:

@@ -126,7 +126,7 @@ class LInfBall(Box):
     parameters = ("radius",)
 
     def __init__(self, radius: float | Tensor = 1.0) -> None:
-        self.radius = parameter("radius", radius, low=0.0)
+        self.radius: float | Tensor = parameter("radius", radius, low=0.0)
 
     def _bounds(self, z: Tensor) -> tuple[Tensor, Tensor]:
         radius = per_point(self.radius, z, name="radius")

@@ -217,7 +217,7 @@ class CappedSimplex(BoxSection):
     _sum = "the sum"
 
     def __init__(self, cap: float | Tensor = 1.0, total: float | Tensor = 1.0) -> None:
-        self.cap = parameter("cap", cap, low=0.0)
+        self.cap: float | Tensor = parameter("cap", cap, low=0.0)
         super().__init__(0.0, self.cap, 1.0, parameter("total", total, low=0.0))
 
     @validated

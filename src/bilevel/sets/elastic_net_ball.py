@@ -52,8 +52,8 @@ class ElasticNetBall(ConvexSet):
     parameters = ("gamma", "radius")
 
     def __init__(self, gamma: float | Tensor = 1.0, radius: float | Tensor = 1.0) -> None:
-        self.gamma = parameter("gamma", gamma, low=0.0, error=InvalidInputError)
-        self.radius = parameter("radius", radius, low=0.0)
+        self.gamma: float | Tensor = parameter("gamma", gamma, low=0.0, error=InvalidInputError)
+        self.radius: float | Tensor = parameter("radius", radius, low=0.0)
 
     def _scaled(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """z/c, gamma c, radius/c and c, in float64: y/c lies in the ball of these exactly when y lies in ours."""

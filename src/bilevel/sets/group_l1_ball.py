@@ -90,7 +90,7 @@ class Layout:
         self._size = groups if isinstance(groups, int) else 0
         if isinstance(groups, Tensor):
             names, self._labels = groups.unique(return_inverse=True)
-            self.count = len(names)
+            self.count: int = len(names)
 
     def sum(self, x: Tensor) -> Tensor:
         """Sums over the entries of each group, (..., n) -> (..., groups)."""

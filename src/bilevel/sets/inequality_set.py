@@ -60,7 +60,7 @@ class InequalitySet(ConvexSet):
 
     def __init__(self, function: Callable[[Any], Tensor], within: ConvexSet | None = None) -> None:
         self.function = function
-        self.within = FreeSpace() if within is None else within
+        self.within: FreeSpace | ConvexSet = FreeSpace() if within is None else within
         self.event_ndim = self.within.event_ndim
 
     def project(self, z: Any) -> Any:

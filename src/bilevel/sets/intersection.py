@@ -321,10 +321,10 @@ class Best:
         """Keep (y, u) where the error is smaller than before."""
         better = error < self.error
         mask = better.reshape(better.shape + (1,) * self.ndim)
-        self.error = torch.where(better, error, self.error)
+        self.error: Tensor = torch.where(better, error, self.error)
         self.y, self.normals = torch.where(mask, y, self.y), torch.where(mask, normals, self.normals)
-        self.weight = torch.where(mask, weight, self.weight)
-        self.angle = torch.where(better, torch.as_tensor(angle, dtype=y.dtype), self.angle)
+        self.weight: Tensor = torch.where(mask, weight, self.weight)
+        self.angle: Tensor = torch.where(better, torch.as_tensor(angle, dtype=y.dtype), self.angle)
 
     @property
     def rounding(self) -> Tensor:
@@ -354,14 +354,14 @@ class LinearisedKKT:
 
     def __init__(self, jacobians: list[ProjectionJacobian], y: Tensor, weight: Tensor, event_ndim: int) -> None:
         self.event_ndim = event_ndim
-        self.projectors = all(jacobian.is_projector for jacobian in jacobians)
+        self.projectors: bool = all(jacobian.is_projector for jacobian in jacobians)
         batch, event = y.shape[: y.ndim - event_ndim], y.shape[y.ndim - event_ndim :]
         n = event.numel()
-        self.eye = torch.eye(n, dtype=y.dtype, device=y.device)
+        self.eye: Tensor = torch.eye(n, dtype=y.dtype, device=y.device)
         points = self.eye.reshape(n, *(1,) * len(batch), *event).expand(n, *batch, *event)
         J = torch.stack([jacobian.apply(points).reshape(n, *batch, n).movedim(0, -1) for jacobian in jacobians])
         self.J = (J + J.mT) / 2
-        self.weight = weight.reshape((*weight.shape[: weight.ndim - event_ndim], 1, 1))
+        self.weight: Tensor = weight.reshape((*weight.shape[: weight.ndim - event_ndim], 1, 1))
 
     def descent(self, slope: Tensor) -> Tensor:
         """(I + weight sum (I - J_i))^-1 slope: the Newton direction of the augmented Lagrangian."""
@@ -389,7 +389,7 @@ class LinearisedKKT:
             M = self.eye + spring.sum(0)
             H = free @ torch.linalg.solve(free @ M @ free + self.eye - free, free)
             self.rank = (~held).sum(-1)
-            self.angle = torch.where(held, angles, 1.0).amin(-1)
+            self.angle: Tensor = torch.where(held, angles, 1.0).amin(-1)
             self._factors = give, Q, M, (H + H.mT) / 2, back
         return self._factors
 

@@ -45,8 +45,8 @@ class L2Ball(ConvexSet):
     parameters = ("radius", "center")
 
     def __init__(self, radius: float | Tensor = 1.0, center: float | Tensor = 0.0) -> None:
-        self.radius = parameter("radius", radius, low=0.0)
-        self.center = parameter("center", center)
+        self.radius: float | Tensor = parameter("radius", radius, low=0.0)
+        self.center: float | Tensor = parameter("center", center)
 
     def _parts(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """The center, the radius, z - center, and |z - center|."""

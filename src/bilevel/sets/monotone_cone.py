@@ -34,7 +34,7 @@ class MonotoneCone(ConvexSet):
     parameters = ("increasing",)
 
     def __init__(self, increasing: bool = True) -> None:
-        self.increasing = bool(increasing)
+        self.increasing: bool = bool(increasing)
 
     def _blocks(self, z: Tensor) -> Tensor:
         return isotonic_blocks(z if self.increasing else -z)

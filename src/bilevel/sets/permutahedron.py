@@ -35,7 +35,7 @@ class Permutahedron(ConvexSet):
     parameters = ("vertex",)
 
     def __init__(self, vertex: Tensor) -> None:
-        self.vertex = tensor_parameter("vertex", vertex)
+        self.vertex: Tensor = tensor_parameter("vertex", vertex)
 
     def check_shape(self, z: Any) -> Any:
         z = super().check_shape(z)

@@ -72,8 +72,8 @@ class Polyhedron(ConvexSet):
             raise InvalidInputError(f"Polyhedron needs G, A or both, with as many columns, got shapes {shapes}")
         if self.h is not None and self.b is not None:
             check_batch("h", self.h, self.b)
-        self.size = given[0].shape[-1]
-        self.independent = _independent(self.A)
+        self.size: int = given[0].shape[-1]
+        self.independent: Tensor = _independent(self.A)
         self._last = torch.zeros(0 if self.G is None else len(self.G), dtype=torch.bool)
         if can_look_at_values():
             self._check_equations()
@@ -265,8 +265,8 @@ class HeldRows:
         most = min(rows.shape)
         if can_look_at_values():
             most = min(most, int(mask.sum(-1).max()) if mask.numel() else 0)
-        self.index = mask.to(torch.int8).argsort(dim=-1, descending=True, stable=True)[..., :most]
-        self.used = mask.gather(-1, self.index)
+        self.index: Tensor = mask.to(torch.int8).argsort(dim=-1, descending=True, stable=True)[..., :most]
+        self.used: Tensor = mask.gather(-1, self.index)
         self.B = self.take_rows(rows)
         Q, R = torch.linalg.qr(self.B.mT)
         self._Q = Q * self.used.unsqueeze(-2)

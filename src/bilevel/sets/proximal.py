@@ -97,8 +97,8 @@ class ElasticNetPenalty(Proximal):
     parameters = ("l1", "l2")
 
     def __init__(self, l1: float | Tensor = 1.0, l2: float | Tensor = 0.0) -> None:
-        self.l1 = parameter("l1", l1, low=0.0, error=InvalidInputError)
-        self.l2 = parameter("l2", l2, low=0.0, error=InvalidInputError)
+        self.l1: float | Tensor = parameter("l1", l1, low=0.0, error=InvalidInputError)
+        self.l2: float | Tensor = parameter("l2", l2, low=0.0, error=InvalidInputError)
 
     def _weights(self, z: Tensor) -> tuple[Tensor, Tensor]:
         return as_point(self.l1, z, name="l1"), as_point(self.l2, z, name="l2")
@@ -174,7 +174,7 @@ class GroupL1Penalty(Proximal):
                 f"groups must be an integer tensor of shape (n,) with values from 0, got {groups!r}"
             )
         self.groups, self.count = groups.long(), int(groups.max()) + 1
-        self.weight = parameter("weight", weight, low=0.0, error=InvalidInputError)
+        self.weight: float | Tensor = parameter("weight", weight, low=0.0, error=InvalidInputError)
         if isinstance(self.weight, Tensor) and self.weight.ndim and self.weight.shape != (self.count,):
             raise InvalidInputError(
                 f"weight must have one value per group, {self.count}, got {tuple(self.weight.shape)}"

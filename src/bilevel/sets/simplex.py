@@ -83,7 +83,7 @@ class Simplex(ConvexSet):
     parameters = ("radius",)
 
     def __init__(self, radius: float | Tensor = 1.0) -> None:
-        self.radius = parameter("radius", radius, low=0.0)
+        self.radius: float | Tensor = parameter("radius", radius, low=0.0)
 
     @validated
     def project(self, z: Tensor) -> Tensor:
@@ -132,7 +132,7 @@ class L1Ball(ConvexSet):
     parameters = ("radius",)
 
     def __init__(self, radius: float | Tensor = 1.0) -> None:
-        self.radius = parameter("radius", radius, low=0.0)
+        self.radius: float | Tensor = parameter("radius", radius, low=0.0)
 
     @validated
     def project(self, z: Tensor) -> Tensor:

@@ -46,7 +46,7 @@ class SpectralNormBall(ConvexSet):
     parameters = ("radius",)
 
     def __init__(self, radius: float | Tensor = 1.0) -> None:
-        self.radius = parameter("radius", radius, low=0.0)
+        self.radius: float | Tensor = parameter("radius", radius, low=0.0)
 
     @validated
     def project(self, z: Tensor) -> Tensor:
@@ -106,7 +106,7 @@ class NuclearNormBall(ConvexSet):
     parameters = ("radius",)
 
     def __init__(self, radius: float | Tensor = 1.0) -> None:
-        self.radius = parameter("radius", radius, low=0.0)
+        self.radius: float | Tensor = parameter("radius", radius, low=0.0)
 
     @validated
     def project(self, z: Tensor) -> Tensor:

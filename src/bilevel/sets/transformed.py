@@ -54,7 +54,7 @@ class Translated(_OfBase):
 
     def __init__(self, base: ConvexSet, shift: float | Tensor) -> None:
         super().__init__(base)
-        self.shift = parameter("shift", shift)
+        self.shift: float | Tensor = parameter("shift", shift)
 
     def _shift(self, z: Tensor) -> Tensor:
         return as_point(self.shift, z, self.event_ndim, name="shift")
@@ -108,7 +108,7 @@ class Scaled(_OfBase):
 
     def __init__(self, base: ConvexSet, factor: float | Tensor) -> None:
         super().__init__(base)
-        self.factor = parameter("factor", factor, low=0.0, strict=True, error=InvalidInputError)
+        self.factor: float | Tensor = parameter("factor", factor, low=0.0, strict=True, error=InvalidInputError)
 
     def _factor(self, z: Tensor, *, keepdim: bool = True) -> Tensor:
         return per_point(self.factor, z, self.event_ndim, name="factor", keepdim=keepdim)

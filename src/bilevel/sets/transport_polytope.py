@@ -48,8 +48,8 @@ class TransportPolytope(ConvexSet):
     parameters = ("row_sums", "column_sums")
 
     def __init__(self, row_sums: Tensor, column_sums: Tensor) -> None:
-        self.row_sums = tensor_parameter("row_sums", row_sums, low=0.0)
-        self.column_sums = tensor_parameter("column_sums", column_sums, low=0.0)
+        self.row_sums: Tensor = tensor_parameter("row_sums", row_sums, low=0.0)
+        self.column_sums: Tensor = tensor_parameter("column_sums", column_sums, low=0.0)
         check_batch("row_sums", self.row_sums, self.column_sums)
         gap, allowed = self._gap()
         if can_look_at_values() and bool((gap > allowed).any()):
@@ -148,7 +148,7 @@ class BirkhoffPolytope(TransportPolytope):
     def __init__(self, size: int) -> None:
         if not hasattr(size, "__index__"):
             raise InvalidTypeError(f"size must be an integer, got {size!r}")
-        self.size = int(size)
+        self.size: int = int(size)
         if self.size < 1:
             raise EmptySetError(f"size must be at least 1, got {size}")
         super().__init__(torch.ones(self.size, dtype=torch.float64), torch.ones(self.size, dtype=torch.float64))

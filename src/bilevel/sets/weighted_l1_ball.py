@@ -35,8 +35,8 @@ class WeightedL1Ball(ConvexSet):
     parameters = ("weight", "radius")
 
     def __init__(self, weight: float | Tensor, radius: float | Tensor = 1.0) -> None:
-        self.weight = parameter("weight", weight, low=0.0, strict=True, error=InvalidInputError)
-        self.radius = parameter("radius", radius, low=0.0)
+        self.weight: float | Tensor = parameter("weight", weight, low=0.0, strict=True, error=InvalidInputError)
+        self.radius: float | Tensor = parameter("radius", radius, low=0.0)
 
     def _parts(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """|z|, weight (its largest entry 1), radius, and the factor taken from weight and radius."""
