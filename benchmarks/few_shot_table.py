@@ -31,10 +31,10 @@ from bilevel._files import write_atomically
 from .harness import hardware
 
 METHODS = {
-    "dmlcbo": "DMLCBO (upper level)",
-    "vpbgd": "V-PBGD",
-    "approx": "Approx",
-    "rmd-pcd": "RMD (full projected steps)",
+    "dmlcbo": "DMLCBO, solved duals",
+    "vpbgd": "V-PBGD, solved duals",
+    "approx": "Approx, solved duals",
+    "rmd-pcd": "RMD, solved duals (not PCD)",
     "adam": "Implicit + Adam",
 }
 """What ran. All methods begin at the solved duals of fresh tasks: of DMLCBO the upper level is left, and RMD-PCD takes

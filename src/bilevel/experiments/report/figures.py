@@ -95,9 +95,9 @@ def page_pictures(panels: Sequence[Panel]) -> list[Picture]:
 
 def _picture(panel: Panel) -> Picture:
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(WIDTH, 3.4 + 0.2 * ((len(panel.lines) + 1) // 2)), layout="constrained")
+        figure = Figure(figsize=(WIDTH, 3.4 + 0.2 * len(panel.lines)), layout="constrained")
         _draw(figure.subplots(), panel, colour=lambda stand_in: stand_in)
-        figure.legend(loc="outside upper left", ncols=2, handlelength=3.2)
+        figure.legend(loc="outside upper left", handlelength=3.2)
         return make_picture(figure, f"{panel.title}: {panel.axis} against training time", panel.description)
 
 
@@ -114,7 +114,7 @@ def figure_files(panels: Sequence[Panel], name: str) -> dict[str, bytes]:
             axes.set_title(panel.title, fontsize="medium")
             handles |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
         if handles:
-            figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=8, handlelength=3.2)
+            figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4, handlelength=3.2)
         no_date = dict.fromkeys(("Creator", "Date", "Format", "Type"))
         files = {f"{name}.svg": _saved(figure, "svg", metadata=no_date)}
         figure.set_layout_engine("none")  # it has been laid out, which takes half of the time
