@@ -501,7 +501,7 @@ class HyperCleaner(ClassifierMixin, BaseEstimator):
         self.sample_weight_ = np.ones(len(rows.mask), self.coef_.dtype)
         self.sample_weight_[~rows.mask] = cleaned.weights.numpy()
         self.noise_, self.radius_, self.selection_ = cleaned.noise, cleaned.radius, cleaned.selection
-        self.transition_: None = None if cleaned.matrix is None else cleaned.matrix.numpy()
+        self.transition_: np.ndarray | None = None if cleaned.matrix is None else cleaned.matrix.numpy()
         self.history_, self.n_iter_, self.status_ = cleaned.history, cleaned.steps, cleaned.status
         scores = self._raw_scores(rows.X)
         chances = self._probabilities(scores)
