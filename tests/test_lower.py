@@ -114,3 +114,30 @@ def test_a_lower_level_without_curvature_is_solved_by_gradient_steps():
     solved = bilevel.solve_lower(problem, torch.tensor(1.0).double())
     assert solved.converged
     torch.testing.assert_close(solved.y, torch.tensor([0.0, 1.0, 0.0]).double())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("of_g", "of_y"), [(1.0, 1.0), (1e-8, 1.0), (1e8, 1.0), (1.0, 1e-6), (1.0, 1e6)])
+def test_units_of_g_and_y_do_not_matter(dtype, of_g, of_y):
+    weights, target = torch.tensor([1.0, 0.01, 0.3], dtype=dtype), torch.tensor([0.5, 3.0, -0.2], dtype=dtype)
+    problem = bilevel.Problem(
+        lambda x, y: y.sum(), lambda x, y: of_g * ((y - of_y * x).square() * weights).sum(), sets.NonNegative()
+    )
+    solution = bilevel.solve_lower(problem, target, torch.zeros(3, dtype=dtype))
+    assert solution.converged
+    assert torch.allclose(solution.y / of_y, target.clamp_min(0), rtol=1e-5 if dtype == torch.float32 else 1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("start", [0.0, 1.0])
+def test_a_solution_that_is_zero_but_for_rounding_is_recognised(dtype, start):
+    """The gradient at 0 is A'b, a sum that cancels."""
+    generator = torch.Generator().manual_seed(0)
+    A, b = (torch.randn(size, generator=generator, dtype=torch.float64) for size in ((50, 10), (50, 1)))
+    b = b - A @ torch.linalg.lstsq(A, b).solution
+    A, b = A.to(dtype), b[:, 0].to(dtype)
+    problem = bilevel.Problem(lambda x, y: y.sum() * x.sum(), lambda x, y: (A @ y - b).square().mean() + 0 * x.sum())
+    solution = bilevel.solve_lower(problem, torch.zeros(1, dtype=dtype), torch.full((10,), start, dtype=dtype))
+    assert solution.converged
+    assert solution.steps < 1000
+    assert float(solution.y.norm()) < 10 * torch.finfo(dtype).eps

@@ -21,6 +21,7 @@ from ._checks import (
     check_vector,
 )
 from ._derivative_check import warn_of_flaws
+from .curvature import largest_curvature
 from .errors import LowerLevelWarning, NonFiniteError
 from .linearization import Costs
 from .newton import lower_level
@@ -30,6 +31,8 @@ from .spaces import Vector, leaves, tree_map
 
 GRADIENT_STEPS = 60
 """Accelerated gradient steps before the first Newton step: most well-conditioned lower levels are solved by then."""
+ROUNDING = 0.05
+"""Where y* is 0 but for the rounding of the gradient, short steps still move y by such a part of it."""
 
 
 def lower_residual(problem: Problem, x: Vector, y: Vector) -> float:
@@ -91,7 +94,8 @@ def solve_lower(
     y0
         The starting point, of the shape of y; default `problem.y0`.
     tol
-        The tolerance on the residual |y - P_Y(y - grad_y g)|; default 1e-10 in float64, 2e-5 in float32.
+        The tolerance on the residual |y - P_Y(y - grad_y g)|. By default it depends on no unit: y is solved when a step
+        of length 1/L moves it by less than 2e-12 of its length in float64, 6e-6 in float32.
     max_steps
         The maximal number of gradient steps, Hessian products included; the result says whether the tolerance was met.
 
@@ -116,19 +120,27 @@ def solve_lower(
     x = tree_map(Tensor.detach, check_vector("x", x))
     constraint = problem.feasible_set(x)
     y = check_lower_start(problem, problem.constraint_at(x), y0)
-    dtype = leaves(y)[0].dtype
-    tol = tolerances.lower_residual(dtype) if tol is None else tol
-    check_number("tol", tol)
+    if tol is not None:
+        check_number("tol", tol)
     check_count("max_steps", max_steps)
     call_function(uncounted(problem).linearize(x, y), "lower", "x, y0")
     warn_of_flaws(uncounted(problem), x, y, upper=False)
     start = problem.project(constraint, y)
-    found = descend(problem, x, start, tol=tol, max_steps=min(max_steps, GRADIENT_STEPS))
-    left = max_steps - found.steps
+    length = safe_step(largest_curvature(problem.linearize(x, start)))
+    scale = residual_at(problem, x, start, length)
+    found = descend(problem, x, start, tol=tol, max_steps=min(max_steps, GRADIENT_STEPS), scale=scale)
+    left, share = max_steps - found.steps, tolerances.solved(leaves(y)[0].dtype)
+    if tol is None and max_steps >= GRADIENT_STEPS and not found.converged:
+        moved = residual_at(problem, x, found.y, length)
+        small = moved <= share * scale or found.residual <= tolerances.lower_residual(leaves(y)[0].dtype)
+        if small and moved >= ROUNDING * _size(found.y):
+            return replace(found, converged=True)
     if found.converged or left <= 0:
         return found
-    y, steps = _newton_steps(problem, x, found.y, tol, 1.0, left)
-    further = descend(problem, x, y, tol=tol, max_steps=max(left - steps, 1))
+    step = safe_step(found.curvature)
+    goal = (tol, 1.0) if tol is not None else (share * max(_size(found.y), share * scale) / step, step)
+    y, steps = _newton_steps(problem, x, found.y, *goal, left)
+    further = descend(problem, x, y, tol=tol, max_steps=max(left - steps, 1), scale=scale)
     best = further if further.residual <= found.residual else found
     return replace(best, steps=found.steps + steps + further.steps)
 

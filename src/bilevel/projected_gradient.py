@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from . import tolerances
 from .curvature import largest_curvature
 from .problem import Problem
 from .spaces import Space, Vector, leaves
@@ -24,9 +25,15 @@ class LowerSolution:
     curvature: float = math.nan
 
 
-def descend(problem: Problem, x: Vector, y: Vector, *, tol: float, max_steps: int) -> LowerSolution:
-    """Careful steps from the feasible point y until the residual at a unit step is within tol."""
-    rule = _CarefulSteps(problem, x, y, tol)
+def descend(
+    problem: Problem, x: Vector, y: Vector, *, tol: float | None, max_steps: int, scale: float = 0.0
+) -> LowerSolution:
+    """Careful steps from the feasible point y until the residual at a unit step is within tol.
+
+    Without tol: until a step 1/L moves y by less than `tolerances.solved` of its length. Where y* is 0 that may never
+    be; `scale` is a length of steps far from y*, of which the square of that part is enough.
+    """
+    rule = _CarefulSteps(problem, x, y, tol, scale)
     if not rule.best.converged:
         _accelerated(problem, x, y, rule, max_steps)
     return rule.best
@@ -127,13 +134,23 @@ class _WarmSteps:
 
 
 class _CarefulSteps:
-    """Steps 1/L from Lanczos, taken back where they overshoot; stop when the residual at a unit step confirms it."""
+    """Steps 1/L from Lanczos, taken back where they overshoot; stop when a look at the residual confirms it."""
 
-    def __init__(self, problem: Problem, x: Vector, y: Vector, tol: float) -> None:
+    def __init__(self, problem: Problem, x: Vector, y: Vector, tol: float | None, scale: float) -> None:
         self.problem, self.x, self.tol, self.eps, self.stalls = problem, x, tol, _eps(y), 0
+        self.share, self.scale = tolerances.solved(leaves(y)[0].dtype), scale
         self.space = problem.y_space(problem.feasible_set(x))
-        self.length, residual = self._first(y), residual_at(problem, x, y)
-        self.best = LowerSolution(y, residual, 0, residual <= tol, 1.0 / self.length)
+        self.length = self._first(y)
+        self.best = self._look_at(y, 0)
+
+    def _look_at(self, y: Vector, k: int) -> LowerSolution:
+        residual = residual_at(self.problem, self.x, y)
+        moved = residual if self.tol is not None else residual_at(self.problem, self.x, y, self.length)
+        return LowerSolution(y, residual, k, moved <= self._allowed(y, self.share), 1.0 / self.length)
+
+    def _allowed(self, y: Vector, share: float) -> float:
+        """The residual at a unit step that is small enough, or without a tolerance that at a step 1/L."""
+        return self.tol if self.tol is not None else self.share * max(float(self.space.norm(y)), share * self.scale)
 
     def _first(self, y: Vector) -> float:
         return safe_step(largest_curvature(self.problem.linearize(self.x, y)))
@@ -159,14 +176,14 @@ class _CarefulSteps:
         return float(space.norm(dz)) / change
 
     def judge(self, y: Vector, mapping: float, k: int, last: bool) -> str:
-        floor = 8.0 * self.eps * float(self.space.norm(y)) / self.length
-        if not (mapping <= max(self.tol, floor) or last):
+        floor = 8.0 * self.eps * float(self.space.norm(y))
+        moved = mapping if self.tol is not None else mapping * self.length
+        if not (moved <= self._allowed(y, self.share) or mapping * self.length <= floor or last):
             return "go on"
-        residual = residual_at(self.problem, self.x, y)
-        self.stalls = 0 if residual < 0.5 * self.best.residual else self.stalls + 1
-        if residual < self.best.residual:
-            self.best = LowerSolution(y, residual, k, residual <= self.tol, 1.0 / self.length)
-        if residual <= self.tol or self.stalls == 3:
+        found = self._look_at(y, k)
+        self.stalls = 0 if found.residual < 0.5 * self.best.residual else self.stalls + 1
+        self.best = found if found.residual < self.best.residual else self.best
+        if found.converged or self.stalls == 3:
             return "stop"
         self.length = self._first(y)
         return "restart"
@@ -181,9 +198,9 @@ def _eps(y: Vector) -> float:
     return torch.finfo(leaves(y)[0].dtype).eps
 
 
-def residual_at(problem: Problem, x: Vector, y: Vector) -> float:
-    """|y - P_Y(y - grad_y g)|."""
+def residual_at(problem: Problem, x: Vector, y: Vector, step: float = 1.0) -> float:
+    """|y - P_Y(y - step grad_y g)|."""
     constraint = problem.feasible_set(x)
     space = problem.y_space(constraint)
-    moved = problem.project(constraint, space.add(y, problem.lower_grad(x, y), -1.0))
+    moved = problem.project(constraint, space.add(y, problem.lower_grad(x, y), -step))
     return float(space.norm(space.add(y, moved, -1.0)))

@@ -18,8 +18,13 @@ def rounding(dtype: torch.dtype) -> float:
     return 8 * torch.finfo(dtype).eps
 
 
+def solved(dtype: torch.dtype) -> float:
+    """By which part of y a projected gradient step 1/L may move a solution of the lower level: eps^(3/4)."""
+    return torch.finfo(dtype).eps ** 0.75
+
+
 def lower_residual(dtype: torch.dtype) -> float:
-    """Default tolerance of a solved lower level: 1e-10 in float64, 2e-5 in float32 (about eps^(2/3))."""
+    """Tolerance of the lower levels inside methods: 1e-10 in float64, 2e-5 in float32 (about eps^(2/3))."""
     return max(1e-10, torch.finfo(dtype).eps ** (2 / 3))
 
 
