@@ -71,9 +71,9 @@ def programs(app, *path):
 
 
 def commands(text):
-    """The lines of a text that call bilevel: without comments, the variables before and the pipe behind."""
+    """The lines of a text that call bilevel: without comments, the variables before and what is behind | or >."""
     lines = (line.split(" #")[0].strip() for line in text.replace("\\\n", " ").splitlines())
-    found = (re.fullmatch(r"(?:[A-Z_]+=\S+ )*bilevel (.*?)(?: \|.*)?", line) for line in lines)
+    found = (re.fullmatch(r"(?:[A-Z_]+=\S+ )*bilevel (.*?)(?: [|>].*)?", line) for line in lines)
     return [match[1] for match in found if match]
 
 

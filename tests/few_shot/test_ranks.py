@@ -7,6 +7,7 @@ import re
 import signal
 import warnings
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,7 @@ from bilevel.run.checkpoint import Checkpoint
 pytestmark = pytest.mark.slow  # each starts several processes
 
 METHODS = {
-    **{name: partial(getattr(bilevel.solvers, of[0]), **of[1]) for name, of in SOLVERS.items() if name != "adam"},
+    **{name: partial(attrgetter(of[0])(bilevel.solvers), **of[1]) for name, of in SOLVERS.items() if name != "adam"},
     "coordinates": lambda: bilevel.solvers.RMDPCD(steps=2, step_rule="fixed", upper_step=0.01, inner="coordinate"),
     "published": lambda: bilevel.DMLCBO.as_published(gamma=0.01, tau=0.01),
     "scalar": lambda: bilevel.DMLCBO(upper_step=0.02, lower_step=0.1),

@@ -471,7 +471,7 @@ def test_an_error_right_after_resuming_from_the_older_file_leaves_a_good_one_und
 
     Unable.__name__ = "DMLCBO"
     with pytest.warns(bilevel.errors.CheckpointWarning), pytest.raises(MemoryError) as caught:
-        bilevel.minimize(problem(), resume=path, checkpoint=path, solver=Unable())
+        bilevel.minimize(problem(), resume=path, checkpoint=path, solver=Unable(upper_step=0.1))
     assert caught.value.__notes__[0].startswith("Step 10 is in run.safetensors")
     assert bilevel.Solution.load(path).stats["steps"] == 10
 

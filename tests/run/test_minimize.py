@@ -264,7 +264,7 @@ def test_output_sampled_is_uniform_over_the_steps():
     """Reservoir sampling: over 400 seeds each of 4 steps is kept about 100 times (chi-square, 0.1 % level)."""
     problem = simple_problem()
     iterates = []
-    for state in bilevel.iterate(problem, START):
+    for state in bilevel.iterate(problem, START, solver=bilevel.DMLCBO(upper_step=0.1)):
         iterates.append(state.x)
         if state.step == 4:
             break

@@ -128,12 +128,14 @@ class SolvedLower:
 
     @property
     def error(self) -> float:
-        """(1 + L)/mu times the residual, a bound on |y - y*(x)|; where g is flat off the face, mu is that of the face.
+        """(1 + L)/mu times the residual and its rounding, a bound on |y - y*(x)|; where g is flat off the face, mu is
+        that of the face.
 
         From <grad g(y) - grad g(y*), y - y*> >= mu |y - y*|^2 and the optimality of P(y - grad_y g) and y*.
         """
         mu = self.on_face.mu if self.whole.singular else self.whole.mu
-        return (1 + self.whole.largest) / mu * self.residual if mu > 0 else math.inf
+        rounding = torch.finfo(self.y.dtype).eps * float(self.y.norm())
+        return (1 + self.whole.largest) / mu * (self.residual + rounding) if mu > 0 else math.inf
 
     @property
     def flaw(self) -> Cause | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from .._version import __version__
 
 ROOT = Path(__file__).parents[1]
-EXCLUDED = {"cli", "datasets", "diagnostics", "distributed", "experiments", "testing"}
+EXCLUDED = {"cli", "datasets", "diagnostics", "distributed", "examples", "experiments", "testing"}
 EXCLUDED |= {"__main__.py", "_html.py", "demo.py"}
 """Top-level names that runs do not execute, or that are checked otherwise (data, by their hash). All others count."""
 INCLUDED = tuple(f"experiments/{name}.py" for name in ("run", "few_shot_run", "methods", "data"))
