@@ -191,3 +191,12 @@ def test_nothing_is_claimed_where_rounding_hides_decreases_of_f():
     single = outcome(torch.float32)
     assert single.status is bilevel.Status.STALLED
     assert "float64" in single.message
+
+
+def test_a_value_that_falls_without_end_is_said():
+    problem = bilevel.Problem(lambda x, y: -y.sum(), lambda x, y: (y - x).square().sum(), bilevel.sets.NonNegative())
+    start = torch.zeros(3, dtype=torch.float64)
+    solution = bilevel.minimize(problem, start, start)
+    assert solution.status is bilevel.Status.STALLED
+    assert "F falls without end" in solution.message
+    assert "bound x" in solution.message

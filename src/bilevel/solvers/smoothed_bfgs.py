@@ -103,6 +103,10 @@ ROUNDS = (
 """The direct descent, escapes by smoothing, shaken starts, and a last descent from the best point."""
 
 
+ENDLESS = 1e30
+"""At such a distance F is taken to have no minimum."""
+
+
 @serializable
 @dataclass(frozen=True)
 class Phase:
@@ -148,6 +152,11 @@ class SmoothedBFGSState(State):
     levels: dict[Any, LowerLevel] = field(default_factory=dict, compare=False, metadata={"stored": False})
 
     @property
+    def unbounded(self) -> bool:
+        """Whether x is where no minimum is to be expected."""
+        return float(self.best.x.norm()) > ENDLESS * (1.0 + float(self.first.x.norm()))
+
+    @property
     def ended(self) -> str:
         """Why there are no more rounds; empty while there are."""
         return self.end
@@ -163,6 +172,9 @@ class SmoothedBFGSState(State):
     @property
     def remark(self) -> str:
         """What hides lower points, or the local minima of the descents that differ by more than 1 % of the decrease."""
+        if self.unbounded:
+            size = float(self.best.x.norm())
+            return f"F falls without end: it is {self.best.value:.3g} where |x| is {size:.3g}; bound x"
         if self.blurred:
             known = f"F is known to {self.best.error:.1e} only, which hides smaller decreases"
             return f"{known}: use float64, or add a ridge term to g"
@@ -446,7 +458,7 @@ class _Walk:
         s.probes += 1
         if lower is None:
             s.blurred = s.best.error > BLURRED * gain
-            s.end = "stalled" if s.nonconvex or s.blurred else "converged"
+            s.end = "stalled" if s.nonconvex or s.blurred or s.unbounded else "converged"
         elif s.probes >= PROBES:
             self.offer(lower)
             s.end = "stalled"
