@@ -88,7 +88,7 @@ def flat(value):
     return [number for each in value for number in flat(each)] if isinstance(value, list) else [value]
 
 
-@pytest.mark.parametrize("x_kind", ["divided", "whole", "both"])
+@pytest.mark.parametrize("x_kind", [pytest.param("divided", marks=pytest.mark.slow), "whole", "both"])
 def test_runs_are_those_of_one_process(x_kind):
     solvers = [name for name in SOLVERS if x_kind == "divided" or name == "DMLCBO"]
     alone = run(Ranks(), x_kind, solvers)

@@ -130,6 +130,7 @@ def test_trusted_rows_that_are_rows_of_the_table_are_matched_by_a_key(forest, ca
     assert "are also in train.csv" not in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_fewer_suspicions_for_more_precision_and_rows_to_check_on_the_screen(forest, capsys):
     others = {"fir": "oak", "ash": "fir", "oak": "ash"}
     right = np.where(forest.wrong, forest.frame["species"].map(others), forest.frame["species"])
@@ -147,7 +148,9 @@ def test_fewer_suspicions_for_more_precision_and_rows_to_check_on_the_screen(for
     assert forest.wrong[chosen].mean() > 0.85
 
 
-@pytest.mark.parametrize("kind", ["npy", "npz", "parquet"])
+@pytest.mark.parametrize(
+    "kind", ["npy", pytest.param("npz", marks=pytest.mark.slow), pytest.param("parquet", marks=pytest.mark.slow)]
+)
 def test_vectors_beside_the_table(forest, capsys, kind):
     vectors = {}
     for name, frame in (("train", forest.frame), ("trusted", forest.trusted), ("test", forest.test)):
