@@ -128,7 +128,8 @@ def solve_lower(
     start = problem.project(constraint, y)
     length = safe_step(largest_curvature(problem.linearize(x, start)))
     scale = residual_at(problem, x, start, length)
-    found = descend(problem, x, start, tol=tol, max_steps=min(max_steps, GRADIENT_STEPS), scale=scale)
+    first = min(max_steps, GRADIENT_STEPS)
+    found = descend(problem, x, start, tol=tol, max_steps=first, scale=scale, length=length)
     left, share = max_steps - found.steps, tolerances.solved(leaves(y)[0].dtype)
     if tol is None and max_steps >= GRADIENT_STEPS and not found.converged:
         moved = residual_at(problem, x, found.y, length)

@@ -26,14 +26,23 @@ class LowerSolution:
 
 
 def descend(
-    problem: Problem, x: Vector, y: Vector, *, tol: float | None, max_steps: int, scale: float = 0.0
+    problem: Problem,
+    x: Vector,
+    y: Vector,
+    *,
+    tol: float | None,
+    max_steps: int,
+    scale: float = 0.0,
+    length: float | None = None,
 ) -> LowerSolution:
     """Careful steps from the feasible point y until the residual at a unit step is within tol.
+
+    `length` is 1/L at y, when it is known.
 
     Without tol: until a step 1/L moves y by less than `tolerances.solved` of its length. Where y* is 0 that may never
     be; `scale` is a length of steps far from y*, of which the square of that part is enough.
     """
-    rule = _CarefulSteps(problem, x, y, tol, scale)
+    rule = _CarefulSteps(problem, x, y, tol, scale, length)
     if not rule.best.converged:
         _accelerated(problem, x, y, rule, max_steps)
     return rule.best
@@ -136,11 +145,13 @@ class _WarmSteps:
 class _CarefulSteps:
     """Steps 1/L from Lanczos, taken back where they overshoot; stop when a look at the residual confirms it."""
 
-    def __init__(self, problem: Problem, x: Vector, y: Vector, tol: float | None, scale: float) -> None:
+    def __init__(
+        self, problem: Problem, x: Vector, y: Vector, tol: float | None, scale: float, length: float | None
+    ) -> None:
         self.problem, self.x, self.tol, self.eps, self.stalls = problem, x, tol, _eps(y), 0
         self.share, self.scale = tolerances.solved(leaves(y)[0].dtype), scale
         self.space = problem.y_space(problem.feasible_set(x))
-        self.length = self._first(y)
+        self.length = self._first(y) if length is None else length
         self.best = self._look_at(y, 0)
 
     def _look_at(self, y: Vector, k: int) -> LowerSolution:

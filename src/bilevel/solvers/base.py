@@ -99,13 +99,11 @@ class State:
 
     def is_finite(self) -> bool:
         """Whether x, y and every field like x or y have no NaN and no infinity."""
-        tensors, values = [], vars(self)
-        for name in _declared(type(self)):
-            if isinstance(values[name], dict):
-                tensors += values[name].values()
-            elif values[name] is not None:
-                tensors += [values[name]]
-        return all_finite(tensors)
+        values = vars(self)
+        vectors = [values[name] for name in _declared(type(self)) if values[name] is not None]
+        return all_finite(
+            [u for vector in vectors for u in (vector.values() if isinstance(vector, dict) else (vector,))]
+        )
 
     def map_like_x(self, function: Callable[[Vector], Vector]) -> Self:
         """This state with `function` applied to x and to every field like x that has a value."""

@@ -26,6 +26,7 @@ to which noise contributes nothing on average; w averages with weight eta_k, and
 
 from __future__ import annotations
 
+import functools
 import math
 import warnings
 from dataclasses import dataclass, field
@@ -229,10 +230,7 @@ class DMLCBO:
     def _estimator(self, noisy: bool) -> Estimator:
         if not isinstance(self.hypergradient, str):
             return self.hypergradient
-        smoothing = Perturbed(radius="auto") if self.upper_step == "auto" else Exact()
-        if noisy:
-            return AveragedAdjoint(smoothing=smoothing)
-        return LinearSolve(tol=1e-3, max_iterations=30, smoothing=smoothing)
+        return _automatic_estimator(smoothed=self.upper_step == "auto", noisy=noisy)
 
     def init(self, problem: Problem, x: Vector, y: Vector, seeds: Seeds) -> DMLCBOState:
         """v_1 = grad_y g, w_1 = one hypergradient sample, m_i = their squares."""
@@ -476,6 +474,14 @@ class DMLCBO:
                     AdaptivityWarning,
                     stacklevel=4,
                 )
+
+
+@functools.cache
+def _automatic_estimator(*, smoothed: bool, noisy: bool) -> Estimator:
+    smoothing = Perturbed(radius="auto") if smoothed else Exact()
+    if noisy:
+        return AveragedAdjoint(smoothing=smoothing)
+    return LinearSolve(tol=1e-3, max_iterations=30, smoothing=smoothing)
 
 
 def _shortened(space: Space, h: Vector, usual: float) -> tuple[Vector, float]:
