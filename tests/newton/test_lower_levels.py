@@ -130,12 +130,31 @@ class SinglePointBall(sets.ConvexSet):
         return (y.norm() - 1).clamp_min(0), 1.0, "y is too long"
 
 
+class SinglePointJacobian(sets.ConvexSet):
+    """The orthant: its projection takes stacks, and the matrix of its Jacobian does not."""
+
+    parameters = ()
+
+    def project(self, z):
+        return z.clamp_min(0.0)
+
+    def jacobian(self, z):
+        return MatrixJacobian(torch.diag((z > 0).to(z)))
+
+    def excess(self, y):
+        return (-y).clamp_min(0).norm(), 1.0, "y is negative"
+
+
 @pytest.mark.parametrize(
-    "constraint",
-    [SinglePointBall(), sets.from_projection(lambda z: z / z.norm().clamp_min(1.0))],
-    ids=["class", "function"],
+    ("constraint", "expected"),
+    [
+        (SinglePointBall(), sets.L2Ball(1.0)),
+        (sets.from_projection(lambda z: z / z.norm().clamp_min(1.0)), sets.L2Ball(1.0)),
+        (SinglePointJacobian(), sets.NonNegative()),
+    ],
+    ids=["class", "function", "jacobian"],
 )
-def test_sets_written_for_single_points_are_solved_like_those_that_take_stacks(constraint):
+def test_sets_written_for_single_points_are_solved_like_those_that_take_stacks(constraint, expected):
     target = torch.tensor([2.0, 1.0, -1.0, 0.5], dtype=DOUBLE)
     x = y = torch.zeros(4, dtype=DOUBLE)
 
@@ -143,5 +162,5 @@ def test_sets_written_for_single_points_are_solved_like_those_that_take_stacks(c
         upper, lower = lambda x, y: (y - target).square().sum(), lambda x, y: (y - x).square().sum() / 2
         return bilevel.minimize(bilevel.Problem(upper, lower, constraint), x, y)
 
-    assert torch.allclose(solved(constraint).y, target / target.norm(), atol=1e-6)
-    assert torch.equal(solved(constraint).y, solved(sets.L2Ball(1.0)).y)
+    assert torch.allclose(solved(constraint).y, expected.project(target), atol=1e-6)
+    assert torch.equal(solved(constraint).y, solved(expected).y)

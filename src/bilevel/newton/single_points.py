@@ -14,19 +14,25 @@ CALL_ERRORS = (RuntimeError, IndexError, ValueError, TypeError)
 
 
 def takes_stacks(constraint: ConvexSet, y: Vector) -> bool:
-    """Whether two points are projected together as they are alone; sets of the library do that."""
+    """Whether two points are projected together as they are alone, also by H; sets of the library do that."""
     if not any(_is_users_own(part) for part in (constraint, *constraint.parts().values())):
         return True
     generator = torch.Generator().manual_seed(0)
     size = 1.0 + max(float(u.abs().max()) for u in leaves(y))
     draws = tree_map(lambda u: size * torch.randn(2, *u.shape, generator=generator).to(u), y)
-    alone = _stack([constraint.project(point) for point in _points(draws)])
     try:
-        together = constraint.project(draws)
-        constraint.jacobian(draws).apply(tree_map(lambda u: u.unsqueeze(0), draws))
+        together = (constraint.project(draws), constraint.jacobian(draws).apply(tree_map(lambda u: u[None], draws)))
     except CALL_ERRORS:
         return False
-    return all(torch.allclose(u, v) for u, v in zip(leaves(together), leaves(alone), strict=True))
+    alone = (
+        _stack([constraint.project(point) for point in _points(draws)]),
+        _stack([constraint.jacobian(point).apply(point) for point in _points(draws)]),
+    )
+    return all(
+        u.numel() == v.numel() and torch.allclose(u.reshape(v.shape), v)
+        for part, other in zip(together, alone, strict=True)
+        for u, v in zip(leaves(part), leaves(other), strict=True)
+    )
 
 
 def _is_users_own(constraint: ConvexSet) -> bool:
