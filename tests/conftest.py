@@ -28,36 +28,41 @@ def pytest_terminal_summary(terminalreporter, config) -> None:
     """After `make reliability`: what each part found, as its tests recorded it, and how long the part took."""
     if not str(config.getoption("markexpr")).startswith("reliability"):
         return
-    parts: dict[str, list] = {}
-    for report in (report for kind in ("passed", "failed") for report in terminalreporter.stats.get(kind, ())):
-        if report.when == "call":
-            parts.setdefault(report.nodeid.partition("::")[0], []).append(report)
-    summaries = {}
-    for part, reports in sorted(parts.items()):
-        failed, seconds = sum(report.failed for report in reports), sum(report.duration for report in reports)
-        verdict = f"{failed} FAILED" if failed else "passed"
-        figures = [
-            f"{value} ({report.duration:.0f} s)"
-            for report in reports
-            for name, value in report.user_properties
-            if name == "figure"
-        ]
-        summaries[part] = {"summary": f"{len(reports)} tests, {verdict}, {seconds:.0f} s", "figures": figures}
-        terminalreporter.write_line(f"{part}: {summaries[part]['summary']}")
-        for figure in figures:
-            terminalreporter.write_line(f"    {figure}")
+    reports = [each for kind in ("passed", "failed") for each in terminalreporter.stats.get(kind, ())]
+    calls = [report for report in reports if report.when == "call"]
+    for part in sorted({report.nodeid.partition("::")[0] for report in calls}):
+        mine = [report for report in calls if report.nodeid.startswith(part)]
+        failed, seconds = sum(report.failed for report in mine), sum(report.duration for report in mine)
+        terminalreporter.write_line(
+            f"{part}: {len(mine)} tests, {f'{failed} FAILED' if failed else 'passed'}, {seconds:.0f} s"
+        )
+        for figure in figures_of(mine):
+            terminalreporter.write_line("    {figure} ({seconds} s)".format(**figure))
     if config.getoption("figures"):
-        store_figures(config.getoption("figures"), summaries)
+        store_figures(config.getoption("figures"), figures_of(calls))
 
 
-def store_figures(folder: Path, summaries: dict[str, dict]) -> None:
-    """Add these parts to reliability.json and reliability.md of a folder."""
-    stored = folder / "reliability.json"
-    parts = json.loads(stored.read_text()) if stored.exists() else {}
-    parts = dict(sorted({**parts, **summaries}.items()))
-    stored.write_text(json.dumps(parts, indent=1) + "\n")
-    rows = [
-        f"| `{Path(part).name}` | {found['summary']} | {'<br>'.join(found['figures'])} |"
-        for part, found in parts.items()
+def figures_of(reports: list) -> list[dict]:
+    """The figures that tests recorded by `record_property("figure", ...)`."""
+    return [
+        {"test": each.nodeid, "figure": value, "seconds": round(each.duration), "passed": each.passed}
+        for each in reports
+        for name, value in each.user_properties
+        if name == "figure"
     ]
-    (folder / "reliability.md").write_text("\n".join(["| part | tests | figures |", "| --- | --- | --- |", *rows, ""]))
+
+
+def store_figures(folder: Path, figures: list[dict]) -> None:
+    """Put these figures into reliability.json and reliability.md of a folder, in the place of earlier ones."""
+    stored = folder / "reliability.json"
+    earlier = json.loads(stored.read_text()) if stored.exists() else []
+    every = {each["test"]: each for each in (*earlier, *figures)}
+    figures = [every[test] for test in sorted(every)]
+    stored.write_text(json.dumps(figures, indent=1, ensure_ascii=False) + "\n")
+    rows = [
+        f"| {each['figure'] if each['passed'] else 'FAILED: ' + each['figure']} | `{Path(test).name}` | {seconds} s |"
+        for each in figures
+        for test, seconds in [(each["test"].partition("::")[0], each["seconds"])]
+    ]
+    head = ["| measured | `pytest -m reliability` in `tests/reliability` | duration |", "| --- | --- | --- |"]
+    (folder / "reliability.md").write_text("\n".join([*head, *rows, ""]))

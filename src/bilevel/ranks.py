@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import struct
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -28,6 +29,8 @@ from .errors import InvalidInputError, RankConnectionError, RankError, first_lin
 
 TIMEOUT = 300.0
 """Seconds that a rank waits for the others."""
+ROLL_CALL = 5.0
+"""Seconds that a rank which lost the others asks who is left."""
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """What `torchrun` tells its processes."""
 ROOM, SHORT = 1 << 13, 1 << 16
@@ -264,18 +267,40 @@ class Ranks:
         try:
             communicate(*arguments, group=self._group, **settings)
         except (RuntimeError, OSError) as error:
-            unknown = (
-                f"rank {self.rank} lost the other ranks ({first_line(error)}): one of them ended or hangs; its own "
-                "message tells why, and a run that writes a checkpoint can be resumed"
-            )
-            raise RankError(self._cause() or unknown) from error
+            raise RankError(self._cause(first_line(error))) from error
 
-    def _cause(self) -> str | None:
-        """Why another rank has left, as far as it could tell."""
-        with contextlib.suppress(RuntimeError, OSError):
-            if self._attempt is not None and self._attempt.check(["cause"]):
-                return self._attempt.get("cause").decode()
-        return None
+    def _cause(self, error: str) -> str:
+        """Why another rank has left, as far as it could tell; else the ranks that do not answer.
+
+        The store may be in the process of rank 0, and blocks for ever where that is stopped: a thread asks it.
+        """
+        missing, told, ended = set(range(self.size)) - {self.rank}, [], threading.Event()
+        keepers = {0} if self._torchrun is None else set(missing)
+        if self._attempt is not None:
+            threading.Thread(target=self._call_roll, args=(missing, keepers, told, ended), daemon=True).start()
+            if not ended.wait(2 * ROLL_CALL):
+                missing &= keepers
+        if told:
+            return told[0]
+        others = " or ".join(f"rank {rank}" for rank in sorted(missing)) or "the connection to the others"
+        return (
+            f"rank {self.rank} lost {others} ({error}): a rank ended or hangs, and its own message tells why; a run "
+            "that writes a checkpoint can be resumed"
+        )
+
+    def _call_roll(self, missing: set[int], keepers: set[int], told: list[str], ended: threading.Event) -> None:
+        """Take the ranks that answer from the missing ones, until one of them has told why it ended."""
+        ends = time.monotonic() + ROLL_CALL
+        try:
+            self._attempt.set(f"lost/{self.rank}", "")
+            while missing and not told and time.monotonic() < ends:
+                if self._attempt.check(["cause"]):
+                    told.append(self._attempt.get("cause").decode())
+                missing -= {rank for rank in missing if self._attempt.check([f"lost/{rank}"])}
+                time.sleep(0.05)
+        except (RuntimeError, OSError):  # the store is gone
+            missing &= keepers
+        ended.set()
 
     def _leave(self, error: BaseException) -> None:
         """Tell the others, who may wait in a sum, why this rank goes."""
