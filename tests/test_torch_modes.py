@@ -157,6 +157,27 @@ def test_what_takes_no_derivatives_is_right_there_too(call, mode):
         assert torch.equal(CALLS[call](given), expected)
 
 
+@pytest.mark.parametrize("call", [call for call in CALLS if call not in ("HyperCleaner", "MetaLearner")])
+def test_points_made_under_inference_mode_are_taken(call):
+    given, expected = problem(), CALLS[call](problem())
+    with torch.inference_mode():
+        given.x0, given.y0 = given.x0.clone(), given.y0.clone()
+    assert torch.equal(CALLS[call](given), expected)
+
+
+@pytest.mark.parametrize("derivative", ["hessian", "hvp", "jvp"])
+def test_second_derivatives_of_argmin_are_refused(derivative):
+    """They are not zero, which is what torch.autograd.functional takes missing ones for."""
+
+    def squared(x):
+        return bilevel.argmin(problem(), x).square().sum()
+
+    x, v = (problem().x0, torch.ones(30).double())
+    arguments = [] if derivative == "hessian" else [v]
+    with pytest.raises(bilevel.IncompatibleError, match="argmin has first derivatives only"):
+        getattr(torch.autograd.functional, derivative)(squared, x, *arguments)
+
+
 @pytest.mark.parametrize("level", ["upper", "lower"])
 @pytest.mark.parametrize("name", ["x", "y"])
 def test_functions_that_change_their_arguments_are_refused(level, name):

@@ -51,7 +51,7 @@ def _check_tensor(name: str, value: Any) -> Tensor:
             f"{name} has {int((~finite).sum())} NaN or infinite entries, the first at index {bad}: "
             "replace them before optimising"
         )
-    return value
+    return value.clone() if value.is_inference() else value  # autograd takes no tensor of torch.inference_mode
 
 
 def check_lower_start(problem: Problem, constraint: ConvexSet, y0: Vector | None) -> Vector:

@@ -18,7 +18,7 @@ from ._checks import (
     check_vector,
 )
 from ._derivative_check import warn_of_flaws
-from .errors import InvalidInputError, LinearSystemWarning
+from .errors import IncompatibleError, InvalidInputError, LinearSystemWarning
 from .hypergradients import Estimator, Hypergradient, LinearSolve
 from .linearization import Linearization
 from .lower import solve_lower, uncounted, warn_if_unsolved
@@ -188,12 +188,28 @@ class _ArgminFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, context: _Solved, *x: Tensor) -> tuple[Tensor, ...]:
         ctx.context = context
+        ctx.save_for_backward(*x)
         return tuple(u.clone() for u in leaves(context.y))
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Any, ...]:
-        return (None, *ctx.context.pull_back(cotangents))
+        with torch.no_grad():
+            gradients = ctx.context.pull_back(cotangents)
+        return (None, *_FirstDerivative.apply(len(gradients), *gradients, *ctx.saved_tensors, *cotangents))
+
+
+class _FirstDerivative(torch.autograd.Function):
+    """The first tensors as they are, with a graph to the others that says that it cannot be followed."""
+
+    @staticmethod
+    def forward(ctx: Any, count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return tuple(u.clone() for u in tensors[:count])
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> Any:
+        raise IncompatibleError(
+            "argmin has first derivatives only: take differences of its gradients, or unroll the lower level yourself"
+        )
 
 
 class _Cotangent(Linearization):

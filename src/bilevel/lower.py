@@ -224,7 +224,7 @@ def upper_value(
     tensor(1.)
     """
     check_problem(problem)
-    problem = uncounted(problem)
+    problem, x = uncounted(problem), check_vector("x", x)
     solution = solve_lower(problem, x, y0, tol=tol, max_steps=max_steps)
     warn_if_unsolved(solution)
     return check_finite(call_function(problem.linearize(x, solution.y), "upper", "x, y"))

@@ -13,7 +13,7 @@ import json
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -137,10 +137,10 @@ def _truth(name: str, setup: Setup, call: str, x: Tensor, y: Tensor, start: Tens
     return {"fall": fall, "gap of y": gap, "wrong": fall > ALLOWED[call] or gap > 1e-2}
 
 
-def judged(count: int, calls: tuple[str, ...] = ("default",)) -> list[dict[str, Any]]:
-    """So many problems, every second one wrong, in all ways in turn."""
+def judged(seeds: Iterable[int], calls: tuple[str, ...] = ("default",)) -> list[dict[str, Any]]:
+    """The problems of these seeds, every second one wrong, in all ways in turn."""
     found = []
-    for seed in range(count):
+    for seed in seeds:
         way = WRONG_SETUPS[seed // 2 % len(WRONG_SETUPS)]
         name, draw = ("right", right_setup) if seed % 2 else (way.name, way.draw)
         found += [{"seed": seed, **judge(name, draw(seed // 2), call)} for call in calls]
