@@ -19,7 +19,7 @@ def test_table_2_has_the_grids_and_limits_of_the_paper():
     assert {pairs.pop(name) for name in ours} == {36}
     assert set(pairs.values()) == {49}
     assert (table.run.iterations, table.run.evaluate_every, table.run.seeds) == (10_000, 100, 10)
-    assert table.grid.limit_seconds == 20
+    assert table.grid.limit_seconds == 5
     assert table.grid.seed not in range(table.run.seeds)
     sizes = {name: (data.rows, data.trusted, data.c, data.flipped) for name, data in table.datasets.items()}
     assert sizes == {
@@ -52,7 +52,6 @@ def test_every_table_can_be_read_and_has_a_quick_look():
         ("[grid]", "[gird]", r"unknown key 'gird'. Did you mean 'grid'\?"),
         ("seeds = 2", "seeds = 0", "run.seeds = 0: Input should be greater than or equal to 1"),
         ('scaling = "standard"', 'scaling = "cubic"', "scaling = 'cubic': Input should be 'unit' or 'standard'"),
-        ("[grid]", "[grid]\nfirst_look_seconds = 3", "first_look_seconds and best_of_each go together"),
         ('title = "tiny"', "title = ", "is not TOML"),
     ],
 )
@@ -97,7 +96,6 @@ def test_few_shot_methods_have_an_upper_step_and_nothing_else(table, part, messa
         ("[1.0, 0.1]", "[1.0, -0.1]", "[methods.dmlcbo.grid]: upper_step = -0.1 cannot be used: upper_step must be"),
         ("[1.0, 0.1]", "[]", "[methods.dmlcbo.grid]: upper_step has no values: give at least one"),
         ("eta = 0.1", "eta = 'much'", "[methods.dmlcbo]: the first values of its settings cannot be used: eta must"),
-        ("[grid]", "[grid]\nfirst_look_seconds = 1\nbest_of_each = 'uper_step'", "no method searches 'uper_step'. Did"),
         (
             "upper_step = [1.0, 0.1], lower_step = [0.1]",
             "lower_step = [0.1]",

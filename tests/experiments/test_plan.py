@@ -58,33 +58,6 @@ def test_diverged_runs_and_values_that_are_not_finite_are_not_chosen(tiny):
         assert list(planned_runs(table, HASHES, finished))[2].settings == search[1].settings
 
 
-def test_after_a_first_look_the_best_pair_of_each_upper_step_goes_on(tiny):
-    grid = tiny.grid.model_copy(update={"first_look_seconds": 1.0, "best_of_each": "upper_step", "limit_seconds": 9.0})
-    steps = {"upper_step": [1.0, 0.1], "lower_step": [3.0, 2.0]}
-    method = tiny.methods["dmlcbo"].model_copy(update={"grid": steps})
-    table = tiny.model_copy(update={"grid": grid, "methods": {"dmlcbo": method}})
-    looks = list(planned_runs(table, HASHES, {}))
-    assert [spec.limit_seconds for spec in looks] == [1.0] * 4
-    finished = done(looks, [0.3, 0.1, 0.7, 0.9])
-    kept = list(planned_runs(table, HASHES, finished))[4:]
-    assert [spec.settings for spec in kept] == [
-        {"upper_step": 1.0, "lower_step": 2.0},
-        {"upper_step": 0.1, "lower_step": 3.0},
-    ]
-    assert {spec.limit_seconds for spec in kept} == {9.0}
-    finished |= done(kept, [0.2, 0.1])
-    final = list(planned_runs(table, HASHES, finished))[6:]
-    assert [spec.settings["upper_step"] for spec in final] == [0.1, 0.1]
-    assert count_runs([table])[0] == 4 + 2 + 2
-
-
-def test_without_other_settings_there_is_nothing_to_look_at_first(tiny):
-    grid = tiny.grid.model_copy(update={"first_look_seconds": 1.0, "best_of_each": "upper_step", "limit_seconds": 9.0})
-    table = tiny.select(methods=["dmlcbo"]).model_copy(update={"grid": grid})
-    assert [spec.limit_seconds for spec in planned_runs(table, HASHES, {})] == [9.0, 9.0]
-    assert count_runs([table])[0] == 2 + 2
-
-
 @pytest.mark.parametrize(("scores", "best"), [((0.5 - 4e-7, 0.5), 0.1), ((0.5 - 4e-6, 0.5), 1.0)])
 def test_of_equal_scores_the_smallest_upper_step_is_taken(tiny, scores, best):
     """Equal: to the accuracy of a solved lower level."""

@@ -85,12 +85,16 @@ class Method(Part):
 
 
 class Limits(Part):
-    """How long a final run is, how often it is evaluated, and how many seeds there are."""
+    """How long a final run is, how often it is evaluated, and how many seeds there are.
+
+    With `converged` a run of hyper-cleaning also ends when F has changed by less than this, relatively, in 500 steps.
+    """
 
     iterations: Count
     evaluate_every: Count
     seeds: Count
     limit_seconds: Positive | None = None
+    converged: Positive | None = None
 
 
 class Quick(Limits):
@@ -100,22 +104,10 @@ class Quick(Limits):
 
 
 class Grid(Part):
-    """The search of step sizes: one seed, a limit per run; optionally a short first look at all pairs.
-
-    After a first look the best pair of each value of the setting `best_of_each` runs to the limit: a few seconds show
-    which lower step suits an upper step, not which upper step leads furthest.
-    """
+    """The search of step sizes: all pairs on one seed, with a limit per run."""
 
     seed: int = 1000
     limit_seconds: Positive | None = None
-    first_look_seconds: Positive | None = None
-    best_of_each: str | None = None
-
-    @model_validator(mode="after")
-    def _both(self) -> Grid:
-        if (self.first_look_seconds is None) != (self.best_of_each is None):
-            raise ValueError("first_look_seconds and best_of_each go together: give both or neither")
-        return self
 
 
 class Vary(Part):
@@ -197,8 +189,6 @@ class Configuration(Part):
         if budget is not None:
             run["limit_seconds"] = budget
             grid["limit_seconds"] = min(budget, grid["limit_seconds"] or budget)
-            if grid["first_look_seconds"] is not None:
-                grid["first_look_seconds"] = min(budget, grid["first_look_seconds"])
         return _validate(Configuration, {**dict(self), "run": run, "grid": grid}, "--seeds, --budget")
 
     def quick_look(self) -> Configuration:

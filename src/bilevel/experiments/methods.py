@@ -118,10 +118,6 @@ def check_settings(table: Configuration) -> None:
                 build(method.solver, start | changed)
             except (BilevelError, TypeError, ValueError) as error:
                 raise InvalidInputError(f"{where} cannot be used: {error}") from None
-    searched = {setting for method in table.methods.values() for setting in method.grid}
-    each = table.grid.best_of_each
-    if each is not None and each not in searched:
-        raise InvalidInputError(f"grid.best_of_each: no method searches {each!r}.{did_you_mean(each, searched)}")
 
 
 def _all_settings(table: Configuration, name: str, method: Method) -> Iterator[tuple[str, str, Sequence[Value]]]:

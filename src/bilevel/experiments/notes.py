@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from .configuration import TABLES, Configuration, Grid, load_configuration
+from .configuration import TABLES, Configuration, load_configuration
 from .printed import printed_table
 
 QUICK = (
@@ -23,9 +23,9 @@ def report_notes(tables: Sequence[Configuration], *, quick: bool = False) -> lis
     >>> (note,) = report_notes([load_configuration("table-2")])
     >>> limits, search = note.split(" Step ")
     >>> limits
-    'Table 2: final runs end after 10,000 iterations or 20 s of training, whichever comes first; 10 seeds.'
+    'Table 2: final runs end after 10,000 iterations or after 20 s of training, whichever comes first; 10 seeds.'
     >>> search.partition(", ")[2]
-    'in two stages: all pairs for 2 s, then the best of each upper step for 20 s.'
+    '36 or 49 settings for 5 s each.'
     """
     tables_by_text: dict[str, list[str]] = {}
     for table in tables:
@@ -37,24 +37,21 @@ def report_notes(tables: Sequence[Configuration], *, quick: bool = False) -> lis
 
 def _limits(table: Configuration) -> str:
     run = table.run
-    time = "" if run.limit_seconds is None else f" or {run.limit_seconds:g} s of training, whichever comes first"
+    ends = [f"after {run.iterations:,} iterations"]
+    ends += [] if run.limit_seconds is None else [f"after {run.limit_seconds:g} s of training"]
+    ends += [] if run.converged is None else [f"when F changes by less than {run.converged:g} of itself in 500 steps"]
+    first = ", whichever comes first" if len(ends) > 1 else ""
     seeds = "1 seed" if run.seeds == 1 else f"{run.seeds} seeds"
-    return f"final runs end after {run.iterations:,} iterations{time}; {seeds}."
+    return f"final runs end {' or '.join(ends)}{first}; {seeds}."
 
 
 def _search(table: Configuration) -> str:
     if max(math.prod(map(len, method.grid.values())) for method in table.methods.values()) < 2:
         return "Step sizes were not searched."
     like = f"for {printed_table(table.like).name} " if table.vary and table.like else ""
-    return f"Step sizes were searched {like}on one other seed, {_stages(table.grid)}."
-
-
-def _stages(grid: Grid) -> str:
-    longest = "to the end" if grid.limit_seconds is None else f"for {grid.limit_seconds:g} s"
-    if grid.best_of_each is None:
-        return f"all pairs {longest}"
-    each = grid.best_of_each.replace("_", " ")
-    return f"in two stages: all pairs for {grid.first_look_seconds:g} s, then the best of each {each} {longest}"
+    pairs = sorted({math.prod(map(len, method.grid.values())) for method in table.methods.values()})
+    time = "to the end" if table.grid.limit_seconds is None else f"for {table.grid.limit_seconds:g} s each"
+    return f"Step sizes were searched {like}on one other seed, {' or '.join(map(str, pairs))} settings {time}."
 
 
 def _changed_data(table: Configuration) -> str:

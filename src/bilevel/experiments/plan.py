@@ -1,6 +1,6 @@
 """From a configuration to runs: what is known to be needed, given the runs that have finished.
 
-    first look  ->  the best pair of each upper step runs to the limit  ->  the chosen pair with every seed
+    every pair of step sizes on one seed  ->  the chosen pair with every other seed
 
 `planned_runs` is a pure function: called again when more runs have finished it returns more of them. A run is known by
 its identity, a hash over all that its numbers depend on. Step sizes are chosen on validation rows or classes, never on
@@ -23,7 +23,7 @@ from functools import cached_property
 from typing import Any
 
 from .code_version import code_version
-from .configuration import Configuration, Grid, Method
+from .configuration import Configuration
 from .run_folder import RunRecord
 
 UNLIMITED = 60.0
@@ -50,6 +50,7 @@ class RunSpec:
     iterations: int
     evaluate_every: int
     limit_seconds: float | None
+    converged: float | None = None
     code: str = field(default_factory=code_version)
     label: str = ""
 
@@ -158,26 +159,16 @@ def _cell(
         label=column.label,
     )
     pairs = [dict(zip(column.grid, values, strict=True)) for values in itertools.product(*column.grid.values())]
-    if _has_first_look(grid, column):
-        looks = [replace(search, limit_seconds=grid.first_look_seconds, settings=pair) for pair in pairs]
-        yield from looks
-        pairs = _best_of_each(str(grid.best_of_each), looks, finished)
     if len(pairs) > 1:
         searched = [replace(search, settings=pair) for pair in pairs]
         yield from searched
         pairs = _best(searched, finished)
     if vary is not None:
         pairs = [{**pair, vary.setting: value} for pair in pairs for value in vary.values]
-    final = replace(search, role="final", experiment=configuration.experiment, limit_seconds=run.limit_seconds)
+    limits = {"limit_seconds": run.limit_seconds, "converged": run.converged}
+    final = replace(search, role="final", experiment=configuration.experiment, **limits)
     for pair, seed in itertools.product(pairs, range(run.seeds)):
         yield replace(final, settings=pair, seed=seed)
-
-
-def _has_first_look(grid: Grid, method: Method) -> bool:
-    """Whether there are pairs that differ in something else than what runs to the limit anyway."""
-    return grid.best_of_each in method.grid and any(
-        len(values) > 1 for name, values in method.grid.items() if name != grid.best_of_each
-    )
 
 
 # --- choice of step sizes ---------------------------------------------------------------------------------------------
@@ -200,35 +191,15 @@ def score(record: RunRecord) -> float:
     return value if math.isfinite(value) else math.inf
 
 
-def _scores(specs: Sequence[RunSpec], finished: Mapping[str, RunRecord]) -> dict[RunSpec, float]:
-    """The score of each; none before all have finished."""
-    if any(spec.identity not in finished for spec in specs):
-        return {}
-    return {spec: score(finished[spec.identity]) for spec in specs}
-
-
-def _best_of_each(name: str, specs: Sequence[RunSpec], finished: Mapping[str, RunRecord]) -> list[dict[str, Any]]:
-    """For each value of a setting its best pair, in the order of `specs`.
-
-    Values of which every run diverged or failed are left out, unless there are no others.
-    """
-    scores = _scores(specs, finished)
-    best: dict[Any, RunSpec] = {}
-    for spec in sorted(scores, key=scores.__getitem__):
-        best.setdefault(spec.settings[name], spec)
-    finite = [spec for spec in scores if spec in best.values() and scores[spec] < math.inf]
-    return [dict(spec.settings) for spec in finite or list(scores)[:1]]
-
-
 def _best(specs: Sequence[RunSpec], finished: Mapping[str, RunRecord]) -> list[dict[str, Any]]:
-    """The settings of the best run, in a list.
+    """The settings of the best run, in a list; an empty one before all have finished.
 
     Scores that differ by less than `TIE` are equal, and the smallest upper step wins: it is the safest on other seeds.
     When every run diverged or failed, the first settings are returned so that the table shows what happened.
     """
-    scores = _scores(specs, finished)
-    if not scores:
+    if any(spec.identity not in finished for spec in specs):
         return []
+    scores = {spec: score(finished[spec.identity]) for spec in specs}
     least = min(scores.values())
     equal = [spec for spec in scores if scores[spec] <= least + TIE] if least < math.inf else specs[:1]
     best = min(equal, key=lambda spec: (spec.settings.get("upper_step", 0.0), scores[spec]))

@@ -7,10 +7,12 @@ clock counts processor seconds of steps alone, not those of evaluations.
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import time
 import warnings
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -35,10 +37,12 @@ from .methods import make_solver
 from .plan import RunSpec
 from .run_folder import Curve, Outcome, RunRecord, append_row
 
-ENDED = (Status.STEPS, Status.TIME, Status.SERIES_DIVERGES, Status.UNSOLVED, Status.ABOVE_START)
+ENDED = (Status.STEPS, Status.TIME, Status.STOPPED, Status.SERIES_DIVERGES, Status.UNSOLVED, Status.ABOVE_START)
 """Runs that came to their end, whatever they reached: the curve shows it. All others diverged or failed."""
 TOLERANCE = 1e-7
 """Residual of the solved lower level on its columns."""
+SETTLED = 500
+"""Steps in which F must change little before a run has converged."""
 ROUNDS, ENTERING = 50, 30
 """How often columns may enter, and how many at once."""
 
@@ -162,7 +166,7 @@ def run_cleaning(spec: RunSpec, folder: Path) -> Outcome:
     data = CleaningData(**spec.data)
     task = _cached_task(data, spec.dataset, folder, spec.seed, spec.data_hash)  # type: ignore[arg-type]
     problem = cleaning_problem(data, task)
-    curve = CleaningCurve(data, task, problem, every=spec.role == "final")
+    curve = CleaningCurve(data, task, problem, every=spec.role == "final", converged=spec.converged)
     solution, status, reason = None, "failed", ""
     try:
         solver = make_solver(spec.solver, spec.fixed | spec.settings, rows=data.rows)
@@ -204,7 +208,8 @@ def final_status(status: Status, message: str, steps: float, iterations: int) ->
         raise KeyboardInterrupt
     if status in ENDED:
         reason = str(status) if status is Status.SERIES_DIVERGES else ""
-        return "iterations" if steps >= iterations else "time limit", reason
+        short = "converged" if status is Status.STOPPED else "time limit"
+        return "iterations" if steps >= iterations else short, reason
     kind = "diverged" if status is Status.DIVERGED else "failed"
     return kind, f"{status} ({message})" if message else str(status)
 
@@ -218,23 +223,35 @@ class CleaningCurve:
         What is solved.
     every
         Whether each evaluation is a row of the curve; otherwise the start and the end are.
+    converged
+        End the run when F has changed by less than this, relatively, in `SETTLED` steps.
     """
 
-    def __init__(self, data: CleaningData, task: Task, problem: CleaningProblem, *, every: bool) -> None:
-        self._problem, self._task, self._every = uncounted(problem), task, every
+    def __init__(
+        self, data: CleaningData, task: Task, problem: CleaningProblem, *, every: bool, converged: float | None = None
+    ) -> None:
+        self._problem, self._task, self._every, self._converged = uncounted(problem), task, every, converged
         self._solve = SolvedLevel(data, task, problem)
         self.columns: Curve = {}
 
-    def __call__(self, record: Record, state: Any) -> None:
+    def __call__(self, record: Record, state: Any) -> bool:
         if self._every:
-            self.add(record.step, record.seconds, state.x, state.y)
+            self.add(record.step, record.seconds, state.x, state.y, record.costs.get("data_passes", 0))
+        return self._every and self._converged is not None and self._change() < self._converged
+
+    def _change(self) -> float:
+        """By how much F has changed, relatively, in the last `SETTLED` steps."""
+        steps, values = self.columns["step"], self.columns["solved_upper_value"]
+        earlier = bisect_right(steps, steps[-1] - SETTLED) - 1
+        return math.inf if earlier < 0 else abs(values[-1] - values[earlier]) / abs(values[-1])
 
     def add_end(self, solution: Solution) -> None:
         """The last point, unless it was evaluated."""
         if self.columns["step"][-1] != solution.stats["steps"]:
-            self.add(int(solution.stats["steps"]), float(solution.stats["seconds"]), solution.x, solution.y)
+            stats = solution.stats
+            self.add(int(stats["steps"]), float(stats["seconds"]), solution.x, solution.y, stats["data_passes"])
 
-    def add(self, step: int, seconds: float, x: Any, y: Any) -> None:
+    def add(self, step: int, seconds: float, x: Any, y: Any, data_passes: float = 0.0) -> None:
         """One row."""
         solved, residual = self._solve(x)
         accuracy, zeros = self._on_test_rows(y["weight"])
@@ -242,6 +259,7 @@ class CleaningCurve:
         row = {
             "step": step,
             "training_seconds": seconds,
+            "data_passes": data_passes,
             "upper_value": self._upper(x, y),
             "accuracy": accuracy,
             "solved_upper_value": self._upper(x, {"weight": solved}),

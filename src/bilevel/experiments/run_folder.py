@@ -53,7 +53,7 @@ class RunRecord:
         limit.
     seed : int
         Seed of the rows, of the flipped labels and of the method.
-    status : {"iterations", "time limit", "diverged", "failed"}
+    status : {"iterations", "time limit", "converged", "diverged", "failed"}
         What ended the run.
     reason : str
         Why it failed or diverged; empty otherwise.

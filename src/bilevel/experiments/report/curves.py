@@ -52,26 +52,26 @@ def is_reached(run: RunRecord, seconds: float) -> bool:
 
 
 def _took_all_steps(run: RunRecord) -> bool:
-    """Whether it ended by iterations, of which the environment tells the number."""
+    """Whether it converged, or ended by iterations, of which the environment tells the number."""
     steps, planned = run.final.get("step", 0), int(run.environment.get("iterations", 0))
-    return run.status == "iterations" and steps >= planned
+    return run.status == "converged" or (run.status == "iterations" and steps >= planned)
 
 
 class Band(NamedTuple):
-    """A line of a figure: mean and standard deviation over runs at times that all of them have reached."""
+    """A line of a figure: mean and standard deviation over runs at times (or costs) that all of them have reached."""
 
     times: np.ndarray
     mean: np.ndarray
     std: np.ndarray
 
 
-def band(runs: Sequence[RunRecord], measure: str, scale: float = 1.0) -> Band | None:
+def band(runs: Sequence[RunRecord], measure: str, scale: float = 1.0, against: str = "training_seconds") -> Band | None:
     """Mean and standard deviation of `scale` times a measure over runs; None without anything to draw.
 
     Between evaluations by straight lines. Times are evenly spaced in the logarithm, from the first evaluation that has
     taken time in all runs until the first run ends.
     """
-    curves = [_finite(run, measure) for run in runs]
+    curves = [_finite(run, measure, against) for run in runs]
     if not curves or any(len(times) == 0 for times, _ in curves):
         return None
     first, last = max(times[0] for times, _ in curves), min(times[-1] for times, _ in curves)
@@ -81,9 +81,9 @@ def band(runs: Sequence[RunRecord], measure: str, scale: float = 1.0) -> Band | 
     return Band(times, values.mean(axis=0), std)
 
 
-def _finite(run: RunRecord, measure: str) -> tuple[np.ndarray, np.ndarray]:
+def _finite(run: RunRecord, measure: str, against: str) -> tuple[np.ndarray, np.ndarray]:
     """The curve at positive times, without values that are not numbers."""
-    times = np.asarray(run.curve.get("training_seconds", []), dtype=float)
-    values = np.asarray(run.curve.get(measure, np.full(len(times), np.nan)), dtype=float)
+    nothing = [math.nan] * len(next(iter(run.curve.values()), ()))
+    times, values = (np.asarray(run.curve.get(name, nothing), dtype=float) for name in (against, measure))
     fit = (times > 0) & np.isfinite(values)
     return times[fit], values[fit]

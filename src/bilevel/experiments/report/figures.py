@@ -1,4 +1,4 @@
-"""Figures of a report: measures against training time, all methods, mean and one standard deviation over seeds."""
+"""Figures of a report: measures against training time or cost, all methods, mean and standard deviation over seeds."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ except ImportError:
     raise MissingExtraError("The report", "apps") from None
 
 DASHES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (9, 2)), (0, (3, 1)), (0, (1, 3)))
+AGAINST = {"training_seconds": "training time, s", "data_passes": "passes over the data"}
+"""The horizontal axes, by the column of a curve."""
 WIDTH = 5.0  # inches of 72 pixels: texts keep their size on a telephone
 
 
@@ -33,6 +35,8 @@ class Panel:
     ----------
     axis, words
         Name of the vertical axis, and what it shows in words.
+    against
+        The column of the curves on the horizontal axis.
     lines
         By method.
     missing
@@ -47,6 +51,7 @@ class Panel:
     measure: str
     axis: str
     words: str
+    against: str
     lines: dict[str, Band]
     missing: list[str]
     labels: Mapping[str, str]
@@ -60,8 +65,9 @@ class Panel:
     @property
     def description(self) -> str:
         """The ends of the lines in words."""
+        unit = AGAINST[self.against].removeprefix("training time, ")
         ends = [
-            f"{self.labels[name]} ends at {line.mean[-1]:.4g} after {line.times[-1]:.3g} s"
+            f"{self.labels[name]} ends at {line.mean[-1]:.4g} after {line.times[-1]:.3g} {unit}"
             for name, line in self.lines.items()
         ]
         not_run = f" Not run: {', '.join(METHODS.get(name, name) for name in self.missing)}." if self.missing else ""
@@ -77,13 +83,16 @@ def make_panels(records: Sequence[RunRecord], experiment: str) -> list[Panel]:
     names = list(dict.fromkeys([*METHODS, *sorted(method for _, method in runs)]))
     numbers = {name: place for place, name in enumerate(names)}
     panels = []
-    for measure, (axis, words) in CAPTIONS["figures"][application_of(records, experiment)].items():
+    for about in CAPTIONS["figures"][application_of(records, experiment)]:
+        measure, against = about["measure"], about["against"]
+        if runs and not any(against in run.curve for cell in runs.values() for run in cell):
+            continue  # runs of an older version
         scale = 100.0 if measure in PERCENT else 1.0
         for dataset in datasets:
-            bands = {name: band(runs.get((dataset, name), ()), measure, scale) for name in names}
+            bands = {name: band(runs.get((dataset, name), ()), measure, scale, against) for name in names}
             lines = {name: line for name, line in bands.items() if line}
             missing = [str(name) for name in printed_table(experiment).columns if name not in lines]
-            panels.append(Panel(dataset, measure, axis, words, lines, missing, labels, numbers))
+            panels.append(Panel(dataset, **about, lines=lines, missing=missing, labels=labels, numbers=numbers))
     return panels
 
 
@@ -98,7 +107,8 @@ def _picture(panel: Panel) -> Picture:
         figure = Figure(figsize=(WIDTH, 3.4 + 0.2 * len(panel.lines)), layout="constrained")
         _draw(figure.subplots(), panel, colour=lambda stand_in: stand_in)
         figure.legend(loc="outside upper left", handlelength=3.2)
-        return make_picture(figure, f"{panel.title}: {panel.axis} against training time", panel.description)
+        across = AGAINST[panel.against].partition(",")[0]
+        return make_picture(figure, f"{panel.title}: {panel.axis} against {across}", panel.description)
 
 
 def figure_files(panels: Sequence[Panel], name: str) -> dict[str, bytes]:
@@ -146,14 +156,14 @@ def _draw(axes: Any, panel: Panel, colour: Callable[[str], str]) -> None:
     between = "25" if high < 20 * low else ""  # where few powers of ten are in sight
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.xaxis.set_minor_formatter(FuncFormatter(lambda value, _: f"{value:g}" if f"{value:e}"[0] in between else ""))
-    axes.set(xlabel="training time, s", ylabel=panel.axis)
+    axes.set(xlabel=AGAINST[panel.against], ylabel=panel.axis)
 
 
 def _points(panels: Sequence[Panel]) -> str:
     rows = (
-        (panel.dataset, panel.measure, name, *(f"{number:.6g}" for number in point))
+        (panel.dataset, panel.measure, panel.against, name, *(f"{number:.6g}" for number in point))
         for panel in panels
         for name, line in panel.lines.items()
         for point in zip(*line, strict=True)
     )
-    return csv_text(("dataset", "measure", "method", "training_seconds", "mean", "std"), rows)
+    return csv_text(("dataset", "measure", "against", "method", "at", "mean", "std"), rows)

@@ -37,6 +37,8 @@ FEW_SEEDS = 5
 RISE = 1e-6
 """The accuracy of F: its lower level is solved to 1e-7."""
 NOTHING = "–"
+ENDS = {"time limit": "at the time limit", "converged": "converged"}
+"""How runs end as planned before their iterations are over, as the column n has it."""
 
 Column = str | float
 Line = tuple[str, ...]
@@ -227,7 +229,9 @@ def _cell(experiment: str, dataset: str, column: Column, settings: dict, group: 
 
 def is_finished(run: RunRecord) -> bool:
     """Whether a run counts in means: it ended as planned, with a number."""
-    return run.status in ("iterations", "time limit") and math.isfinite(run.final.get("accuracy", math.nan))
+    return run.status in ("iterations", "time limit", "converged") and math.isfinite(
+        run.final.get("accuracy", math.nan)
+    )
 
 
 def application_of(records: Sequence[RunRecord], experiment: str) -> str:
@@ -364,9 +368,9 @@ def _number_of_runs(cell: Cell, planned: int) -> str:
     count = str(cell.ours.n) if cell.ours.n == planned else f"{cell.ours.n} of {planned}"
     statuses = [run.status if run.status in ("diverged", "failed") else "without a number" for run in cell.broken]
     texts = [f"{statuses.count(status)} {status}" for status in dict.fromkeys(statuses)]
-    limited = sum(run.status == "time limit" for run in cell.runs)
+    ends = [run.status for run in cell.runs]
     series, rose = (sum(map(test, cell.runs)) for test in (series_diverged, f_rose))
-    texts += [f"{limited} at the time limit"] * bool(limited)
+    texts += [f"{ends.count(end)} {text}" for end, text in ENDS.items() if end in ends]
     texts += [f"series diverged in {series}"] * bool(series) + [f"F rose in {rose}"] * bool(rose)
     return ", ".join([count, *texts])
 
