@@ -11,8 +11,6 @@ import torch
 import bilevel
 from bilevel.cleaning import CleaningProblem
 from bilevel.cleaning.noise import Certain
-from bilevel.experiments.configuration import CleaningData
-from bilevel.experiments.run import SolvedLevel
 
 from .contestants import cleaning
 from .paper_data import Task
@@ -30,19 +28,17 @@ def lower_bound(task: Task) -> float:
 
 
 class Value:
-    """F(x): the lower level on a growing set of columns, until no column outside of it would enter."""
+    """F(x), with the lower level solved."""
 
     def __init__(self, task: Task) -> None:
         self.problem = cleaning(task)
-        data = CleaningData(rows=len(task.given), trusted=len(task.trusted_y), scaling="unit")
-        self._solve = SolvedLevel(data, task, self.problem)
 
     def __call__(self, x: Any) -> float:
         """F(x), or infinity where x is not finite."""
         x = torch.as_tensor(np.asarray(x))
         if not bool(torch.isfinite(x).all()):
             return math.inf
-        y, residual = self._solve(x)
-        if residual > SOLVED:
-            raise RuntimeError(f"the lower level is solved to {residual:.1e} only")
-        return float(self.problem.linearize(x, {"weight": y}).upper_value)
+        found = bilevel.solve_lower(self.problem, x, tol=1e-7)
+        if found.residual > SOLVED:
+            raise RuntimeError(f"the lower level is solved to {found.residual:.1e} only")
+        return float(self.problem.linearize(x, found.y).upper_value)

@@ -6,7 +6,7 @@ import hashlib
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -79,11 +79,10 @@ def cleaning_task(data: CleaningData, name: str, folder: Path, seed: int) -> Tas
     return Task(X[train], np.where(wrong, 1 - y[train], y[train]), wrong, X[trusted], y[trusted], test_X, test_y)
 
 
-def cleaning_problem(data: CleaningData, task: Task, columns: np.ndarray | slice = slice(None)) -> CleaningProblem:
-    """The paper's problem, or that of some of its columns."""
-    rows, trusted = (np.ascontiguousarray(part[:, columns]) for part in (task.X, task.trusted_X))
-    settings = {"noise": "rows", "loss": data.loss, "radius": data.radius, "ridge": data.c, "intercept": False}
-    return CleaningProblem(rows, task.given, trusted, task.trusted_y, **settings)  # type: ignore[arg-type]
+def cleaning_problem(data: CleaningData, task: Task) -> CleaningProblem:
+    """The paper's problem with these rows."""
+    settings: Any = {"noise": "rows", "loss": data.loss, "radius": data.radius, "ridge": data.c, "intercept": False}
+    return CleaningProblem(task.X, task.given, task.trusted_X, task.trusted_y, **settings)
 
 
 def _two_classes(rows: Dataset, classes: tuple[int, int] | None) -> tuple[np.ndarray, ...]:

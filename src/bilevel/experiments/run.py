@@ -27,7 +27,7 @@ from torch import Tensor
 from .. import __version__
 from ..cleaning import CleaningProblem
 from ..errors import BilevelError, InvalidInputError
-from ..lower import lower_residual, solve_lower, uncounted
+from ..lower import solve_lower, uncounted
 from ..run.minimize import minimize
 from ..run.solution import Record, Solution, Status
 from .code_version import code_version, commit
@@ -40,11 +40,9 @@ from .run_folder import Curve, Outcome, RunRecord, append_row
 ENDED = (Status.STEPS, Status.TIME, Status.STOPPED, Status.SERIES_DIVERGES, Status.UNSOLVED, Status.ABOVE_START)
 """Runs that came to their end, whatever they reached: the curve shows it. All others diverged or failed."""
 TOLERANCE = 1e-7
-"""Residual of the solved lower level on its columns."""
+"""Residual of the solved lower level."""
 SETTLED = 500
 """Steps in which F must change little before a run has converged."""
-ROUNDS, ENTERING = 50, 30
-"""How often columns may enter, and how many at once."""
 
 
 def run(specs: Sequence[RunSpec], folder: Path) -> list[Outcome]:
@@ -166,7 +164,7 @@ def run_cleaning(spec: RunSpec, folder: Path) -> Outcome:
     data = CleaningData(**spec.data)
     task = _cached_task(data, spec.dataset, folder, spec.seed, spec.data_hash)  # type: ignore[arg-type]
     problem = cleaning_problem(data, task)
-    curve = CleaningCurve(data, task, problem, every=spec.role == "final", converged=spec.converged)
+    curve = CleaningCurve(task, problem, every=spec.role == "final", converged=spec.converged)
     solution, status, reason = None, "failed", ""
     try:
         solver = make_solver(spec.solver, spec.fixed | spec.settings, rows=data.rows)
@@ -219,7 +217,7 @@ class CleaningCurve:
 
     Parameters
     ----------
-    data, task, problem
+    task, problem
         What is solved.
     every
         Whether each evaluation is a row of the curve; otherwise the start and the end are.
@@ -227,11 +225,8 @@ class CleaningCurve:
         End the run when F has changed by less than this, relatively, in `SETTLED` steps.
     """
 
-    def __init__(
-        self, data: CleaningData, task: Task, problem: CleaningProblem, *, every: bool, converged: float | None = None
-    ) -> None:
+    def __init__(self, task: Task, problem: CleaningProblem, *, every: bool, converged: float | None = None) -> None:
         self._problem, self._task, self._every, self._converged = uncounted(problem), task, every, converged
-        self._solve = SolvedLevel(data, task, problem)
         self.columns: Curve = {}
 
     def __call__(self, record: Record, state: Any) -> bool:
@@ -253,22 +248,23 @@ class CleaningCurve:
 
     def add(self, step: int, seconds: float, x: Any, y: Any, data_passes: float = 0.0) -> None:
         """One row."""
-        solved, residual = self._solve(x)
+        found = solve_lower(self._problem, x, tol=TOLERANCE)
+        solved: Any = found.y
         accuracy, zeros = self._on_test_rows(y["weight"])
-        solved_accuracy, solved_zeros = self._on_test_rows(solved)
+        solved_accuracy, solved_zeros = self._on_test_rows(solved["weight"])
         row = {
             "step": step,
             "training_seconds": seconds,
             "data_passes": data_passes,
             "upper_value": self._upper(x, y),
             "accuracy": accuracy,
-            "solved_upper_value": self._upper(x, {"weight": solved}),
+            "solved_upper_value": self._upper(x, solved),
             "solved_accuracy": solved_accuracy,
             "zero_share": solved_zeros,
             "own_zero_share": zeros,
-            "nonzeros": int((solved != 0).sum()),
+            "nonzeros": int((solved["weight"] != 0).sum()),
             "own_nonzeros": int((y["weight"] != 0).sum()),
-            "solved_residual": residual,
+            "solved_residual": found.residual,
         }
         append_row(self.columns, row)
 
@@ -281,32 +277,3 @@ class CleaningCurve:
         scores = self._task.test_X[:, support] @ weight[0].numpy()[support]
         right = np.where(scores == 0, 0.5, (scores > 0) == (self._task.test_y == 1))
         return float(right.mean()), float((scores == 0).mean())
-
-
-class SolvedLevel:
-    """x -> y*(x), shape (1, d), and its residual on all columns; each call starts from the columns of the last.
-
-    A column j outside the support S of y enters only if |grad_j g| exceeds the largest |grad g| on S. So y*(x) is
-    solved on a growing set of columns until none would enter: on MNIST on about 10 of 784.
-    """
-
-    def __init__(self, data: CleaningData, task: Task, problem: CleaningProblem) -> None:
-        self._data, self._task, self._problem = data, task, uncounted(problem)
-        self._columns = np.array([], int)
-
-    def __call__(self, x: Tensor) -> tuple[Tensor, float]:
-        columns, y = self._columns, torch.zeros_like(self._problem.y0["weight"])  # type: ignore[index, call-overload]
-        for _ in range(ROUNDS):
-            y = torch.zeros_like(y)
-            if len(columns):
-                problem = cleaning_problem(self._data, self._task, columns)
-                y[0, columns] = solve_lower(problem, x, tol=TOLERANCE).y["weight"][0]  # type: ignore[call-overload]
-            self._columns = np.flatnonzero(y[0].numpy())
-            slope: Any = self._problem.lower_grad(x, {"weight": y})
-            gradient = np.abs(slope["weight"][0].numpy())
-            level = gradient[self._columns].max(initial=0.0) + TOLERANCE
-            entering = [j for j in np.argsort(-gradient)[:ENTERING] if gradient[j] > level and j not in columns]
-            if not entering:
-                break
-            columns = np.union1d(self._columns, entering)
-        return y, lower_residual(self._problem, x, {"weight": y})
