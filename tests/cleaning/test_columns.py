@@ -6,7 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from bilevel.cleaning.columns import ColumnEncoder, decide_columns, kinds_of_options
+from bilevel.cleaning.column_kinds import decide_columns, kinds_of_options
+from bilevel.cleaning.columns import ColumnEncoder
 
 N = 300
 RNG = np.random.default_rng(0)
@@ -44,6 +45,21 @@ def kind_of(name: str, values, labels=None, **others) -> tuple[str, str]:
         ("code", [f"X{i:05d}" for i in range(N)], "ignore"),
         ("full name", [f"Jane {i} Doe Esq." for i in range(N)], "ignore"),
         ("year", [2013] * N, "ignore"),
+        ("birds seen", RNG.choice(["1", "2-10", "11-100"], N), "category"),
+        ("started", [f"{i % 24:02d}:{i % 60:02d}" for i in range(N)], "number"),
+        ("finished", [f"{1 + i % 12}:{i % 60:02d} pm" for i in range(N)], "number"),
+        ("month", pd.date_range("2020-01-01", periods=N).strftime("%b %Y"), "date"),
+        ("written", pd.date_range("2020-01-01", periods=N).strftime("%B %d, %Y"), "date"),
+        ("half of them", ["NA" if i % 2 else str(i % 7) for i in range(N)], "number"),
+        ("userId", RNG.integers(0, 90, N), "ignore"),
+        ("unitid", RNG.integers(10**5, 10**6, N), "ignore"),
+        ("league_id", RNG.integers(0, 9, N), "category"),
+        ("paid", RNG.integers(10**3, 10**4, N), "number"),
+        ("zip", RNG.integers(10**4, 10**4 + 30, N), "category"),
+        ("row", [*range(N // 2), *range(N // 2)], "number"),  # half of the numbers are not different
+        ("order", [*range(N - 30), *range(30)], "ignore"),  # counted anew in a second file
+        ("first_name", [f"Jo{i % 200}" for i in range(N)], "ignore"),
+        ("product_name", [f"{WORDS[i % 9]} {WORDS[i % 7]} {i}" for i in range(N)], "text"),
         ("nothing", [None] * N, "ignore"),
     ],
 )
@@ -119,6 +135,22 @@ def test_a_column_of_huge_numbers_is_refused():
     huge = pd.DataFrame({"x": [1e300, -1e300, 1e308] * 9, "y": [1.0, 2.0, 3.0] * 9})
     with pytest.raises(ValueError, match="column 'x' are too large"):
         ColumnEncoder(scaled=True).fit(huge)
+
+
+def test_times_are_seconds_whatever_the_day_is():
+    table = pd.DataFrame({"at": [f"{i % 24}:{i % 60:02d}" for i in range(N)]})
+    rows = pd.DataFrame({"at": ["14:29", "1:02:03.5", "2:29 PM", "12:01 am", "noon"]})
+    found = ColumnEncoder().fit(table).transform(rows)[:, 0]
+    np.testing.assert_array_equal(found, [52140.0, 3723.5, 52140.0, 60.0, np.nan])
+
+
+def test_spaces_and_leading_zeros_make_no_other_category():
+    table = pd.DataFrame({"zip": RNG.integers(100, 105, N), "size": RNG.choice(["small", "small ", "large"], N)})
+    encoder = ColumnEncoder().fit(table)
+    rows = pd.DataFrame({"zip": ["00104", "104"], "size": ["small ", "small"]})
+    assert encoder.transform(table).shape[1] == 6
+    assert encoder.unseen(rows) == {}
+    np.testing.assert_array_equal(*encoder.transform(rows))
 
 
 def test_a_table_of_prose_keeps_its_words():

@@ -213,3 +213,13 @@ def test_arrays_without_labels_or_with_pickles(tmp_path):
     (tmp_path / "rows-1.npy").unlink()
     with pytest.raises(MissingFileError, match="labels-1.npy has no rows-1.npy beside it"):
         read_table(tmp_path)
+
+
+def test_a_carriage_return_within_a_cell_is_no_new_row(tmp_path):
+    path = tmp_path / "table.csv"
+    path.write_bytes(b"text,label\nfirst\rsecond,1\nthird,0\n")
+    assert read_table(path).column("text").tolist() == ["first\rsecond", "third"]
+    path.write_bytes(b"text,label\r\nfirst,1\r\nthird,0\r\n")
+    assert read_table(path).column("label").tolist() == [1, 0]
+    path.write_bytes(b"text,label\rfirst,1\rthird,0\r")
+    assert read_table(path).column("label").tolist() == [1, 0]

@@ -119,9 +119,19 @@ def test_fractions_of_a_parquet_file_are_names(tmp_path):
 )
 def test_labels_of_another_table_are_matched(classes, cells, matched):
     table = Table("other.csv", pd.DataFrame({"label": cells}))
-    found = matched_labels(table, "label", classes, of="train.csv")
+    found, here = matched_labels(table, "label", classes, of="train.csv")
     assert found.tolist() == matched
     assert found.dtype == classes.dtype
+    assert here.all()
+
+
+def test_a_few_labels_that_the_table_has_not_are_left_out():
+    table = Table("other.csv", pd.DataFrame({"label": ["oak", "ash"] + ["fir"] * 9}))
+    found, here = matched_labels(table, "label", np.array(["fir", "oak"]), of="train.csv", most_unknown=0.1)
+    assert found.tolist() == ["oak"] + ["fir"] * 9
+    assert np.flatnonzero(~here).tolist() == [1]
+    with pytest.raises(bilevel.InvalidInputError, match="row 2 .* 'ash' does not occur"):
+        matched_labels(table, "label", np.array(["fir", "oak"]), of="train.csv", most_unknown=0.05)
 
 
 def test_a_label_that_could_be_two_is_refused():

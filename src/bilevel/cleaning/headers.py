@@ -38,11 +38,15 @@ ENCODINGS = {"cp1252": "Windows-1252", "latin-1": "ISO 8859-1", "utf-16": "UTF-1
 
 @dataclass(frozen=True)
 class TextHeader:
-    """What the start of a CSV file says; `notes` are for the user."""
+    """What the start of a CSV file says; `notes` are for the user.
+
+    `newline` ends each line; None is any of CR, LF and CR LF. Where it is LF alone, a CR within a cell is no new row.
+    """
 
     names: tuple[str, ...]
     separator: str
     encoding: str
+    newline: str | None
     notes: tuple[str, ...]
 
 
@@ -116,7 +120,8 @@ def _text_header(path: Path, *version: int) -> TextHeader:
     if renamed := [name for name, before in zip(names, raw, strict=True) if name != before and name[-1:].isdigit()]:
         shown = ", ".join(map(repr, renamed[:5]))
         notes.append(f"{path.name} has columns without a name, or several of one name: they are called {shown}")
-    return TextHeader(names, separator, encoding, tuple(notes))
+    line = start[: start.find(b"\n") + 1]
+    return TextHeader(names, separator, encoding, "\n" if line and b"\r" not in line else None, tuple(notes))
 
 
 def _encoding(path: Path) -> str:

@@ -15,7 +15,8 @@ import numpy as np
 
 from ..errors import IncompatibleError, InvalidInputError, MissingExtraError
 from .candidates import SingleModel
-from .columns import ColumnDecision, ColumnEncoder
+from .column_kinds import ColumnDecision
+from .columns import ColumnEncoder
 from .corrected_fit import FittedDecision
 from .correction import CheckedModels, CorrectedModel
 from .label_likelihood import LabelModel

@@ -18,7 +18,8 @@ import torch
 
 from ..errors import InvalidInputError
 from ..ranks import Ranks
-from .columns import ColumnEncoder, kinds_of_options
+from .column_kinds import kinds_of_options
+from .columns import ColumnEncoder
 from .design import replicated, spaced_rows
 from .headers import Problems
 from .inputs import PIXEL
@@ -31,6 +32,8 @@ SAMPLE = 100_000
 """Rows that columns are recognised and scaled by, at most, so that every rank can have them."""
 FEWEST_ROWS, FEWEST_TRUSTED, FEWEST_ASIDE = 10, 4, 10
 """Training rows, trusted rows and rows kept aside below which nothing can be learned or measured."""
+MOST_UNKNOWN = 0.1
+"""Share of trusted rows with labels that the table has not, above which the labels are taken for another spelling."""
 ONLY_CORRECTION = ("verified", "group", "text", "number", "date", "features", "precision", "next")
 BLOCK_ROWS = 1000
 """Sparse rows that are made dense at a time."""
@@ -244,7 +247,14 @@ def _other_tables(
             if not here.all():
                 notes.append(f"{int((~here).sum()):,} rows of {path.name} have no label and were left out")
                 rows = rows.rows(here)
-            tables[name] = rows, matched_labels(rows, options.label, labels, of=training.name)
+            right, here = matched_labels(rows, options.label, labels, of=training.name, most_unknown=MOST_UNKNOWN)
+            if not here.all():
+                strange = listed(rows.column(options.label)[~here].unique())
+                notes.append(
+                    f"{int((~here).sum()):,} rows of {path.name} have a label that no row of {training.name} has, "
+                    f"{strange}, and were left out"
+                )
+            tables[name] = rows.rows(here), right
     problems.report()
     return tables
 

@@ -313,7 +313,7 @@ class _TextFile:
             ):
                 warnings.simplefilter("error", pd.errors.ParserWarning)
                 found: Any = pd.read_csv(
-                    lines, sep=self.header.separator,
+                    lines, sep=self.header.separator, lineterminator=self.header.newline,
                     names=names, header=0, index_col=False, dtype={name: str for name in names if name in texts},
                     keep_default_na=False, na_values=[""], skipinitialspace=True, low_memory=False, chunksize=size,
                     skip_blank_lines=len(names) > 1,  # in a table of one column, a blank line is an empty cell

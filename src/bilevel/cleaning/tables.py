@@ -194,8 +194,13 @@ def _typed(texts: list[str]) -> list[Any]:
     return texts
 
 
-def matched_labels(table: Table, column: str, classes: np.ndarray, of: str) -> np.ndarray:
-    """The labels of another table as members of `classes`, the labels of the table named `of`."""
+def matched_labels(
+    table: Table, column: str, classes: np.ndarray, of: str, most_unknown: float = 0.0
+) -> tuple[np.ndarray, np.ndarray]:
+    """The labels of another table as members of `classes`, the labels of the table named `of`, and which rows have one.
+
+    At most the share `most_unknown` of the rows may have another label.
+    """
     known = {str(value): value for value in classes.tolist()}
     values = filled(table, column)
     matches: dict[Any, Label] = {}
@@ -206,13 +211,14 @@ def matched_labels(table: Table, column: str, classes: np.ndarray, of: str) -> n
             matches[value] = known[text]
         elif len(same) == 1:
             matches[value] = same[0]
-        else:
-            row = int(np.flatnonzero(values == value)[0])
-            raise InvalidInputError(
-                f"{table.cell(row, column)}: the label {shortened(value)} does not occur in {of}, where the labels are "
-                f"{listed(classes)}"
-            )
-    return np.array([matches[value] for value in values], dtype=classes.dtype)
+    here = values.isin(list(matches)).to_numpy(bool)
+    if (~here).mean() > most_unknown:
+        row = int(np.flatnonzero(~here)[0])
+        raise InvalidInputError(
+            f"{table.cell(row, column)}: the label {shortened(values[row])} does not occur in {of}, where the labels "
+            f"are {listed(classes)}"
+        )
+    return np.array([matches[value] for value in values[here]], dtype=classes.dtype), here
 
 
 def _same_number(label: Label, text: str) -> bool:

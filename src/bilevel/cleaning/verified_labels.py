@@ -93,7 +93,7 @@ def _matched(table: Table, column: str, labels: np.ndarray, options: CleanOption
     here = is_filled(table, column)
     result = np.full(len(table), None, dtype=object)
     if here.any():
-        result[here] = matched_labels(table.rows(here), column, labels, of=str(options.table))
+        result[here] = matched_labels(table.rows(here), column, labels, of=str(options.table))[0]
     return result
 
 

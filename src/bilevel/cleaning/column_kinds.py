@@ -1,0 +1,205 @@
+"""What the columns of a table are, by their cells and their names.
+
+Columns are left out that name rows (ids, row numbers, names), say nothing (one value), repeat another column or repeat
+the label. `ColumnDecision` says what was made of each one and why; the user may decide otherwise.
+"""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import math
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from ..errors import InvalidInputError
+from .cells import as_texts, count_words, has_decimal_comma, known_cells, numbers_of, reads_as_dates
+
+KINDS = ("number", "category", "date", "text", "ignore")
+MOSTLY = 0.8
+"""A column with at least this share of numbers holds numbers; its other cells are gaps."""
+MOST_CATEGORIES = 50
+"""A column with more different texts is encoded by their n-grams, unless they are single words: names or codes."""
+SINGLE_WORDS = 1.5
+"""Words in a cell, on average, below which it holds single words."""
+EXCEPTIONS = 0.005
+"""A column that determines the label in all but this share of the rows is a copy of it."""
+UNIQUE = 0.95
+"""A column of single words that are different in at least this share of the rows names the rows."""
+COLLISIONS = 5.0
+"""Integers drawn at random repeat: if so many repeats are expected and hardly any occur, they number the rows."""
+ID_NAME = re.compile(
+    r"^(?!.*(?:paid|bid|aid|acid|grid|fluid|humid|lipid|liquid|mid|solid|steroid|valid|void)s?$)"
+    r".*ids?(?:[^a-z]?(?:str|code|no|nr|num|number))?$"
+)
+NUMBER_NAME = re.compile(r"(?:^|[^a-z])(?:key|index|idx|rows?|rownames?|serial|number|num|nr|no)$|^unnamed")
+"""Such a column names rows if more than half of its cells are different; a column of ids even if fewer are."""
+PERSON = "first|last|full|given|middle|family|nick|user|customer|client|patient|employee|person|student|player|owner"
+PERSON_NAME = re.compile(rf"^(?:names?|sur_?name|(?:.*[^a-z])?(?:{PERSON})[^a-z]?names?)$")
+CODE_NAME = re.compile(r"(?:^|[^a-z])(?:code|zip|plz|fips)s?$|(?:zip|postal|post)[^a-z]?codes?$")
+"""Numbers of such columns are names, not amounts."""
+
+
+@dataclass(frozen=True)
+class ColumnDecision:
+    """What was made of one column: a kind of `KINDS`, and why."""
+
+    column: str
+    kind: str
+    reason: str
+
+
+def decide_columns(table: Any, labels: Any = None, kinds: Mapping[str, str] | None = None) -> list[ColumnDecision]:
+    """What to make of each column of a table, in its order."""
+    kinds = kinds or {}
+    given = None if labels is None else pd.factorize(np.asarray(labels).astype(str))[0]
+    decisions: list[ColumnDecision] = []
+    earlier: dict[bytes, list[str]] = {}
+    for name in table.columns:
+        if name in kinds:
+            decisions.append(ColumnDecision(name, kinds[name], "as you said"))
+            continue
+        if strange := _strange_type(table[name]):
+            decisions.append(ColumnDecision(name, "ignore", f"holds values of type {strange}"))
+            continue
+        code = pd.factorize(table[name])[0]
+        alike = earlier.setdefault(code.tobytes(), [])  # columns whose values are equal in the same rows
+        if why := _useless(table[name], code, given, table[alike]):
+            kind, reason = "ignore", why
+        else:
+            kind, reason = _kind_of(name, table[name])
+        if kind != "ignore":
+            alike.append(name)
+        decisions.append(ColumnDecision(name, kind, reason))
+    return decisions
+
+
+def _strange_type(column: Any) -> str:
+    """The type of the first cell that is neither a number nor a text nor a date, such as a list; otherwise empty."""
+    if column.dtype != object:
+        return ""
+    plain = (str, bytes, bool, int, float, np.generic, datetime.date, datetime.timedelta, decimal.Decimal)
+    return next((type(cell).__name__ for cell in column.dropna() if not isinstance(cell, plain)), "")
+
+
+def _useless(column: Any, code: np.ndarray, given: np.ndarray | None, alike: Any) -> str:
+    """Why a column is left out whatever its kind, or an empty text."""
+    count = int(code.max()) + 1
+    if count == 0:
+        return "empty"
+    if count == 1 and (code >= 0).all():
+        return f"always {str(column.iloc[0])[:40]!r}"
+    few = count < len(code) / 5  # otherwise every two columns of different values would be one another's names
+    for other in alike:
+        if few or as_texts(column).equals(as_texts(alike[other])):
+            return f"repeats the column {other!r}"
+    if given is not None:
+        if few and _reveals(code, given):
+            return "repeats the label: it determines it in (almost) every row"
+        if (code < 0).any() and _reveals(code >= 0, given):
+            return "reveals the label: whether a cell is empty determines it in (almost) every row"
+    return ""
+
+
+def _reveals(code: np.ndarray, given: np.ndarray) -> bool:
+    """Whether rows with the same value have the same label, with hardly an exception."""
+    values, labels = code.astype(int) + 1, given.max() + 1
+    counts = np.bincount(values * labels + given, minlength=(values.max() + 1) * labels).reshape(-1, labels)
+    errors = int(counts.sum() - counts.max(axis=1).sum())
+    without = int(counts.sum() - counts.sum(axis=0).max())  # if the most frequent label were believed of every row
+    return errors <= EXCEPTIONS * len(given) and errors <= 10 * EXCEPTIONS * without
+
+
+def _kind_of(name: Any, column: Any) -> tuple[str, str]:
+    """The kind of a column that has at least two values, and why."""
+    if pd.api.types.is_bool_dtype(column):
+        return "number", "true or false"
+    if pd.api.types.is_datetime64_any_dtype(column):
+        return "date", "dates"
+    known, word = known_cells(column), snake_case(name)
+    different = known.nunique()
+    if why := _named_after_rows(name, word, known, len(column)):
+        return "ignore", why
+    numbers = numbers_of(known, comma=has_decimal_comma(known))
+    if len(known) and numbers.notna().mean() >= MOSTLY:
+        whole = bool((numbers.dropna() % 1 == 0).all())
+        if whole and _numbers_rows(numbers.dropna(), len(column)):
+            return "ignore", "numbers the rows: (almost) no integer occurs twice"
+        if whole and different > 2 and (ID_NAME.search(word) or CODE_NAME.search(word)):
+            return "category", f"{different:,} codes{_rare(different)}"
+        return "number", _about_numbers(known, len(column), int(numbers.isna().sum()))
+    if reads_as_dates(known):
+        return "date", f"{different:,} different dates"
+    words = count_words(known)
+    if different >= max(20, UNIQUE * len(known)) and words < SINGLE_WORDS:
+        return "ignore", "identifies rows: single words, (almost) every one is different"
+    if different > MOST_CATEGORIES and words >= SINGLE_WORDS:
+        return "text", f"{different:,} different texts"
+    return "category", f"{different:,} values{_rare(different)}"
+
+
+def _rare(different: int) -> str:
+    return f", of which the {MOST_CATEGORIES} most frequent count" if different > MOST_CATEGORIES + 1 else ""
+
+
+def _about_numbers(known: Any, rows: int, odd: int) -> str:
+    gaps = rows - len(known) + odd
+    return (
+        f"{known.nunique():,} different numbers"
+        + (f", {gaps:,} {'gap' if gaps == 1 else 'gaps'}" if gaps else "")
+        + (", decimal commas" if has_decimal_comma(known) else "")
+        + (f" ({odd:,} cells are no numbers)" if odd else "")
+    )
+
+
+def _named_after_rows(name: str, word: str, known: Any, rows: int) -> str:
+    """Why the cells of a column with such a name say which row it is, or an empty text."""
+    different = known.nunique()
+    if rows < 20 or (pd.api.types.is_float_dtype(known) and (known % 1 != 0).any()):
+        return ""
+    many = rows / 2 if not ID_NAME.search(word) else min(rows / 2, max(MOST_CATEGORIES, rows / 10))
+    if different > many and (ID_NAME.search(word) or NUMBER_NAME.search(word)):
+        return f"identifies rows: named {name!r}, {different:,} different values in {rows:,} rows"
+    if different > many and PERSON_NAME.search(word) and not pd.api.types.is_numeric_dtype(known):
+        return f"names of rows: {different:,} different ones in {rows:,} rows"
+    return ""
+
+
+def _numbers_rows(values: Any, rows: int) -> bool:
+    """Whether integers repeat much less often than n draws from s numbers, of which s (1 - exp(-n/s)) are different."""
+    if len(values) < max(20, rows):
+        return False
+    span = float(values.max() - values.min()) + 1
+    expected = rows + span * math.expm1(-rows / span)
+    return expected > COLLISIONS and rows - values.nunique() < expected / 2
+
+
+def snake_case(name: Any) -> str:
+    """Examples
+    --------
+    >>> snake_case("PassengerId")
+    'passenger_id'
+    """
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", str(name)).lower()
+
+
+def kinds_of_options(options: Mapping[str, Collection[str] | None]) -> dict[str, str]:
+    """{"column": kind} of the options --ignore, --categorical, --text, --number and --date.
+
+    Examples
+    --------
+    >>> kinds_of_options({"ignore": ["name"], "category": None})
+    {'name': 'ignore'}
+    """
+    kinds: dict[str, str] = {}
+    for kind, names in options.items():
+        for name in names or ():
+            if name in kinds:
+                raise InvalidInputError(f"column {name!r} cannot be both {kinds[name]} and {kind}")
+            kinds[name] = kind
+    return kinds
