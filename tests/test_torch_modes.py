@@ -137,7 +137,10 @@ def test_the_answer_is_that_without_the_mode(call, dtype):
         with {**MODES, **DEFAULT_DTYPES}[mode]():
             found = CALLS[call](problem(dtype)).detach()
         assert found.dtype == expected.dtype, mode
-        assert torch.equal(found, expected), mode
+        if mode == "anomaly":  # torch has no batched products there: the same sums in another order
+            torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-11)
+        else:
+            assert torch.equal(found, expected), mode
 
 
 @pytest.mark.parametrize("call", [call for call in CALLS if call not in WITHOUT_DERIVATIVES])

@@ -31,8 +31,8 @@ from .spaces import Vector, leaves, tree_map
 
 GRADIENT_STEPS = 60
 """Accelerated gradient steps before the first Newton step: most well-conditioned lower levels are solved by then."""
-ROUNDING = 0.05
-"""Where y* is 0 but for the rounding of the gradient, short steps still move y by such a part of it."""
+PROBE = 0.01
+"""By this part of y, or of the next step where that is longer, y is changed to see the rounding of the gradient."""
 
 
 def lower_residual(problem: Problem, x: Vector, y: Vector) -> float:
@@ -131,19 +131,31 @@ def solve_lower(
     first = min(max_steps, GRADIENT_STEPS)
     found = descend(problem, x, start, tol=tol, max_steps=first, scale=scale, length=length)
     left, share = max_steps - found.steps, tolerances.solved(leaves(y)[0].dtype)
-    if tol is None and max_steps >= GRADIENT_STEPS and not found.converged:
-        moved = residual_at(problem, x, found.y, length)
-        small = moved <= share * scale or found.residual <= tolerances.lower_residual(leaves(y)[0].dtype)
-        if small and moved >= ROUNDING * _size(found.y):
-            return replace(found, converged=True)
+    if tol is None and not found.converged and _is_rounding(problem, x, found):
+        return replace(found, converged=True)
     if found.converged or left <= 0:
         return found
     step = safe_step(found.curvature)
     goal = (tol, 1.0) if tol is not None else (share * max(_size(found.y), share * scale) / step, step)
     y, steps = _newton_steps(problem, x, found.y, *goal, left)
+    improved = replace(found, y=y, residual=residual_at(problem, x, y))
+    if tol is None and _is_rounding(problem, x, improved):
+        return replace(improved, steps=found.steps + steps, converged=True)
     further = descend(problem, x, y, tol=tol, max_steps=max(left - steps, 1), scale=scale)
     best = further if further.residual <= found.residual else found
     return replace(best, steps=found.steps + steps + further.steps)
+
+
+def _is_rounding(problem: Problem, x: Vector, found: LowerSolution) -> bool:
+    """Whether y is 0 as far as g can tell: small steps change its gradient by rounding, not as its Hessian says."""
+    constraint, lin = problem.constraint_at(x), problem.linearize(x, found.y)
+    space, y = problem.y_space(constraint), found.y
+    trial = problem.project(constraint, space.add(y, lin.lower_grad_y, -safe_step(found.curvature)))
+    step = space.scaled(max(y, space.add(trial, y, -1.0), key=_size), PROBE)
+    expected = lin.lower_hvp(step)
+    change = space.add(problem.linearize(x, space.add(y, step)).lower_grad_y, lin.lower_grad_y, -1.0)
+    noise, signal = float(space.norm(space.add(change, expected, -1.0))), float(space.norm(expected))
+    return noise >= signal / 2 and found.residual <= noise / PROBE
 
 
 def solve_near(

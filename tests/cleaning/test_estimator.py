@@ -125,7 +125,8 @@ def test_trusted_rows_beside_or_among_the_others_are_the_same():
     beside = HyperCleaner(noise="transition", random_state=0).fit(
         X[~mask], y[~mask], X_trusted=X[mask], y_trusted=y[mask]
     )
-    np.testing.assert_array_equal(among.coef_, beside.coef_)
+    # Up to rounding: sums of float32 rows depend on where in memory these begin.
+    np.testing.assert_allclose(among.coef_, beside.coef_, rtol=1e-4, atol=1e-5)
     assert len(beside.label_issues()) == (~mask).sum()
     one, other = (c.refit(LogisticRegression(C=0.1, max_iter=200)).coef_ for c in (among, beside))
     np.testing.assert_allclose(one, other, atol=1e-4)

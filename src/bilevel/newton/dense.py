@@ -120,10 +120,9 @@ class DenseLevel(LowerLevel):
         w = system.eta * (system.jacobian @ u)
         return Solved(point, z, residual, u, w, system.eta, system.curvature, system)
 
-    def _descend_by_newton(self, x: Vector, constraint: Any, start: LowerPoint) -> LowerPoint | None:
+    def _descend_by_newton(self, x: Vector, constraint: Any, start: LowerPoint) -> LowerPoint:
         search = _NewtonSearch(self, x, constraint, constraint, math.inf, math.nan)
-        point, system = search.run(start, self.factor(start, constraint), fresh=True)
-        return None if system is None else point
+        return search.run(start, self.factor(start, constraint), fresh=True)[0]
 
     def _first(self, x: Vector, constraint: Any, point: LowerPoint) -> tuple[LowerPoint, System]:
         """Gradient steps from far away: they find the basin of y0 and most of its face."""
