@@ -13,7 +13,9 @@ import pandas as pd
 import pyarrow
 import pyarrow.parquet as parquet
 import pytest
+import torch
 
+import bilevel
 from bilevel import cli
 
 CLEAN = ["--label", "label", "--trusted-column", "checked", "--noise", "transition", "--steps", "1"]
@@ -117,7 +119,10 @@ def command(*arguments: str, **options) -> subprocess.CompletedProcess:
     )
 
 
-@pytest.mark.parametrize("arguments", [["data", "list"], ["clean", "table.csv", *CLEAN, "--json"]], ids=" ".join)
+@pytest.mark.parametrize("arguments", [
+    ["data", "list"],
+    pytest.param(["clean", "table.csv", *CLEAN, "--json"], marks=pytest.mark.slow),
+], ids=" ".join)  # fmt: skip
 def test_a_standard_output_that_is_closed(here, arguments):
     finished = command(*arguments, preexec_fn=lambda: os.close(1))
     assert finished.returncode == 0
@@ -127,14 +132,14 @@ def test_a_standard_output_that_is_closed(here, arguments):
 def test_a_reader_that_has_seen_enough(here):
     read, write = os.pipe()
     os.close(read)
-    finished = command("data", "list", stdout=write)
+    finished = command("completion", "bash", stdout=write)
     os.close(write)
     assert (finished.returncode, finished.stderr) == (0, "")
 
 
 def test_a_full_device(here):
     with open("/dev/full", "w") as full:
-        finished = command("data", "list", stdout=full)
+        finished = command("completion", "bash", stdout=full)
     assert finished.returncode == 2
     assert "Traceback" not in finished.stderr
 
@@ -150,7 +155,12 @@ def test_a_current_folder_that_was_deleted(tmp_path, arguments):
     assert finished.stderr == "bilevel: the current folder was deleted: change to one that exists\n"
 
 
-def test_what_exists_is_replaced_by_force(here, capsys):
-    assert cli.main(["demo", "--steps", "1", "--checkpoint", "demo.safetensors", "--out", "a.png"]) == 0
+def test_a_checkpoint_of_another_run_is_not_replaced(here, capsys):
+    bilevel.minimize(
+        bilevel.Problem(lambda x, y: y.square().sum(), lambda x, y: (y - x).square().sum()),
+        torch.ones(2), torch.ones(2), solver=bilevel.DMLCBO(), steps=1, checkpoint="demo.safetensors",
+    )  # fmt: skip
+    stored = Path("demo.safetensors").read_bytes()
     assert cli.main(["demo", "--steps", "1", "--checkpoint", "demo.safetensors", "--out", "b.png"]) == 2
     assert "bilevel resume demo.safetensors continues from it" in capsys.readouterr().err
+    assert Path("demo.safetensors").read_bytes() == stored

@@ -107,9 +107,9 @@ def learn_weights(
     checkpoint: Path | None = None,
     resume: Path | None = None,
 ) -> tuple[Tensor, Any]:
-    """The learned weight of each noisy row, shape (1000,), and the model they give."""
+    """The learned weight of each noisy row, shape (n,), and the model they give."""
     problem = cleaning_problem(data.noisy, data.trusted)
-    start = torch.zeros(TRAINING)  # every row begins with the weight 1/2
+    start = torch.zeros(len(data.noisy.labels))  # every row begins with the weight 1/2
     solution = bilevel.minimize(
         problem,
         None if resume else start,
