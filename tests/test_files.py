@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import pickle
 import signal
@@ -12,6 +14,7 @@ import safetensors.torch
 import torch
 
 import bilevel
+from bilevel.errors import CheckpointWarning, WriteError
 from bilevel.experiments.run_folder import Outcome, RunRecord, write_run
 
 
@@ -43,6 +46,55 @@ def test_the_next_write_removes_what_a_killed_one_left(tmp_path, monkeypatch):
     assert {file.name for file in left.iterdir()} == {"content", "of safetensors.tmp"}
     found.save(path)
     assert os.listdir(tmp_path) == ["run.safetensors"]
+
+
+@pytest.mark.parametrize("act", ["mkdir", "rename"])
+def test_a_folder_that_was_not_yet_locked_when_its_program_was_killed_is_removed(act, tmp_path, monkeypatch):
+    found, path, original = solution(), tmp_path / "run.safetensors", getattr(os, act)
+
+    def killed(*arguments, **options):
+        if act == "mkdir":
+            original(*arguments, **options)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, act, killed)
+        assert in_a_child(lambda: found.save(path)) == signal.SIGKILL
+    (left,) = tmp_path.iterdir()
+    found.save(path)
+    assert left.exists()  # it is so new that its program may live
+    os.utime(left, (0, 0))
+    found.save(path, overwrite=True)
+    assert os.listdir(tmp_path) == ["run.safetensors"]
+
+
+@pytest.mark.parametrize("act", ["mkdir", "rename", "fsync"])
+def test_a_write_that_the_disk_refuses_leaves_nothing(act, tmp_path, monkeypatch):
+    def refuse(*_, **__):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    found = solution()
+    with monkeypatch.context() as patched:
+        patched.setattr(os, act, refuse)
+        with pytest.raises(WriteError, match="Input/output error"):
+            found.save(tmp_path / "run.safetensors")
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP, errno.EIO])
+def test_a_file_system_without_locks_is_a_warning(number, tmp_path, monkeypatch):
+    """NFS without its lock daemon."""
+
+    def refuse(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    path = tmp_path / "run.safetensors"
+    problem = bilevel.Problem(lambda x, y: (y - 1).square().sum(), lambda x, y: (y - x).square().sum())
+    start = torch.zeros(2).double(), torch.zeros(2).double()
+    with pytest.warns(CheckpointWarning, match=f"cannot be locked .{os.strerror(number)}.: let no other run write it"):
+        solution = bilevel.minimize(problem, *start, steps=1, solver=bilevel.DMLCBO(), checkpoint=path)
+    assert torch.equal(bilevel.Solution.load(path).x, solution.x)
 
 
 def test_a_write_in_progress_is_left_alone(tmp_path, monkeypatch):

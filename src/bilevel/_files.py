@@ -14,6 +14,7 @@ import os
 import re
 import secrets
 import shutil
+import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -44,6 +45,8 @@ LARGEST_HEADER = 100_000_000  # of the safetensors format
 OLD_FORMATS = ("bilevel.Solution", "bilevel.Journal", "bilevel.MetaLearner")
 SENSELESS = (ValueError, LookupError, TypeError, AttributeError, RuntimeError, ArithmeticError, AssertionError)
 """What Python and torch raise when the content of a file has other types, shapes or names than it should."""
+NOT_LOCKED, MOMENT = ".new", 60.0
+"""The ending of temporary folders until they are locked, and more seconds than they have it."""
 _UNSIGNED = "0" * 64
 _DIGEST = re.compile(rb'"sha256":"([0-9a-f]{64})"')  # quotes inside the document are escaped: it cannot match there
 
@@ -274,6 +277,7 @@ def write_together(
     finally:
         for folder in folders.values():
             shutil.rmtree(folder, ignore_errors=True)
+            shutil.rmtree(folder.with_suffix(NOT_LOCKED), ignore_errors=True)
         locks.close()
         for second in seconds.values():
             second.unlink(missing_ok=True)
@@ -292,7 +296,7 @@ def _private_folder(folder: Path) -> Iterator[None]:
         folder.mkdir(mode=0o700)
         yield
         return
-    unlocked = folder.with_suffix(".new")
+    unlocked = folder.with_suffix(NOT_LOCKED)
     unlocked.mkdir(mode=0o700)
     handle = os.open(unlocked, os.O_RDONLY)
     try:
@@ -307,6 +311,8 @@ def _private_folder(folder: Path) -> Iterator[None]:
 def _is_abandoned(folder: Path) -> bool:
     """Whether the program that made this temporary folder has ended; False where that cannot be told."""
     try:
+        if folder.suffix == NOT_LOCKED and time.time() - folder.stat().st_mtime < MOMENT:
+            return False
         handle = os.open(folder, os.O_RDONLY)
     except OSError:
         return False
@@ -324,7 +330,7 @@ def _is_abandoned(folder: Path) -> bool:
 def remove_temporaries(path: Path, *, abandoned: bool = False) -> None:
     """Delete temporary files of a program that was killed while it wrote `path`; if `abandoned`, of no other."""
     target = path.resolve()
-    ours = re.compile(re.escape(f".{target.name}.") + r"[0-9a-f]{16}\.tmp")
+    ours = re.compile(re.escape(f".{target.name}.") + rf"[0-9a-f]{{16}}\.(tmp|{NOT_LOCKED[1:]})")
     for left in target.parent.iterdir():
         if not ours.fullmatch(left.name) or (abandoned and not (left.is_dir() and _is_abandoned(left))):
             continue

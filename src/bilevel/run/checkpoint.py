@@ -272,6 +272,12 @@ class CheckpointFiles:
             raise InvalidInputError(
                 f"{self.path} is the checkpoint of a run in progress: wait for it, or end it"
             ) from None
+        except OSError as error:
+            warnings.warn(
+                f"{self.path} cannot be locked ({error.strerror or error}): let no other run write it",
+                CheckpointWarning,
+                stacklevel=2,
+            )
         try:
             self._check_free()  # again: until now it may have been the file of another run
         except BaseException:
