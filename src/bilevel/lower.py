@@ -31,6 +31,8 @@ from .spaces import Vector, leaves, tree_map
 
 GRADIENT_STEPS = 60
 """Accelerated gradient steps before the first Newton step: most well-conditioned lower levels are solved by then."""
+NEWTON_WORK = 300
+"""Gradients and Hessian products of a first round of Newton steps: enough for most lower levels."""
 PROBE = 0.01
 """By this part of y, or of the next step where that is longer, y is changed to see the rounding of the gradient."""
 
@@ -137,10 +139,15 @@ def solve_lower(
         return found
     step = safe_step(found.curvature)
     goal = (tol, 1.0) if tol is not None else (share * max(_size(found.y), share * scale) / step, step)
-    y, steps = _newton_steps(problem, x, found.y, *goal, left)
-    improved = replace(found, y=y, residual=residual_at(problem, x, y))
-    if tol is None and _is_rounding(problem, x, improved):
-        return replace(improved, steps=found.steps + steps, converged=True)
+    y, steps = found.y, 0
+    for most in (min(left, NEWTON_WORK), left):  # whether only rounding is left is asked after the first round
+        y, work = _newton_steps(problem, x, y, *goal, most - steps)
+        steps += work
+        improved = replace(found, y=y, residual=residual_at(problem, x, y))
+        if tol is None and _is_rounding(problem, x, improved):
+            return replace(improved, steps=found.steps + steps, converged=True)
+        if steps < most:
+            break
     further = descend(problem, x, y, tol=tol, max_steps=max(left - steps, 1), scale=scale)
     best = further if further.residual <= found.residual else found
     return replace(best, steps=found.steps + steps + further.steps)
