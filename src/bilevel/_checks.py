@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import field, fields
 from numbers import Integral, Real
-from typing import Any, Literal
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor
@@ -311,16 +314,59 @@ def check_count(name: str, value: Any, least: int = 1, *, remedy: str = "") -> i
     return int(value)
 
 
-def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
+def check_choice(name: str, value: Any, choices: Sequence[str]) -> Any:
     """One of a few words."""
     if value not in choices:
         raise InvalidInputError(f"{name} must be one of {', '.join(repr(choice) for choice in choices)}, got {value!r}")
+    return value
 
 
 def check_fields(settings: Any, *names: str, check: Callable[..., Any] = check_number, **options: Any) -> None:
     """`check` each of these fields of a dataclass: positive numbers, unless another check or its options are given."""
     for name in names:
         object.__setattr__(settings, name, check(name, getattr(settings, name), **options))
+
+
+def setting(default: Any, **options: Any) -> Any:
+    """A field of `Settings` with another range: options of `check_number` or `check_count`."""
+    return field(default=default, metadata={"range": options})
+
+
+class Settings:
+    """The base of dataclasses whose fields are checked by their types.
+
+    A float is positive, an int at least 1, a Literal one of its words, unless `setting` gives another range. None and
+    "auto" are taken where the type names them.
+    """
+
+    def __post_init__(self) -> None:
+        for name, check in _checks_of(type(self)).items():
+            object.__setattr__(self, name, check(name, getattr(self, name)))
+
+
+@functools.cache
+def _checks_of(cls: type) -> dict[str, Callable[[str, Any], Any]]:
+    """The check of each field that its type decides."""
+    types, checks = get_type_hints(cls), {}
+    for each in fields(cls):
+        kind = types[each.name]
+        parts = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+        words = [word for part in parts if get_origin(part) is Literal for word in get_args(part)]
+        options = each.metadata.get("range", {})
+        if float in parts:
+            check = functools.partial(check_number, or_auto="auto" in words, **options)
+        elif int in parts:
+            check = functools.partial(check_count, **options)
+        elif words:
+            check = functools.partial(check_choice, choices=words)
+        else:
+            continue
+        checks[each.name] = _unless_none(check) if NoneType in parts else check
+    return checks
+
+
+def _unless_none(check: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
+    return lambda name, value: None if value is None else check(name, value)
 
 
 def check_dependence(depends: dict[str, bool], *, moving: bool = False) -> None:

@@ -12,12 +12,12 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal
 
 import torch
 
 from .. import tolerances
-from .._checks import check_choice, check_count, check_fields
+from .._checks import Settings
 from ..errors import IncompatibleError
 from ..hypergradients import Hypergradient
 from ..linearization import Linearization
@@ -48,7 +48,8 @@ class DoubleLoopState(State):
     stats: dict[str, float] = field(default_factory=dict)
 
 
-class Arrival(NamedTuple):
+@dataclass(frozen=True)
+class Arrival:
     """The lower level at one x: the linearisation at its y, the residual there, the tolerance, L and what it took."""
 
     lin: Linearization
@@ -57,41 +58,26 @@ class Arrival(NamedTuple):
     curvature: float
     stats: dict[str, float]
 
+    def hidden_change(self, adjoint: Vector) -> float:
+        """How far f(x, y) may be from F(x) when y is solved to `residual`: (|w| + |f_y|/L) residual, to first order.
 
-class DoubleLoop(ABC):
-    """The loop; a method adds its settings, `tolerance_at` and `derivative`."""
+        With T(y) = P_Y(y - grad_y g/L), y - y* = [I - T']^{-1} (y - T(y)) and |y - T(y)| <= residual/L, so that
+        f_y . (y - y*) <= |u| residual/L with u = f_y + (I - G_yy/L) L w. Here |w| carries the 1/mu of an
+        ill-conditioned g, exactly in the directions in which f feels it.
+        """
+        norm = self.lin.problem.y_space(self.lin.constraint).norm
+        return (float(norm(adjoint)) + float(norm(self.lin.upper_grad_y)) * safe_step(self.curvature)) * self.residual
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoubleLoop(Settings, ABC):
+    """The loop; a method adds its settings, `arrive` and `derivative`."""
 
     state_class: ClassVar[type[DoubleLoopState]] = DoubleLoopState
-    newton: ClassVar[bool] = True
-    """Whether the lower level is solved to its tolerance in whatever way, or by projected gradients as published."""
 
-    upper_step: float
-    step_rule: str
-    lower_step: float | str = "auto"
-    inner: str
-    inner_steps: int
-    refresh: int
-    tol: float
-
-    def check_settings(self) -> None:
-        """The settings of the methods with a tolerance."""
-        self.check_step_rule()
-        check_choice("inner", self.inner, ("accelerated", "plain"))
-        check_fields(self, "inner_steps", "linear_steps", "refresh", check=check_count)
-
-    def check_step_rule(self) -> None:
-        """The settings that all methods have."""
-        check_choice("step_rule", self.step_rule, ("adaptive", "fixed"))
-        check_fields(self, "upper_step")
-        check_fields(self, "lower_step", or_auto=True)
-
-    def tolerance_at(self, k: int, y: Vector) -> float:
-        """eps_k, to which the lower level of step k is solved; the same at every step."""
-        return max(self.tol, tolerances.lower_residual(leaves(y)[0].dtype))
-
-    @abstractmethod
-    def derivative(self, state: Any, arrival: Any) -> Hypergradient:
-        """h at the point arrived at."""
+    upper_step: float = 1.0
+    step_rule: Literal["adaptive", "fixed"] = "adaptive"
+    refresh: int = 100
 
     def init(self, problem: Problem, x: Vector, y: Vector, seeds: Seeds) -> Any:
         """The lower level solved, and the hypergradient, at the start."""
@@ -101,13 +87,19 @@ class DoubleLoop(ABC):
                 "not allow: use step_rule='fixed' with a problem that has a sampler"
             )
         state = self.state_class(x=x, y=y, seeds=seeds, upper_step=self.upper_step)
-        self.prepare(problem, state)
         return self.settle(state, self.arrive(problem, state, x, 0), accepted=True)
 
-    def prepare(self, problem: Problem, state: Any) -> None:
-        """L at the start."""
-        lin = problem.linearize(state.x, state.y, batch_of(problem, state.streams(), state.y))
-        state.curvature = estimate_curvature(lin, state, 0, self.refresh, math.nan, self.lower_step)
+    @abstractmethod
+    def arrive(self, problem: Problem, state: Any, x: Vector, k: int, *, again: bool = False) -> Any:
+        """The lower level at x from the last y, and everything about f and g there: an `Arrival`."""
+
+    @abstractmethod
+    def was_flattered(self, state: Any, arrival: Any) -> bool:
+        """Whether the old point was solved less exactly than the new one: it is then solved again and compared."""
+
+    @abstractmethod
+    def derivative(self, state: Any, arrival: Any) -> Hypergradient:
+        """h at the point arrived at."""
 
     def next_x(self, problem: Problem, state: Any) -> Vector:
         """Where the next trial step leads."""
@@ -120,7 +112,7 @@ class DoubleLoop(ABC):
         there, here = self.arrive(problem, new, x, k), None
         accepted = True
         if self.step_rule == "adaptive":
-            slack = state.slack + self.hidden_change(state, there) + rounding(there.lin)
+            slack = state.slack + there.hidden_change(state.adjoint) + rounding(there.lin)
             moved = float(x_space.norm(x_space.add(x, state.x, -1.0)))
             value, enough = float(there.lin.upper_value), DECREASE * moved * moved / state.upper_step
             accepted = state.value - value >= enough - slack
@@ -136,58 +128,52 @@ class DoubleLoop(ABC):
         new.stats = {**state.stats, "accepted": 0.0}
         return new
 
-    def was_flattered(self, state: Any, arrival: Any) -> bool:
-        """Whether the old point was solved less exactly than the new one: it is then solved again and compared."""
-        return arrival.tolerance < state.tolerance
-
-    def arrive(self, problem: Problem, state: Any, x: Vector, k: int, *, again: bool = False) -> Any:
-        """y*(x) to tolerance eps_k from the last y, and everything about f and g there."""
-        batch, y, curvature = batch_of(problem, state.streams(k), state.y), state.y, state.curvature
-        tol = self.tolerance_at(k, y)
-        if problem.moving:
-            y = problem.project(problem.constraint_at(x), y)
-        if k > 0 and k % self.refresh == 0:
-            lin = problem.linearize(x, y, batch)
-            curvature = estimate_curvature(lin, state, k, self.refresh, curvature, self.lower_step)
-        solved = solve_near(
-            problem,
-            x,
-            y,
-            curvature=curvature,
-            tol=tol,
-            max_steps=self.inner_steps,
-            accelerated=self.inner == "accelerated",
-            newton=self.newton and self.inner == "accelerated",
-            batch=batch,
-            slope=state.slope if again else None,
-        )
-        stats = {"inner_steps": float(solved.steps), "inner_residual": solved.residual}
-        return Arrival(problem.linearize(x, solved.y, batch), solved.residual, tol, solved.curvature, stats)
-
     def settle(self, state: Any, arrival: Any, *, accepted: bool) -> Any:
         """The state at the point arrived at, with its hypergradient."""
         lin, found = arrival.lin, self.derivative(state, arrival)
         state.x, state.y, state.value = lin.x, lin.y, float(lin.upper_value)
         state.gradient, state.adjoint = found.gradient, found.adjoint
         state.tolerance, state.curvature = arrival.tolerance, arrival.curvature
-        state.slack = self.hidden_change(state, arrival)
+        state.slack = arrival.hidden_change(found.adjoint)
         state.stats = {"accepted": float(accepted), **arrival.stats, **found.stats}
         return state
 
-    def hidden_change(self, state: Any, arrival: Any) -> float:
-        """How far f(x, y) may be from F(x) at the point arrived at."""
-        return hidden_change(arrival.lin, state.adjoint, arrival.residual, arrival.curvature)
 
+@dataclass(frozen=True, kw_only=True)
+class ToleranceLoop(DoubleLoop):
+    """Double loops that solve the lower level of step k to a tolerance eps_k; a method adds `derivative`."""
 
-def hidden_change(lin: Linearization, adjoint: Vector, residual: float, curvature: float) -> float:
-    """How far f(x, y) may be from F(x) when y is solved to `residual`: (|w| + |f_y|/L) residual, to first order.
+    newton: ClassVar[bool] = True
+    """Whether Newton steps may help to reach it, or projected gradients do so alone, as published."""
 
-    With T(y) = P_Y(y - grad_y g/L), y - y* = [I - T']^{-1} (y - T(y)) and |y - T(y)| <= residual/L, so that
-    f_y . (y - y*) <= |u| residual/L with u = f_y + (I - G_yy/L) L w. Here |w| carries the 1/mu of an
-    ill-conditioned g, exactly in the directions in which f feels it.
-    """
-    space = lin.problem.y_space(lin.constraint)
-    return (float(space.norm(adjoint)) + float(space.norm(lin.upper_grad_y)) * safe_step(curvature)) * residual
+    lower_step: float | Literal["auto"] = "auto"
+    inner: Literal["accelerated", "plain"] = "accelerated"
+    inner_steps: int = 10_000
+    linear_steps: int = 1000
+
+    @abstractmethod
+    def tolerance_at(self, k: int) -> float:
+        """eps_k, never below the tolerance of the dtype."""
+
+    def arrive(self, problem: Problem, state: Any, x: Vector, k: int, *, again: bool = False) -> Arrival:
+        """y*(x) to tolerance eps_k."""
+        batch, y, curvature = batch_of(problem, state.streams(k), state.y), state.y, state.curvature
+        if problem.moving:
+            y = problem.project(problem.constraint_at(x), y)
+        if k % self.refresh == 0:
+            lin = problem.linearize(x, y, batch)
+            curvature = estimate_curvature(lin, state, k, self.refresh, curvature, self.lower_step)
+        tol = max(self.tolerance_at(k), tolerances.lower_residual(leaves(y)[0].dtype))
+        accelerated = self.inner == "accelerated"
+        solved = solve_near(
+            problem, x, y, curvature=curvature, tol=tol, max_steps=self.inner_steps, accelerated=accelerated,
+            newton=self.newton and accelerated, batch=batch, slope=state.slope if again else None,
+        )  # fmt: skip
+        stats = {"inner_steps": float(solved.steps), "inner_residual": solved.residual}
+        return Arrival(problem.linearize(x, solved.y, batch), solved.residual, tol, solved.curvature, stats)
+
+    def was_flattered(self, state: Any, arrival: Arrival) -> bool:
+        return arrival.tolerance < state.tolerance
 
 
 def rounding(lin: Linearization) -> float:

@@ -13,20 +13,18 @@ w lies in the null space of A: that is the paper's V_2 (V_2' G_yy V_2)^-1 V_2' f
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 from torch import zeros_like
 
-from .._checks import check_count, check_fields
+from .._checks import Settings
 from ..hypergradients import Estimator, LinearSolve
-from ..linearization import Linearization
 from ..problem import Problem
 from ..projected_gradient import safe_step
-from ..random import Seeds
+from ..random import RandomStreams, Seeds
 from ..spaces import Vector, tree_map
-from .base import AFFINE, PROJECTION, Need, State, batch_of, estimate_curvature, like_x, like_y, upper_move
+from .base import AFFINE, PROJECTION, Need, State, batch_of, estimate_curvature, like_x, like_y, step_or, upper_move
 
 
 @dataclass(kw_only=True, repr=False)
@@ -41,7 +39,7 @@ class AiPODState(State):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AiPOD:
+class AiPOD(Settings):
     """Projected steps on an affine lower level, and an implicit gradient on its null space.
 
     Parameters
@@ -72,60 +70,43 @@ class AiPOD:
     hypergradient: Estimator = LinearSolve(tol=1e-3, max_iterations=30)
     refresh: int = 100
 
-    def __post_init__(self) -> None:
-        check_fields(self, "upper_step")
-        check_fields(self, "lower_step", or_auto=True)
-        check_fields(self, "lower_steps", "refresh", check=check_count)
-
     def init(self, problem: Problem, x: Vector, y: Vector, seeds: Seeds) -> AiPODState:
         """Nothing but the curvature is computed ahead."""
-        return start(problem, x, y, seeds, self.refresh)
+        state = AiPODState(x=x, y=y, seeds=seeds)
+        lin = problem.linearize(x, y, batch_of(problem, state.streams(), y))
+        state.curvature = estimate_curvature(lin, state, 0, self.refresh, math.nan)
+        state.correction, state.upper_correction = (
+            problem.y_space(lin.constraint).zeros_like(y),
+            tree_map(zeros_like, x),
+        )
+        return state
 
     def step(self, problem: Problem, state: AiPODState) -> AiPODState:
-        """S projected steps of y, then one implicit step of x."""
+        """S projected steps of y, then one implicit step of x; y moves along with a coupled set."""
         k, streams = state.step + 1, state.streams(state.step + 1)
+        y, correction = self._solve_lower(problem, state, streams)
+        lin = problem.linearize(state.x, y, batch_of(problem, streams, y, self.lower_steps))
+        curvature = estimate_curvature(lin, state, k, self.refresh, state.curvature)
+        sample = self.hypergradient.estimate(lin, streams, curvature=curvature, start=state.adjoint)
+        x, upper_correction = self._move(problem, state, sample.gradient)
+        return replace(
+            state, x=x, y=problem.project(problem.constraint_at(x), y) if problem.moving else y, step=k,
+            adjoint=sample.adjoint, correction=correction, upper_correction=upper_correction, curvature=curvature,
+            stats=sample.stats,
+        )  # fmt: skip
+
+    def _solve_lower(self, problem: Problem, state: AiPODState, streams: RandomStreams) -> tuple[Vector, Vector]:
+        """y after its steps, and r."""
         constraint = problem.constraint_at(state.x)
-        space, y, beta = problem.y_space(constraint), state.y, length(self.lower_step, state)
+        space, y, beta = problem.y_space(constraint), state.y, self._beta(state)
         for s in range(self.lower_steps):
             gradient = problem.lower_grad(state.x, y, batch_of(problem, streams, y, s))
             y = problem.project(constraint, space.add(y, gradient, -beta))
-        lin = problem.linearize(state.x, y, batch_of(problem, streams, y, self.lower_steps))
-        return upper_step(
-            state, lin, k, self.hypergradient, self.refresh, lambda x, h: upper_move(problem, x, h, self.upper_step)
-        )
+        return y, state.correction
 
+    def _move(self, problem: Problem, state: AiPODState, h: Vector) -> tuple[Vector, Vector]:
+        """x after its step along h, and q."""
+        return upper_move(problem, state.x, h, self.upper_step), state.upper_correction
 
-def start(problem: Problem, x: Vector, y: Vector, seeds: Seeds, refresh: int) -> AiPODState:
-    """The first state of AiPOD and E-AiPOD."""
-    state = AiPODState(x=x, y=y, seeds=seeds)
-    lin = problem.linearize(x, y, batch_of(problem, state.streams(), y))
-    state.curvature = estimate_curvature(lin, state, 0, refresh, math.nan)
-    state.correction, state.upper_correction = problem.y_space(lin.constraint).zeros_like(y), tree_map(zeros_like, x)
-    return state
-
-
-def length(lower_step: float | str, state: AiPODState) -> float:
-    """beta."""
-    return safe_step(state.curvature) if isinstance(lower_step, str) else float(lower_step)
-
-
-def upper_step(
-    state: AiPODState,
-    lin: Linearization,
-    k: int,
-    method: Estimator,
-    refresh: int,
-    move: Callable[[Vector, Vector], Vector],
-) -> AiPODState:
-    """The implicit gradient h at `lin`, and x after `move(x, h)`; y moves along with a coupled set."""
-    problem = lin.problem
-    curvature = estimate_curvature(lin, state, k, refresh, state.curvature)
-    sample = method.estimate(lin, state.streams(k), curvature=curvature, start=state.adjoint)
-    x = move(lin.x, sample.gradient)
-    y = problem.project(problem.constraint_at(x), lin.y) if problem.moving else lin.y
-    return AiPODState(
-        **{
-            **vars(state), "x": x, "y": y, "step": k, "adjoint": sample.adjoint, "curvature": curvature,
-            "stats": sample.stats,
-        }
-    )  # fmt: skip
+    def _beta(self, state: AiPODState) -> float:
+        return step_or(self.lower_step, safe_step(state.curvature))

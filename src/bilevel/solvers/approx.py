@@ -14,19 +14,17 @@ back at once.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
-from .. import tolerances
-from .._checks import check_fields, check_number
+from .._checks import setting
 from ..hypergradients import Hypergradient
-from ..spaces import Vector, leaves
-from ._double_loop import Arrival, DoubleLoop, DoubleLoopState
+from ._double_loop import Arrival, DoubleLoopState, ToleranceLoop
 from .base import JACOBIAN, PROJECTION, Need
 from .implicit import implicit_derivative
 
 
 @dataclass(frozen=True, kw_only=True)
-class Approx(DoubleLoop):
+class Approx(ToleranceLoop):
     """Inexact lower levels with a decreasing tolerance, one linear system per step.
 
     Parameters
@@ -51,31 +49,19 @@ class Approx(DoubleLoop):
 
     Examples
     --------
-    >>> import torch
-    >>> round(Approx(tolerance=0.1).tolerance_at(2, torch.zeros(1)), 6)
+    >>> round(Approx(tolerance=0.1).tolerance_at(2), 6)
     0.081
     """
 
     needs: ClassVar[tuple[Need, ...]] = (PROJECTION, JACOBIAN)
 
-    upper_step: float = 1.0
-    step_rule: Literal["adaptive", "fixed"] = "adaptive"
     tolerance: float = 1e-2
-    decay: float = 0.9
-    lower_step: float | Literal["auto"] = "auto"
-    inner: Literal["accelerated", "plain"] = "accelerated"
+    decay: float = setting(0.9, high=1.0, remedy=", so that the tolerances are summable")
     inner_steps: int = 1000
     linear_steps: int = 200
-    refresh: int = 100
 
-    def __post_init__(self) -> None:
-        self.check_settings()
-        check_fields(self, "tolerance")
-        check_number("decay", self.decay, high=1.0, remedy=", so that the tolerances are summable")
-
-    def tolerance_at(self, k: int, y: Vector) -> float:
-        """eps_k."""
-        return max(self.tolerance * self.decay**k, tolerances.lower_residual(leaves(y)[0].dtype))
+    def tolerance_at(self, k: int) -> float:
+        return self.tolerance * self.decay**k
 
     def derivative(self, state: DoubleLoopState, arrival: Arrival) -> Hypergradient:
         """w_k to eps_k; the slope of g is kept, in case this point is to be solved more exactly."""

@@ -32,7 +32,6 @@ from typing import Literal
 
 from torch import Tensor
 
-from .._checks import check_fields
 from ..linearization import Linearization
 from ..problem import Problem
 from ..projected_gradient import safe_step
@@ -86,11 +85,6 @@ class BiCGAFFA(LagrangianPenalty):
 
     upper_step: float = 0.3
     lower_step: float | Literal["auto"] = "auto"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_fields(self, "upper_step")
-        check_fields(self, "lower_step", or_auto=True)
 
     def init(self, problem: Problem, x: Vector, y: Vector, seeds: Seeds) -> BiCGAFFAState:
         """theta starts at y, the multipliers at 0."""

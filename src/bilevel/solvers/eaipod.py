@@ -21,22 +21,20 @@ answer is off by O(alpha (T - 1)). With q the fixed point is that of T = 1.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from dataclasses import dataclass
 
 import torch
 
-from .._checks import check_count, check_fields, check_number
-from ..hypergradients import Estimator, LinearSolve
+from .._checks import setting
 from ..problem import Problem
-from ..random import RandomStreams, Seeds
+from ..random import RandomStreams
 from ..spaces import Vector
-from .aipod import AiPODState, length, start, upper_step
-from .base import AFFINE, PROJECTION, Need, batch_of
+from .aipod import AiPOD, AiPODState
+from .base import batch_of
 
 
 @dataclass(frozen=True, kw_only=True)
-class EAiPOD:
+class EAiPOD(AiPOD):
     """AiPOD for expensive projections: p S + 1 instead of S of them per step in the lower level, 1/T in the upper.
 
     y_hat = y - beta (grad_y g - r);  y <- P_Y(y_hat - (beta/p) r) with probability p, else y_hat;  r learns the rest.
@@ -60,31 +58,13 @@ class EAiPOD:
     0.25
     """
 
-    needs: ClassVar[tuple[Need, ...]] = (PROJECTION, AFFINE)
-
-    upper_step: float = 0.1
-    lower_step: float | Literal["auto"] = "auto"
-    lower_steps: int = 5
-    probability: float = 0.2
+    probability: float = setting(0.2, high=1.0, closed="right", remedy="; 1 projects at every step")
     upper_interval: int = 1
-    hypergradient: Estimator = LinearSolve(tol=1e-3, max_iterations=30)
-    refresh: int = 100
 
-    def __post_init__(self) -> None:
-        check_fields(self, "upper_step")
-        check_fields(self, "lower_step", or_auto=True)
-        check_number("probability", self.probability, high=1.0, closed="right", remedy="; 1 projects at every step")
-        check_fields(self, "lower_steps", "upper_interval", "refresh", check=check_count)
-
-    def init(self, problem: Problem, x: Vector, y: Vector, seeds: Seeds) -> AiPODState:
-        """r starts at zero."""
-        return start(problem, x, y, seeds, self.refresh)
-
-    def step(self, problem: Problem, state: AiPODState) -> AiPODState:
-        """S lower steps, few of them projected, then one implicit step of x."""
-        k, streams = state.step + 1, state.streams(state.step + 1)
+    def _solve_lower(self, problem: Problem, state: AiPODState, streams: RandomStreams) -> tuple[Vector, Vector]:
+        """S steps, few of them projected."""
         constraint = problem.constraint_at(state.x)
-        space, beta, p = problem.y_space(constraint), length(self.lower_step, state), float(self.probability)
+        space, beta, p = problem.y_space(constraint), self._beta(state), float(self.probability)
         y, r = state.y, state.correction
         for s in range(self.lower_steps):
             gradient = problem.lower_grad(state.x, y, batch_of(problem, streams, y, s))
@@ -94,21 +74,16 @@ class EAiPOD:
                 continue
             y = problem.project(constraint, space.add(y_hat, r, -beta / p))
             r = space.add(r, space.add(y, y_hat, -1.0), p / beta)
-        lin = problem.linearize(state.x, y, batch_of(problem, streams, y, self.lower_steps))
+        return y, r
+
+    def _move(self, problem: Problem, state: AiPODState, h: Vector) -> tuple[Vector, Vector]:
+        space, alpha, period = problem.x_space, self.upper_step, self.upper_interval
         q = state.upper_correction
-        x_space, alpha, period = problem.x_space, self.upper_step, self.upper_interval
-
-        def move(x: Vector, h: Vector) -> Vector:
-            nonlocal q
-            x_hat = x_space.add(x_space.add(x, h, -alpha), q, alpha)
-            if k % period != 0:
-                return x_hat
-            x = problem.project_x(x_space.add(x_hat, q, -period * alpha))
-            q = x_space.add(q, x_space.add(x, x_hat, -1.0), 1.0 / (period * alpha))
-            return x
-
-        new = upper_step(replace(state, correction=r), lin, k, self.hypergradient, self.refresh, move)
-        return replace(new, upper_correction=q)
+        x_hat = space.add(space.add(state.x, h, -alpha), q, alpha)
+        if (state.step + 1) % period != 0:
+            return x_hat, q
+        x = problem.project_x(space.add(x_hat, q, -period * alpha))
+        return x, space.add(q, space.add(x, x_hat, -1.0), 1.0 / (period * alpha))
 
 
 def _skips(streams: RandomStreams, index: int, p: float) -> bool:

@@ -14,19 +14,18 @@ face is read off y itself, where `LinearSolve` reads it off y - eta grad_y g: a 
 counts as active here.
 
 Differs from the paper in: 1. equations beside the inequalities; 2. a trial that is not kept costs no hypergradient, and
-the decrease it is asked for makes room for what the inexact lower levels can hide (`inner.hidden_change`).
+the decrease it is asked for makes room for what the inexact lower levels can hide (`Arrival.hidden_change`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from .. import tolerances
-from .._checks import check_fields
 from ..errors import IncompatibleError
 from ..hypergradients import Hypergradient
 from ..krylov import conjugate_gradients
@@ -37,12 +36,12 @@ from ..sets.free_space import FreeSpace
 from ..sets.polyhedron import Polyhedron
 from ..sets.simplex import Simplex
 from ..spaces import leaves
-from ._double_loop import Arrival, DoubleLoop, DoubleLoopState
+from ._double_loop import Arrival, DoubleLoopState, ToleranceLoop
 from .base import FIXED_SET, LINEAR, PROJECTION, SINGLE_VECTOR, Need
 
 
 @dataclass(frozen=True, kw_only=True)
-class IGAL(DoubleLoop):
+class IGAL(ToleranceLoop):
     """Linear inequalities in the lower level, active rows in the hypergradient.
 
     h = grad_x f - G_xy w with G_yy w + B_a' mu = grad_y f and B_a w = 0, B_a the rows of the set that are active at y.
@@ -57,7 +56,7 @@ class IGAL(DoubleLoop):
         A row within this of equality (rows of unit length) is active.
     inner
         "accelerated" or "plain" projected gradients, without the Newton steps of `Approx`.
-    inner_steps, linear_steps, refresh
+    lower_step, inner_steps, linear_steps, refresh
         As in `Approx`.
 
     References
@@ -74,18 +73,11 @@ class IGAL(DoubleLoop):
     newton: ClassVar[bool] = False
     needs: ClassVar[tuple[Need, ...]] = (PROJECTION, FIXED_SET, LINEAR, SINGLE_VECTOR)
 
-    upper_step: float = 1.0
-    step_rule: Literal["adaptive", "fixed"] = "adaptive"
     tol: float = 1e-6
     active_tol: float = 1e-5
-    inner: Literal["accelerated", "plain"] = "accelerated"
-    inner_steps: int = 10_000
-    linear_steps: int = 1000
-    refresh: int = 100
 
-    def __post_init__(self) -> None:
-        self.check_settings()
-        check_fields(self, "tol", "active_tol")
+    def tolerance_at(self, k: int) -> float:
+        return self.tol
 
     def derivative(self, state: DoubleLoopState, arrival: Arrival) -> Hypergradient:
         """w on the null space of the active rows."""

@@ -12,16 +12,15 @@ At every step the lower level is solved to the same small tolerance, from the la
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
-from .._checks import check_fields
 from ..hypergradients import Hypergradient, LinearSolve
-from ._double_loop import Arrival, DoubleLoop, DoubleLoopState
+from ._double_loop import Arrival, DoubleLoopState, ToleranceLoop
 from .base import JACOBIAN, PROJECTION, Need
 
 
 @dataclass(frozen=True, kw_only=True)
-class Implicit(DoubleLoop):
+class Implicit(ToleranceLoop):
     """The lower level solved at every step, and its solution differentiated implicitly.
 
     Parameters
@@ -42,18 +41,10 @@ class Implicit(DoubleLoop):
 
     needs: ClassVar[tuple[Need, ...]] = (PROJECTION, JACOBIAN)
 
-    upper_step: float = 1.0
-    step_rule: Literal["adaptive", "fixed"] = "adaptive"
     tol: float = 1e-6
-    lower_step: float | Literal["auto"] = "auto"
-    inner: Literal["accelerated", "plain"] = "accelerated"
-    inner_steps: int = 10_000
-    linear_steps: int = 1000
-    refresh: int = 100
 
-    def __post_init__(self) -> None:
-        self.check_settings()
-        check_fields(self, "tol")
+    def tolerance_at(self, k: int) -> float:
+        return self.tol
 
     def derivative(self, state: DoubleLoopState, arrival: Arrival) -> Hypergradient:
         """q by a Krylov method."""

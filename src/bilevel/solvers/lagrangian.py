@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from .._checks import check_count, check_fields
+from .._checks import Settings, setting
 from ..curvature import largest_curvature, largest_eigenvalue
 from ..linearization import Linearization
 from ..problem import Problem
@@ -38,7 +38,7 @@ class LagrangianState(State):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LagrangianPenalty:
+class LagrangianPenalty(Settings):
     """The settings of both methods.
 
     Parameters
@@ -60,19 +60,13 @@ class LagrangianPenalty:
     takes_inequality: ClassVar[bool] = True
 
     penalty: float = 1.0
-    growth: float = 0.25
+    growth: float = setting(0.25, high=1.0, closed="both")
     gamma: float = 1.0
     multiplier_gamma: float = 1.0
     largest_multiplier: float = 1e3
     multiplier_step: float | Literal["auto"] = "auto"
     envelope_step: float | Literal["auto"] = "auto"
     refresh: int = 100
-
-    def __post_init__(self) -> None:
-        check_fields(self, "penalty", "gamma", "multiplier_gamma", "largest_multiplier")
-        check_fields(self, "multiplier_step", "envelope_step", or_auto=True)
-        check_fields(self, "growth", high=1.0, closed="both")
-        check_fields(self, "refresh", check=check_count)
 
     def penalty_at(self, k: int) -> float:
         """c_k."""

@@ -28,7 +28,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from .._checks import check_fields
+from .._checks import setting
 from ..problem import Problem
 from ..projected_gradient import safe_step
 from ..random import Seeds
@@ -83,12 +83,7 @@ class LVHBA(LagrangianPenalty):
     """
 
     step_size: float | Literal["auto"] = "auto"
-    center_step: float = 0.5
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_fields(self, "step_size", or_auto=True)
-        check_fields(self, "center_step", high=1.0, closed="right")
+    center_step: float = setting(0.5, high=1.0, closed="right")
 
     def init(self, problem: Problem, x: Vector, y: Vector, seeds: Seeds) -> LVHBAState:
         """theta starts at y, both multipliers at 0."""

@@ -24,7 +24,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
-from .._checks import check_count, check_fields
+from .._checks import Settings, setting
 from ..problem import Problem
 from ..projected_gradient import safe_step
 from ..random import Seeds
@@ -41,7 +41,7 @@ class MEHAState(State):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MEHA:
+class MEHA(Settings):
     """First-order penalty on the Moreau envelope of the lower level, single loop.
 
     min f / c_k + g - v over x and y, v(x, y) = min over theta in Y of g(x, theta) + |theta - y|^2 / (2 gamma).
@@ -75,18 +75,12 @@ class MEHA:
     needs: ClassVar[tuple[Need, ...]] = (PROJECTION, FIXED_SET)
 
     penalty: float = 1.0
-    growth: float = 0.25
+    growth: float = setting(0.25, high=1.0, closed="both")
     gamma: float = 10.0
     upper_step: float = 0.3
     lower_step: float | Literal["auto"] = "auto"
     envelope_step: float | Literal["auto"] = "auto"
     refresh: int = 100
-
-    def __post_init__(self) -> None:
-        check_fields(self, "penalty", "gamma", "upper_step")
-        check_fields(self, "lower_step", "envelope_step", or_auto=True)
-        check_fields(self, "growth", high=1.0, closed="both")
-        check_fields(self, "refresh", check=check_count)
 
     def penalty_at(self, k: int) -> float:
         """c_k."""

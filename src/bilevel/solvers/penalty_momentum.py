@@ -29,7 +29,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
-from .._checks import check_count, check_fields
+from .._checks import Settings, setting
 from ..problem import Problem
 from ..projected_gradient import safe_step
 from ..random import Seeds
@@ -60,7 +60,7 @@ class PenaltyMomentumState(State):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PenaltyMomentum:
+class PenaltyMomentum(Settings):
     """First-order penalty method, single loop, with recursive momentum for batches.
 
     grad F ~ f_x(x, y) + lambda (g_x(x, y) - g_x(x, z)), y -> argmin f/lambda + g, z -> argmin g over Y.
@@ -94,18 +94,11 @@ class PenaltyMomentum:
     needs: ClassVar[tuple[Need, ...]] = (PROJECTION, FIXED_SET)
 
     penalty: float = 20.0
-    growth: float = 0.0
+    growth: float = setting(0.0, high=1.0, closed="both")
     upper_step: float = 0.1
     lower_step: float | Literal["auto"] = "auto"
-    momentum: float = 0.1
+    momentum: float = setting(0.1, high=1.0, closed="right")
     refresh: int = 100
-
-    def __post_init__(self) -> None:
-        check_fields(self, "penalty", "upper_step")
-        check_fields(self, "lower_step", or_auto=True)
-        check_fields(self, "growth", high=1.0, closed="both")
-        check_fields(self, "momentum", high=1.0, closed="right")
-        check_fields(self, "refresh", check=check_count)
 
     def init(self, problem: Problem, x: Vector, y: Vector, seeds: Seeds) -> PenaltyMomentumState:
         """y and z start together."""

@@ -20,7 +20,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
-from .._checks import check_count, check_fields
+from .._checks import Settings, setting
 from ..hypergradients.base import assemble
 from ..problem import Problem
 from ..projected_gradient import safe_step
@@ -38,7 +38,7 @@ class ProjectedSOBAState(State):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProjectedSOBA:
+class ProjectedSOBA(Settings):
     """Single loop without inner iterations: one gradient of f, one of g, one Hessian and one cross product per step.
 
     y <- P_Y(z),  w <- H (w - eta (G_yy w - f_y)),  x <- P_X(x - alpha (f_x - G_xy w)),  z = y - eta grad_y g.
@@ -69,14 +69,8 @@ class ProjectedSOBA:
 
     upper_step: float = 0.1
     lower_step: float | Literal["auto"] = "auto"
-    decay: float = 0.0
+    decay: float = setting(0.0, high=1.0, closed="both")
     refresh: int = 100
-
-    def __post_init__(self) -> None:
-        check_fields(self, "upper_step")
-        check_fields(self, "lower_step", or_auto=True)
-        check_fields(self, "decay", high=1.0, closed="both")
-        check_fields(self, "refresh", check=check_count)
 
     def init(self, problem: Problem, x: Vector, y: Vector, seeds: Seeds) -> ProjectedSOBAState:
         """w_0 = 0."""

@@ -21,20 +21,20 @@ support instead of one per coordinate step.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from .._checks import check_choice, check_count, check_fields
 from ..hypergradients import Hypergradient, Neumann, Unrolled
 from ..hypergradients.smoothing import Exact
 from ..linearization import Linearization
 from ..problem import Problem
 from ..projected_gradient import safe_step
 from ..spaces import Space, Vector
-from ._double_loop import DoubleLoop, DoubleLoopState, rounding
+from ._double_loop import Arrival, DoubleLoop, DoubleLoopState, rounding
 from .base import FIXED_SET, JACOBIAN, PROJECTION, SEPARABLE, Need, batch_of, estimate_curvature
 
 WHOLE_GRADIENTS = 32
@@ -62,16 +62,16 @@ class _Move(NamedTuple):
     weight: float
 
 
-class _Trace(NamedTuple):
-    """A lower level that was run: its last point, how far the last round moved it, and what reverse mode needs."""
+@dataclass(frozen=True)
+class _Trace(Arrival):
+    """A lower level that was run, with what reverse mode needs; the residual is how far the last round moved y."""
 
-    lin: Linearization
-    moved: float
-    curvature: float
-    stats: dict[str, float]
-    moves: list[_Move]
+    moves: Sequence[_Move]
     path: list[Linearization]
-    tolerance: float = 0.0
+
+    def hidden_change(self, adjoint: Any) -> float:
+        """|f_y| times the last move of y."""
+        return self.residual * float(_y_space(self.lin).norm(self.lin.upper_grad_y))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,32 +114,18 @@ class RMDPCD(DoubleLoop):
     steps: int = 100
     mode: Literal["reverse", "implicit-forward"] = "reverse"
     inner: Literal["auto", "coordinate", "full"] = "auto"
-    upper_step: float = 1.0
-    step_rule: Literal["adaptive", "fixed"] = "adaptive"
     lower_step: float | Literal["auto"] = "auto"
-    refresh: int = 100
-
-    def __post_init__(self) -> None:
-        self.check_step_rule()
-        check_fields(self, "steps", "refresh", check=check_count)
-        check_choice("mode", self.mode, ("reverse", "implicit-forward"))
-        check_choice("inner", self.inner, ("auto", "coordinate", "full"))
 
     @property
     def needs_of_settings(self) -> tuple[Need, ...]:
         """Coordinate steps on a set that stands still."""
         return (SEPARABLE, FIXED_SET) if self.inner == "coordinate" else ()
 
-    def prepare(self, problem: Problem, state: RMDPCDState) -> None:
-        """Whether to take coordinate steps."""
-        constraint = problem.constraint_at(state.x)
-        small = problem.y_space(constraint).size(state.y) <= WHOLE_GRADIENTS
-        cheap = constraint.separable and not problem.moving and small
-        state.coordinate = int(cheap if self.inner == "auto" else self.inner == "coordinate")
-
     def arrive(self, problem: Problem, state: RMDPCDState, x: Vector, k: int, *, again: bool = False) -> _Trace:
         """The lower level at x, from the last y; as many steps from the old point make a fair comparison."""
         y = state.y
+        if k == 0:
+            state.coordinate = int(self._takes_coordinates(problem, state))
         if problem.moving and k > 0 and not again:
             y = problem.project(problem.constraint_at(x), y)
         lin = problem.linearize(x, y, batch_of(problem, state.streams(k), y))
@@ -147,13 +133,15 @@ class RMDPCD(DoubleLoop):
             self._estimate(lin, state, k)
         return self._run(lin, state)
 
+    def _takes_coordinates(self, problem: Problem, state: RMDPCDState) -> bool:
+        constraint = problem.constraint_at(state.x)
+        small = problem.y_space(constraint).size(state.y) <= WHOLE_GRADIENTS
+        cheap = constraint.separable and not problem.moving and small
+        return cheap if self.inner == "auto" else self.inner == "coordinate"
+
     def was_flattered(self, state: RMDPCDState, arrival: _Trace) -> bool:
         """Whether the lower level of the old point was far from solved."""
         return state.slack > 10.0 * rounding(arrival.lin)
-
-    def hidden_change(self, state: RMDPCDState, arrival: _Trace) -> float:
-        """|f_y| times the last move of y."""
-        return arrival.moved * float(_y_space(arrival.lin).norm(arrival.lin.upper_grad_y))
 
     def derivative(self, state: RMDPCDState, arrival: _Trace) -> Hypergradient:
         """Reverse mode, or the linearised steps at the last point."""
@@ -199,7 +187,7 @@ class RMDPCD(DoubleLoop):
 
     def _trace(self, state: RMDPCDState, lin: Linearization, moved: float, moves: Any = (), path: Any = ()) -> _Trace:
         stats = {"coordinate": float(state.coordinate), "moved": moved}
-        return _Trace(lin, moved, state.curvature, stats, moves, path)
+        return _Trace(lin, moved, 0.0, state.curvature, stats, moves, path)
 
     def _sweeps(self, lin: Linearization, state: RMDPCDState) -> _Trace:
         """Rounds of coordinate steps; L_j grows when a move shows a larger curvature."""

@@ -32,7 +32,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from .._checks import check_count, check_fields
+from .._checks import Settings, setting
 from ..hypergradients.base import assemble
 from ..krylov import conjugate_gradients
 from ..problem import Problem
@@ -58,7 +58,7 @@ class DSBLOState(SIGDState):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Perturbed:
+class _Perturbed(Settings):
     """The settings and the gradient that both methods share."""
 
     needs: ClassVar[tuple[Need, ...]] = (PROJECTION, PROJECTOR)
@@ -70,10 +70,6 @@ class _Perturbed:
     linear_tol: float = 1e-4
     linear_iterations: int = 100
     refresh: int = 100
-
-    def __post_init__(self) -> None:
-        check_fields(self, "upper_step", "perturbation", "inner_tol", "linear_tol")
-        check_fields(self, "inner_steps", "linear_iterations", "refresh", check=check_count)
 
     def _gradient(
         self, problem: Problem, state: Any, x: Vector, streams: RandomStreams
@@ -181,12 +177,7 @@ class DSBLO(_Perturbed):
     """
 
     longest_move: float = 1.0
-    momentum: float = 0.9
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_fields(self, "longest_move")
-        check_fields(self, "momentum", high=1.0, closed="left")
+    momentum: float = setting(0.9, high=1.0, closed="left")
 
     def init(self, problem: Problem, x: Vector, y: Vector, seeds: Seeds) -> DSBLOState:
         """m_1 = grad F_q(x_1)."""

@@ -20,7 +20,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from .._checks import check_count, check_fields
+from .._checks import Settings, setting
 from ..errors import InvalidInputError
 from ..linearization import Linearization
 from ..problem import Problem
@@ -41,7 +41,7 @@ class VPBGDState(State):
 
 
 @dataclass(frozen=True, kw_only=True)
-class VPBGD:
+class VPBGD(Settings):
     """First-order, any set with a projection, biased by O(1/gamma).
 
     Parameters
@@ -72,7 +72,7 @@ class VPBGD:
 
     gamma: float = 10.0
     first_gamma: float = 1.0
-    ramp: int = 100
+    ramp: int = setting(100, least=0)
     upper_step: float = 0.1
     lower_step: float | Literal["auto"] = "auto"
     lower_steps: int = 5
@@ -80,14 +80,11 @@ class VPBGD:
     refresh: int = 100
 
     def __post_init__(self) -> None:
-        check_fields(self, "gamma", "first_gamma", "upper_step")
-        check_fields(self, "lower_step", or_auto=True)
+        super().__post_init__()
         if self.first_gamma > self.gamma:
             raise InvalidInputError(
                 f"first_gamma is {self.first_gamma:g}, above gamma {self.gamma:g}: the penalty ramps up"
             )
-        check_count("ramp", self.ramp, least=0)
-        check_fields(self, "lower_steps", "penalty_steps", "refresh", check=check_count)
 
     def penalty(self, k: int) -> float:
         """gamma_k."""
