@@ -10,7 +10,7 @@ from .errors import InvalidInputError
 
 Class = TypeVar("Class", bound=type)
 SERIALIZABLE: dict[str, type] = {}
-"""Dataclasses and enumerations that a file may hold, by name, beside the states of solvers."""
+"""Dataclasses and enumerations that a file may hold, by name; the states of solvers are among them."""
 
 
 def serializable(cls: Class) -> Class:
@@ -28,8 +28,9 @@ def serializable(cls: Class) -> Class:
     >>> SERIALIZABLE["Point"] is Point
     True
     """
-    if SERIALIZABLE.setdefault(cls.__name__, cls).__module__ != cls.__module__:
-        raise InvalidInputError(f"two classes are called {cls.__name__}: rename yours")
+    known = SERIALIZABLE.get(cls.__name__, cls).__module__
+    if known != cls.__module__ and known.startswith("bilevel."):
+        raise InvalidInputError(f"{cls.__name__} is the name of a class of the library: rename yours")
     SERIALIZABLE[cls.__name__] = cls
     return cls
 

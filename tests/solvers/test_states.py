@@ -57,7 +57,7 @@ def test_finite_entries_whose_sum_overflows_are_finite():
 
 
 def test_names_of_the_librarys_states_are_taken():
-    with pytest.raises(bilevel.InvalidInputError, match="DMLCBOState is the name of a state of the library"):
+    with pytest.raises(bilevel.InvalidInputError, match="DMLCBOState is the name of a class of the library"):
         type("DMLCBOState", (State,), {})
 
 

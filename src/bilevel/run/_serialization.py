@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import Field, fields, is_dataclass
 from enum import Enum
 from typing import Any
 
@@ -20,7 +20,6 @@ from .._serializable import SERIALIZABLE, declared_types, matches
 from .._serializable import serializable as serializable
 from ..errors import InvalidInputError
 from ..hypergradients import smoothing
-from ..solvers.base import state_classes
 
 
 class TensorStore:
@@ -72,7 +71,15 @@ def encode(name: str, value: Any, tensors: TensorStore) -> Any:
 def _content(name: str, value: Any, tensors: TensorStore) -> Any:
     if isinstance(value, Enum):
         return value.name
-    return {key: encode(f"{name}/{key}", getattr(value, key), tensors) for key in _stored_fields(type(value))}
+    content = {}
+    for part in _stored_fields(type(value)):
+        try:
+            content[part.name] = encode(f"{name}/{part.name}", getattr(value, part.name), tensors)
+        except InvalidInputError:
+            if not part.metadata.get("or_text"):
+                raise
+            content[part.name] = repr(getattr(value, part.name))
+    return content
 
 
 def decode(value: Any, stored: dict[str, Tensor]) -> Any:
@@ -116,7 +123,8 @@ def _decode_object(name: str, content: Any, stored: dict[str, Tensor]) -> Any:
         if content not in cls.__members__:
             raise InvalidInputError(f"the {name.lower()} {content!r} is unknown")
         return cls[content]
-    values, declared = {key: decode(entry, stored) for key, entry in content.items()}, _stored_fields(cls)
+    values = {key: decode(entry, stored) for key, entry in content.items()}
+    declared = {part.name: str(part.type) for part in _stored_fields(cls)}
     if set(values) != set(declared):
         raise InvalidInputError(f"a {name} has the fields {sorted(declared)}, the file has {sorted(values)}")
     for key, kind in declared_types(cls).items():
@@ -135,14 +143,16 @@ NAMES = {"int": "a whole number", "float": "a number", "str": "a text", "Vector"
 
 def _class_named(name: str) -> type | None:
     """A serializable class, a state of a solver, or a solver of the library or a part of one."""
-    parts = {**vars(smoothing), **vars(hypergradients), **vars(solvers), **state_classes(), **SERIALIZABLE}
-    found = parts.get(name)
-    return found if isinstance(found, type) and (is_dataclass(found) or issubclass(found, Enum)) else None
+    for known in (SERIALIZABLE, vars(solvers), vars(hypergradients), vars(smoothing)):
+        found = known.get(name)
+        if isinstance(found, type) and (is_dataclass(found) or issubclass(found, Enum)):
+            return found
+    return None
 
 
-def _stored_fields(cls: type) -> dict[str, str]:
-    """The fields of a dataclass that files hold, each with its declared type."""
-    return {part.name: str(part.type) for part in fields(cls) if part.metadata.get("stored", True)}
+def _stored_fields(cls: type) -> list[Field[Any]]:
+    """The fields of a dataclass that files hold."""
+    return [part for part in fields(cls) if part.metadata.get("stored", True)]
 
 
 def _checked_key(value: Any) -> str | int:

@@ -29,9 +29,11 @@ from ..solvers import Solver
 from ..spaces import Vector
 from .checkpoint import Outcome
 from .engine import Limits, Run
-from .minimize import SOLVED, SolverStage, stationarity_of
+from .minimize import SolverStage
+from .plan import Plan
 from .progress import Progress
-from .solution import Iterate, Plan, Record, Solution, Status
+from .solution import Iterate, Record, Solution, Status
+from .stopping import SOLVED, stationarity_of
 
 ADDED = ("upper_gradients", "lower_gradients", "hessian_products", "cross_products", "inequality_products")
 """The counts that make up the cost of a run."""
@@ -259,22 +261,49 @@ def compare(
     check_problem(problem)
     check_count("points", points)
     x, y = check_start(uncounted(problem), x0, y0)
-    result, waiting = Comparison(budget=budget), list(named)
+    result, seeds = Comparison(budget=budget), Seeds.from_seed(seed)
     with Progress(progress) as bar:
         bar.begin(0.0)
+        for number, (name, solver) in enumerate(named.items()):
 
-        def show(row: Row) -> None:
-            done = len(named) - len(waiting) - 1 + min(budget.used(row.seconds, row.cost), 1.0)
-            text = f"{row.solver}  upper {row.value:.5g}  lower residual {row.lower_residual:.1e}"
-            bar.show(done / len(named), f"{100 * done / len(named):.0f} %", text)
+            def show(row: Row, before: int = number) -> None:
+                done = (before + min(budget.used(row.seconds, row.cost), 1.0)) / len(named)
+                text = f"{row.solver}  upper {row.value:.5g}  lower residual {row.lower_residual:.1e}"
+                bar.show(done, f"{100 * done:.0f} %", text)
 
-        for name, solver in named.items():
-            waiting.remove(name)
-            stage = _BudgetedStage(problem, solver, name, result, points, lower_steps, show)
-            if stage.run(x, y, Seeds.from_seed(seed)) is Status.INTERRUPTED:
+            stage = _BudgetedStage(problem, Plan(solver=solver), seeds, name, budget, points, lower_steps, show)
+            if _add_run(result, stage, x, y) is Status.INTERRUPTED:
+                waiting = list(named)[number + 1 :]
                 result.refused |= dict.fromkeys(waiting, "interrupted from the keyboard before its turn")
                 break
     return result
+
+
+def _add_run(result: Comparison, stage: _BudgetedStage, x: Vector, y: Vector) -> Status:
+    """Take the steps of one solver, and add to the comparison what came of them."""
+    name = stage.solver_name
+    with Run("minimize") as run:
+        try:
+            stage.start(x, y)
+            run.document.plan = stage.plan
+            outcome = run.do(stage, Limits(record_every=1))
+        except Exception as error:  # of any kind: what the others have done is kept
+            text = str(error) if isinstance(error, BilevelError) else f"{type(error).__name__}: {error}"
+            if len(stage.rows) < 2:
+                result.refused[name] = text
+                return Status.FAILED
+            state = run.document.state
+            outcome = Outcome(stage.result(state), Status.FAILED, text, state)
+            run.document.status, run.document.counts = Status.FAILED, dict(stage.counts)
+        if not stage.rows:
+            result.refused[name] = outcome.message or str(outcome.status)
+            return outcome.status
+        if outcome.status is Status.FAILED:
+            result.failed[name] = f"after {outcome.state.step} steps, {outcome.message}"
+        run.document.plan = replace(stage.plan, steps=max(outcome.state.step, 1))
+        result.rows += stage.rows
+        result.solutions[name] = stage.solution(run, outcome, stage.original)
+        return outcome.status
 
 
 def _evaluated(problem: Problem, x: Vector, y: Vector, lower_steps: int) -> tuple[float, bool, float]:
@@ -296,44 +325,18 @@ class _BudgetedStage(SolverStage):
     def __init__(
         self,
         problem: Problem,
-        solver: Solver,
+        plan: Plan,
+        seeds: Seeds,
         name: str,
-        comparison: Comparison,
+        budget: Budget,
         points: int,
         lower_steps: int,
         show: Callable[[Row], None],
     ) -> None:
-        super().__init__(uncounted(problem), solver, Plan(solver=solver))
-        self._given, self._solver_name, self._comparison, self._show = problem, name, comparison, show
-        self._points, self._lower_steps = points, lower_steps
+        super().__init__(uncounted(problem), plan, seeds)
+        self.original, self.solver_name, self.rows = problem, name, list[Row]()
+        self._budget, self._points, self._lower_steps, self._show = budget, points, lower_steps, show
         self._piece, self._due, self._used = 1, 1, 0.0  # steps between evaluations; the next one; what is spent
-
-    def run(self, x: Vector, y: Vector, seeds: Seeds) -> Status:
-        """Take the steps, and add to the comparison what came of them."""
-        name, result = self._solver_name, self._comparison
-        self._seeds = seeds
-        with Run("minimize") as run:
-            try:
-                self.start(x, y)
-                run.document.plan = self.plan
-                outcome = run.do(self, Limits(record_every=1))
-            except Exception as error:  # of any kind: what the others have done is kept
-                text = str(error) if isinstance(error, BilevelError) else f"{type(error).__name__}: {error}"
-                if len(result.of(name)) < 2:
-                    result.rows = [row for row in result.rows if row.solver != name]
-                    result.refused[name] = text
-                    return Status.FAILED
-                state = run.document.state
-                outcome = Outcome(self.result(state), Status.FAILED, text, state)
-                run.document.status, run.document.counts = Status.FAILED, dict(self.counts)
-            if not result.of(name):
-                result.refused[name] = outcome.message or str(outcome.status)
-                return outcome.status
-            if outcome.status is Status.FAILED:
-                result.failed[name] = f"after {outcome.state.step} steps, {outcome.message}"
-            solution = result.solutions[name] = self.solution(run, outcome, self._given)
-            solution.document.plan = replace(self.plan, steps=max(outcome.state.step, 1))
-            return outcome.status
 
     def record(self, state: Iterate, seconds: float) -> Record | None:
         """A record where one is due."""
@@ -341,14 +344,14 @@ class _BudgetedStage(SolverStage):
             return None
         record = super().record(state, seconds)
         now = self.view(state)
-        value, converged, norm = _evaluated(uncounted(self._given), now.x, now.y, self._lower_steps)
+        value, converged, norm = _evaluated(uncounted(self.original), now.x, now.y, self._lower_steps)
         costs, seconds = (record.costs, seconds) if state.step else ({}, 0.0)
         row = Row(
-            solver=self._solver_name, step=state.step, seconds=seconds, cost=sum(costs.get(name, 0) for name in ADDED),
+            solver=self.solver_name, step=state.step, seconds=seconds, cost=sum(costs.get(name, 0) for name in ADDED),
             projections=costs.get("projections", 0), value=value, converged=converged, hypergradient_norm=norm,
             lower_residual=record.lower_residual,
         )  # fmt: skip
-        self._comparison.rows.append(row)
+        self.rows.append(row)
         if state.step:
             self._show(row)
         return record
@@ -357,8 +360,8 @@ class _BudgetedStage(SolverStage):
         """The next evaluation is where one of `points` parts of the budget is spent, or what is left of it."""
         if row is None:
             return None
-        last = self._comparison.rows[-1]
-        used = self._comparison.budget.used(last.seconds, last.cost)
+        last = self.rows[-1]
+        used = self._budget.used(last.seconds, last.cost)
         taken = self._piece + 1 if self._used == 0.0 else self._piece  # the start often costs as much as a step
         each = max((used - self._used) / taken, 1e-9)
         left = math.floor((1.0 - used) / each + 1e-9)

@@ -19,7 +19,7 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -70,8 +70,8 @@ class Stage:
         """Whether no step is left to take: the state is then recorded, and `stop` says why."""
         return False
 
-    def conclude(self, state: Any, status: Status) -> Status:
-        """The status to end with, where the state knows more than that the limits were reached."""
+    def conclude(self, state: Any, status: Status, history: Sequence[Any]) -> Status:
+        """The status to end with, where the state or the records tell more than that the limits were reached."""
         return status
 
     def share(self, state: Any, reached: float) -> float:
@@ -350,7 +350,7 @@ class Run:
         return status, pressed
 
     def _leave(self, stage: Stage, limits: Limits, status: Status, message: str) -> Outcome:
-        document, status = self.document, stage.conclude(self.document.state, status)
+        document, status = self.document, stage.conclude(self.document.state, status, self.document.history)
         document.status, document.message = status, message
         document.result, document.counts = stage.result(document.state), dict(stage.counts)
         if status is Status.INTERRUPTED:

@@ -4,61 +4,39 @@ from __future__ import annotations
 
 import copy
 import math
-import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import fields, is_dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
-from .._checks import (
-    check_count,
-    check_fits,
-    check_number,
-    check_problem,
-    check_set_only,
-    check_solver_object,
-    check_start,
-)
+from .._checks import check_fits, check_number, check_problem, check_set_only, check_solver_object, check_start
 from .._derivative_check import warn_of_flaws
 from .._fingerprint import fingerprint
 from ..errors import BilevelError, IncompatibleError, InvalidInputError, InvalidTypeError
 from ..hypergradients import LinearSolve
 from ..lower import lower_residual, solve_lower, uncounted
 from ..moving_sets import MovingSetRewrite, rewrite_moving_set
-from ..newton import LowerLevel, Smoothing, find_descent, flat, lower_level
 from ..problem import Problem
 from ..random import Seeds
-from ..solvers import DMLCBO, SmoothedBFGS, Solver, State
-from ..solvers.base import FIXED_SET, check_compatible, needs_of, unmet
-from ..solvers.smoothed_bfgs import SmoothedBFGSState
+from ..solvers import DMLCBO, Solver, State
+from ..solvers.base import FIXED_SET, check_compatible, needs_of
 from ..spaces import Vector, leaves
-from ..tolerances import lower_residual as lower_tolerance
-from ._serialization import TensorStore, encode
 from .checkpoint import Checkpoint, Outcome, RunDocument
 from .default_solver import choose_solver
 from .engine import Callback, Limits, Run, Stage
 from .observers import check_logs, named_logs
+from .plan import STEPS, Plan
 from .problem_identity import check_same_problem, problem_identity
-from .solution import STEPS, Iterate, Plan, Record, Solution, Status
+from .solution import Iterate, Record, Solution, Status
+from .stopping import SOLVED, ends_above_start, is_certified, no_descent_near, stationarity_of
 
-Output = Literal["last", "best", "sampled"]
-
-SOLVED = 1e-2
-"""A stationarity measure counts only if its linear system was solved to this relative residual."""
-PROBE = 1e-3
-"""Before a run is called stationary F is evaluated at this distance from x, relative to |x|."""
 SAME_PROBLEM = 1e-3
 """A run is resumed only where f(x, y) is what it was, up to this relative change."""
-CERTIFICATE_SAMPLES = 50
-"""How many Jacobians a certificate looks at when it decides whether to stop: its eps is a bound with any number."""
 SAME_ARITHMETIC = "the same arithmetic gave other bits there: use processors, libraries and threads of one kind"
-SHORT, SOLVING_STEPS, HIGHER = 20, 500, 1e-3
-"""A run of at least so many steps ends above its start if F, after at most so many lower-level steps, is higher by this
-part of it."""
 POLISHING_STEPS = 50
 """Lower-level steps before f is compared in output="best": f at an unconverged y is too optimistic."""
 
@@ -95,7 +73,7 @@ def iterate(
     """
     check_problem(problem)
     check_solver_object(solver, auto=False)
-    stage = SolverStage(problem, solver or DMLCBO(), seeds=Seeds.from_seed(seed))
+    stage = SolverStage(problem, Plan(solver=solver or DMLCBO()), Seeds.from_seed(seed))
     stage.start(x0, y0)
     state = stage.init()
     while True:
@@ -116,7 +94,7 @@ def minimize(
     clock: Callable[[], float] = time.perf_counter,
     tol: float | None = None,
     delta: float | None = None,
-    output: Output | None = None,
+    output: Literal["last", "best", "sampled"] | None = None,
     callbacks: Iterable[Callback] = (),
     progress: bool | None = None,
     checkpoint: str | Path | Checkpoint | None = None,
@@ -195,39 +173,37 @@ def minimize(
     ('CONVERGED', [0.5, -0.2])
     """
     check_problem(problem)
-    with problem.ranks.guard("reading the arguments of minimize"):
+    ranks, asked = problem.ranks, {"evaluate_every": evaluate_every, "tol": tol, "delta": delta, "output": output}
+    with ranks.guard("reading the arguments of minimize"):
         check_solver_object(solver)
         callbacks = _checked_callbacks(callbacks)
         if resume is not None and (x0 is not None or y0 is not None):
             raise InvalidInputError("pass either x0 and y0 (a new run) or resume=... (an existing one), not both")
-        earlier = _earlier(resume)
-        solver = solver if earlier is None else _same_solver(solver, earlier)
-        settings = {"evaluate_every": evaluate_every, "tol": tol, "delta": delta, "output": output}
-        plan, ended = _planned(earlier, steps, seconds, settings)
+        if seconds is not None:
+            check_number("seconds", seconds)
+        earlier, place = _earlier(resume), None if checkpoint is None else Checkpoint.of(checkpoint)
+        check_logs(callbacks, earlier.history if earlier else (), place.files if place else ())
+        asked |= {"steps": steps, "solver": solver, "checkpoint_every": place.every if place else None}
+        plan = Plan.settle(None if earlier is None else (earlier.plan, earlier.state.current), **asked)
+        plan = replace(plan, logs={**plan.logs, **named_logs(callbacks)})
         if plan.delta is not None:
             check_set_only("delta", problem)
-            if problem.ranks.size > 1:
-                raise InvalidInputError(f"delta={delta!r} is for one process, and there are {problem.ranks.size} ranks")
-        place = None if checkpoint is None else Checkpoint.of(checkpoint)
-        check_logs(callbacks, earlier.history if earlier else (), place.files if place else ())
-        plan = replace(plan, solver=_stored(solver), logs={**plan.logs, **named_logs(callbacks)})
-        plan = replace(plan, checkpoint_every=place.every) if place else plan
-    arguments = _without_addresses(f"{plan}, seed={seed}")
-    problem.ranks.agree({"the arguments of minimize": arguments}, "call it alike on every rank")
+            if ranks.size > 1:
+                raise InvalidInputError(f"delta={delta!r} is for one process, and there are {ranks.size} ranks")
+    ranks.agree({"the arguments of minimize": f"{plan}, seed={seed}"}, "call it alike on every rank")
     options: dict[str, Any] = {"checkpoint": place, "resume": earlier, "callbacks": callbacks, "progress": progress}
-    with Run("minimize", identity=earlier.identity if earlier else {}, ranks=problem.ranks, **options) as run:
-        with problem.ranks.guard("looking at the start of the run"):
-            if solver is None or isinstance(solver, str):
-                solver, choice = choose_solver(problem, *check_start(uncounted(problem), x0, y0))
-                plan = replace(plan, solver=_stored(solver), choice=choice)
+    with Run("minimize", identity=earlier.identity if earlier else {}, ranks=ranks, **options) as run:
+        with ranks.guard("looking at the start of the run"):
+            if plan.solver is None or isinstance(plan.solver, str):
+                chosen, choice = choose_solver(problem, *check_start(uncounted(problem), x0, y0))
+                plan = replace(plan, solver=chosen, choice=choice)
             run.document.plan = plan
-            stage = SolverStage(uncounted(problem), solver, plan, Seeds.from_seed(seed))
-            stage.start(x0, y0) if earlier is None else stage.resume(run.document)
+            stage = SolverStage(uncounted(problem), plan, Seeds.from_seed(seed))
+            point = stage.start(x0, y0) if earlier is None else stage.resume(run.document)
             if place is not None and not run.document.identity:
-                state = run.document.state
-                point = stage.start_point or (state.current.x, state.current.y)
                 run.document.identity = problem_identity(problem, *point)
-        if not ended:
+        goal_is_new = earlier is not None and (plan.tol, plan.delta) != (earlier.plan.tol, earlier.plan.delta)
+        if goal_is_new or steps is not None or seconds is not None or not run.document.status.finished:
             run.reopen(stage.name)
         limits = Limits(plan.steps, math.inf if seconds is None else seconds, plan.evaluate_every, clock)
         return stage.solution(run, run.do(stage, limits), problem)
@@ -240,25 +216,23 @@ class SolverStage(Stage):
     ----------
     problem
         Its costs count what the steps take.
-    solver, seeds
-        As in `minimize`.
     plan
-        The stopping rule and the output rule.
+        The solver, the stopping rule and the output rule.
+    seeds
+        As in `minimize`.
     """
 
     name = "minimize"
     record_start = True
 
-    def __init__(self, problem: Problem, solver: Solver, plan: Plan | None = None, seeds: Seeds | None = None) -> None:
-        self.problem, self.solver, self.plan = problem, solver, Plan() if plan is None else plan
-        self._seeds = seeds or Seeds()
+    def __init__(self, problem: Problem, plan: Plan, seeds: Seeds) -> None:
+        self.problem, self.plan, self.solver, self._seeds = problem, plan, plan.solver, seeds
         self._form: MovingSetRewrite | None = None
         self.start_point: tuple[Vector, Vector] | None = None  # of a run that this call begins
         self._flawed = False  # derivatives do not agree with differences: nothing is claimed
-        self._records: list[Record] = []  # the first of this call, and the last
 
-    def start(self, x0: Vector | None, y0: Vector | None) -> None:
-        """Begin at this point, once it and the solver are seen to fit the problem."""
+    def start(self, x0: Vector | None, y0: Vector | None) -> tuple[Vector, Vector]:
+        """Begin at this point, once it and the solver are seen to fit the problem; the point is returned."""
         x, y = check_start(uncounted(self.problem), x0, y0)
         self._rewrite(x, y)
         if self._form is not None:
@@ -270,9 +244,10 @@ class SolverStage(Stage):
             whole = {"x0": fingerprint([part for part, divided in parts if not divided]), "y0": fingerprint(y)}
             self.problem.ranks.agree(whole, "start from the same point on every rank")
         self.start_point = x, y
+        return x, y
 
-    def resume(self, document: RunDocument) -> None:
-        """Go on from an earlier run of the same problem: its state fits, and f has the value that was recorded."""
+    def resume(self, document: RunDocument) -> tuple[Vector, Vector]:
+        """Go on from an earlier run of the same problem, whose state fits, and f has the value that was recorded."""
         state = (self.divide(document.state) if document.path else document.state).current
         given = self.problem
         self._rewrite(state.x, state.y)
@@ -296,6 +271,7 @@ class SolverStage(Stage):
                     f"f(x, y) is {now:.6g} at the point of the run to resume, where it was {was:.6g}: "
                     f"is this the same problem? {other[0].upper()}{other[1:]}"
                 )
+        return state.x, state.y
 
     def _rewrite(self, x: Vector, y: Vector) -> None:
         """For solvers that need a fixed set: take the problem in y' if its set is Translated or Scaled by x."""
@@ -338,7 +314,9 @@ class SolverStage(Stage):
             residual = measure.stats["residual"]
             stationarity = stationarity_of(problem, now.x, measure.gradient) if residual <= SOLVED else math.nan
         contraction = getattr(getattr(self.solver, "hypergradient", None), "contraction", None)
-        record = Record(
+        if self.plan.output == "best" and now.step > 0:
+            state.best = self._better(problem, state)
+        return Record(
             step=now.step,
             seconds=seconds,
             upper=float(lin.upper_value),
@@ -348,10 +326,6 @@ class SolverStage(Stage):
             contraction=None if contraction is None else contraction(lin, now.streams()),
             costs=dict(self.counts),
         )
-        self._records = [*self._records[:1], record]
-        if self.plan.output == "best" and now.step > 0:
-            state.best = self._better(problem, state)
-        return record
 
     def _better(self, problem: Problem, state: Iterate) -> tuple[float, Vector, Vector]:
         """The lowest f so far, after a few lower-level steps, and where."""
@@ -367,65 +341,25 @@ class SolverStage(Stage):
         if state.current.ended:
             ended = Status[state.current.ended.upper()]
             return Status.STALLED if self._flawed and ended is Status.CONVERGED else ended
-        tol, delta = self.plan.tol, self.plan.delta
+        tol, delta, problem = self.plan.tol, self.plan.delta, uncounted(self.problem)
         if tol is None or self._flawed or not row.lower_residual <= tol:
             return None
         if delta is not None:
-            return Status.CERTIFIED if self._certified(state.current, delta, tol) else None
+            return Status.CERTIFIED if is_certified(problem, state.current, delta, tol) else None
         if not (row.linear_residual <= SOLVED and row.stationarity <= tol):
             return None
-        return Status.STATIONARY if self._no_descent_near(state.current, tol) else None
+        return Status.STATIONARY if no_descent_near(problem, state.current, tol) else None
 
-    def _no_descent_near(self, state: State, tol: float) -> bool:
-        """Whether one-sided differences of F agree that it is stationary: h = 0 alone says little at a kink."""
-        problem, x = uncounted(self.problem), flat(state.x).double()
-        if unmet(SmoothedBFGS, problem, problem.constraint_at(state.x), state.y):
-            return True  # F cannot be evaluated by Newton steps
-
-        def level(smoothing: Smoothing | None) -> LowerLevel:
-            return lower_level(problem, state.x, state.y, smoothing)
-
-        here, length = level(None).evaluate(x, relative=1e-10), PROBE * (float(x.norm()) or 1.0)
-        if not here.ok:
-            return True
-        return find_descent(level, problem.upper_constraint, here, length=length, gain=tol * length) is None
-
-    def conclude(self, state: Iterate, status: Status) -> Status:
-        if status not in (Status.STEPS, Status.TIME):
-            return status
-        if state.current.falling:
+    def conclude(self, state: Iterate, status: Status, history: Sequence[Record]) -> Status:
+        limited = status in (Status.STEPS, Status.TIME)
+        if limited and state.current.falling:
             return Status.UNFINISHED
-        if self._records and self.problem.inequality is None and math.isnan(self._records[-1].stationarity):
+        if (limited or status in (Status.STATIONARY, Status.CERTIFIED)) and any(row.diverges for row in history):
+            return Status.SERIES_DIVERGES
+        if limited and self.problem.inequality is None and history and math.isnan(history[-1].stationarity):
             return Status.UNSOLVED
-        return Status.ABOVE_START if self._above_start(state.current) else status
-
-    def _above_start(self, state: State) -> bool:
-        """Whether F is higher than where this call began, if a few lower-level steps tell; not asked of short runs.
-
-        With a sampler, whose steps are cheaper than those on all the data, only where f is higher.
-        """
-        problem, values, cheap = uncounted(self.problem), [], self.problem.sampler is not None
-        if self.start_point is None or state.step < SHORT or problem.inequality is not None or problem.ranks.size > 1:
-            return False
-        if cheap and self._records[-1].upper <= self._records[0].upper:
-            return False
-        tol = max(1e-3 * self._records[0].lower_residual, lower_tolerance(leaves(state.y)[0].dtype))
-        for x, y in (self.start_point, (state.x, state.y)):
-            try:
-                solved = solve_lower(problem, x, y, tol=tol, max_steps=min(SOLVING_STEPS, max(SHORT, state.step // 4)))
-            except BilevelError:
-                return False
-            if not solved.converged:
-                return False
-            values.append(float(problem.linearize(x, solved.y).upper_value))
-        return values[1] > values[0] + HIGHER * max(abs(values[0]), abs(self._records[0].upper)) + 1e-12
-
-    def _certified(self, state: State, delta: float, tol: float) -> bool:
-        """eps and the error of the lower level behind it are within tol."""
-        from ..diagnostics import certificate
-
-        found = certificate(self.problem, state.x, delta, state.y, samples=CERTIFICATE_SAMPLES)
-        return found.valid and max(found.eps, found.lower_error) <= tol
+        above = limited and ends_above_start(uncounted(self.problem), self.start_point, state.current, history)
+        return Status.ABOVE_START if above else status
 
     def describe(self, state: Iterate, row: Record | None) -> str:
         return "" if row is None else f"upper {row.upper:.5g}  lower residual {row.lower_residual:.1e}"
@@ -473,13 +407,6 @@ class SolverStage(Stage):
         return Iterate(current=value.current.map_like_x(moved), best=best, sampled=sampled)
 
 
-def stationarity_of(problem: Problem, x: Vector, h: Vector) -> float:
-    """|x - P_X(x - h)|, which is |h| when x is free."""
-    space = problem.x_space
-    moved = problem.project_x(space.add(x, h, -1.0))
-    return float(space.norm(space.add(x, moved, -1.0)))
-
-
 def _earlier(resume: Any) -> RunDocument | None:
     """The run to go on from."""
     if resume is None:
@@ -494,69 +421,6 @@ def _earlier(resume: Any) -> RunDocument | None:
             f"resume must be a Solution, a solver's State or the path of a file, got {type(resume).__name__}"
         )
     return resume.identified()
-
-
-def _same_solver(solver: Solver | str | None, earlier: RunDocument) -> Solver:
-    """The solver of the earlier run, or an equal one."""
-    old = earlier.plan.solver
-    if solver is None or isinstance(solver, str):
-        if isinstance(old, str):
-            raise InvalidInputError(f"the run to resume used {old}: pass it as solver=...")
-        default = SmoothedBFGS() if isinstance(earlier.state.current, SmoothedBFGSState) else DMLCBO()
-        return default if old is None else old
-    was, now = str(old).partition("(")[0], type(solver).__name__
-    if old is not None and was != now:
-        raise IncompatibleError(
-            f"a run of {was} cannot be continued by {now}, whose state differs: "
-            "start a new run with x0=solution.x, y0=solution.y"
-        )
-    if old is not None and (other := _other_setting(old, solver)):
-        raise IncompatibleError(
-            f"the run to resume used other settings of {was}: {other}; pass the same solver=..., or start a new run "
-            "from its point with x0=solution.x, y0=solution.y"
-        )
-    return solver
-
-
-def _other_setting(old: Any, solver: Solver) -> str:
-    """The first setting that differs from the solver of the run, which is its text where a file cannot hold it."""
-    if isinstance(old, str) or not is_dataclass(old):
-        was, now = (_without_addresses(each) for each in (old, solver))
-        return "" if was == now else f"{was} then, {now} now"
-    pairs = [(part.name, getattr(old, part.name), getattr(solver, part.name, None)) for part in fields(old)]
-    return next((f"{name} was {a!r} and is {b!r}" for name, a, b in pairs if fingerprint(a) != fingerprint(b)), "")
-
-
-def _without_addresses(value: Any) -> str:
-    return re.sub(r" at 0x[0-9a-f]+", "", str(value))
-
-
-def _stored(solver: Any) -> Any:
-    """The solver, or its text if a file cannot hold it."""
-    try:
-        encode("solver", solver, TensorStore())
-    except InvalidInputError:
-        return repr(solver)
-    return solver
-
-
-def _planned(
-    earlier: RunDocument | None, steps: int | None, seconds: float | None, settings: Mapping[str, Any]
-) -> tuple[Plan, bool]:
-    """The plan, where old and new settings meet, and whether the earlier run has ended and nothing more is asked."""
-    if steps is not None:
-        steps = check_count("steps", steps)
-    if seconds is not None:
-        check_number("seconds", seconds)
-    old, first = (Plan(), 0) if earlier is None else (earlier.plan, earlier.state.step)
-    changed = {name: value for name, value in settings.items() if value is not None}
-    plan = replace(old, **changed, steps=max(old.steps, first) if steps is None else first + steps)
-    if plan.output == "sampled" != old.output and earlier is not None:
-        raise InvalidInputError(
-            f'output="sampled" cannot resume a run with output="{old.output}": its iterates are gone'
-        )
-    asked = steps is not None or seconds is not None or (plan.tol, plan.delta) != (old.tol, old.delta)
-    return plan, earlier is not None and earlier.status.finished and not asked
 
 
 def _checked_callbacks(callbacks: Any) -> list[Callback]:

@@ -9,20 +9,15 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .._checks import check_choice, check_count, check_fields
 from ..errors import InvalidInputError
 from ..solvers.base import State
 from ..spaces import Vector
 from ._serialization import is_vector, serializable
+from .plan import Plan
 
 if TYPE_CHECKING:
     from ..diagnostics import Certificate
     from .checkpoint import RunDocument
-
-OUTPUTS = ("last", "best", "sampled")
-"""Which iterate a run returns: see `minimize`."""
-STEPS, EVALUATE_EVERY = 10_000, 100
-"""The default number of steps of a run, and of steps between its evaluations."""
 
 
 @serializable
@@ -138,46 +133,10 @@ class Record:
     contraction: float | None = None
     costs: dict[str, Any] = field(default_factory=dict)
 
-
-@serializable
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """The arguments of a run of `minimize` that are needed to resume it, in addition to its state.
-
-    Parameters
-    ----------
-    steps
-        Up to which step it goes.
-    evaluate_every, tol, delta, output
-        As in `minimize`.
-    solver
-        The solver; its text where a file cannot hold it, since it is not one of the library.
-    choice
-        Why solver="auto" chose this solver.
-    logs
-        The files of its logs, each with its kind: see `named_logs`.
-    checkpoint_every
-        As in `Checkpoint`.
-    """
-
-    steps: int = STEPS
-    evaluate_every: int = EVALUATE_EVERY
-    tol: float | None = None
-    delta: float | None = None
-    output: str = "last"
-    solver: Any = None
-    choice: str = ""
-    logs: dict[str, str] = field(default_factory=dict)
-    checkpoint_every: int | None = None
-
-    def __post_init__(self) -> None:
-        check_fields(self, "steps", "evaluate_every", check=check_count)
-        check_fields(self, *(name for name in ("tol", "delta") if getattr(self, name) is not None))
-        if self.delta is not None and self.tol is None:
-            raise InvalidInputError(
-                f"delta={self.delta!r} needs tol: the run stops when the certificate's eps is within tol"
-            )
-        check_choice("output", self.output, OUTPUTS)
+    @property
+    def diverges(self) -> bool:
+        """Whether the Neumann series of the method diverged here."""
+        return self.step > 0 and self.contraction is not None and self.contraction >= 1.0 - 1e-9
 
 
 @serializable
@@ -258,21 +217,17 @@ class Solution:
     @property
     def status(self) -> Status:
         """Why the run ended; `str(status)` explains."""
-        ended = self.document.status
-        claims, weak = (Status.STATIONARY, Status.CERTIFIED), (Status.UNSOLVED, Status.ABOVE_START)
-        limited = ended in (Status.STEPS, Status.TIME, *claims, *weak)
-        return Status.SERIES_DIVERGES if limited and self.stats["series_diverged"] else ended
+        return self.document.status
 
     @property
     def stats(self) -> dict[str, float]:
         """Counts of gradients, products and projections; seconds; steps; `series_diverged`: at how many evaluations
         the Neumann series diverged.
         """
-        factors = [record.contraction for record in self.history if record.step > 0 and record.contraction is not None]
         return {
             "steps": self.document.state.step,
             "seconds": self.document.seconds,
-            "series_diverged": sum(factor >= 1.0 - 1e-9 for factor in factors),
+            "series_diverged": sum(record.diverges for record in self.history),
             **self.document.counts,
         }
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-import importlib
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any, Literal, Protocol, Self
 
 import torch
 
+from .._serializable import serializable
 from ..curvature import largest_curvature
 from ..errors import IncompatibleError, InvalidInputError
 from ..linearization import Linearization
@@ -22,8 +22,6 @@ from ..sets.free_space import FreeSpace
 from ..sets.polyhedron import Polyhedron
 from ..sets.simplex import Simplex
 from ..spaces import Vector, all_finite, leaves, tree_map
-
-_STATES: dict[str, type[State]] = {}
 
 
 def like_x(*, default: Any = MISSING) -> Any:
@@ -49,6 +47,7 @@ RESETS: dict[str, Callable[[Any, Vector], Any]] = {
 }
 
 
+@serializable
 @dataclass(kw_only=True, repr=False)
 class State:
     """The state of a solver: tensors and numbers only, so that a checkpoint can store it.
@@ -79,10 +78,7 @@ class State:
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        known = _STATES.get(cls.__name__)
-        if known is not None and known.__module__ != cls.__module__ and known.__module__.startswith("bilevel."):
-            raise InvalidInputError(f"{cls.__name__} is the name of a state of the library: rename yours")
-        _STATES[cls.__name__] = cls
+        serializable(cls)
 
     def reset_lower(self, y: Vector) -> Self:
         """This state for a new draw of lower levels of the same shape, such as fresh tasks, that starts at y.
@@ -131,12 +127,6 @@ class State:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(step={self.step}, x={_shape(self.x)}, y={_shape(self.y)})"
-
-
-def state_classes() -> dict[str, type[State]]:
-    """Every class of states by name: those of the library and those that this program has defined."""
-    importlib.import_module("..solvers", __package__)
-    return {"State": State, **_STATES}
 
 
 @functools.cache

@@ -1,0 +1,79 @@
+"""When a run of `minimize` may stop, and what may be said of the point where it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..errors import BilevelError
+from ..lower import solve_lower
+from ..newton import LowerLevel, Smoothing, find_descent, flat, lower_level
+from ..problem import Problem
+from ..solvers import SmoothedBFGS, State
+from ..solvers.base import unmet
+from ..spaces import Vector, leaves
+from ..tolerances import lower_residual as lower_tolerance
+from .solution import Record
+
+SOLVED = 1e-2
+"""A stationarity measure counts only if its linear system was solved to this relative residual."""
+PROBE = 1e-3
+"""Before a run is called stationary F is evaluated at this distance from x, relative to |x|."""
+CERTIFICATE_SAMPLES = 50
+"""How many Jacobians a certificate looks at when it decides whether to stop: its eps is a bound with any number."""
+SHORT, SOLVING_STEPS, HIGHER = 20, 500, 1e-3
+"""A run of at least so many steps ends above its start if F, after at most so many lower-level steps, is higher by this
+part of it."""
+
+
+def stationarity_of(problem: Problem, x: Vector, h: Vector) -> float:
+    """|x - P_X(x - h)|, which is |h| when x is free."""
+    space = problem.x_space
+    moved = problem.project_x(space.add(x, h, -1.0))
+    return float(space.norm(space.add(x, moved, -1.0)))
+
+
+def no_descent_near(problem: Problem, state: State, tol: float) -> bool:
+    """Whether one-sided differences of F agree that it is stationary: h = 0 alone says little at a kink."""
+    x = flat(state.x).double()
+    if unmet(SmoothedBFGS, problem, problem.constraint_at(state.x), state.y):
+        return True  # F cannot be evaluated by Newton steps
+
+    def level(smoothing: Smoothing | None) -> LowerLevel:
+        return lower_level(problem, state.x, state.y, smoothing)
+
+    here, length = level(None).evaluate(x, relative=1e-10), PROBE * (float(x.norm()) or 1.0)
+    if not here.ok:
+        return True
+    return find_descent(level, problem.upper_constraint, here, length=length, gain=tol * length) is None
+
+
+def is_certified(problem: Problem, state: State, delta: float, tol: float) -> bool:
+    """Whether the eps of a certificate and the error of the lower level behind it are within tol."""
+    from ..diagnostics import certificate
+
+    found = certificate(problem, state.x, delta, state.y, samples=CERTIFICATE_SAMPLES)
+    return found.valid and max(found.eps, found.lower_error) <= tol
+
+
+def ends_above_start(
+    problem: Problem, start: tuple[Vector, Vector] | None, state: State, history: Sequence[Record]
+) -> bool:
+    """Whether F is higher than at the start, if a few lower-level steps tell; not asked of short or resumed runs.
+
+    With a sampler, whose steps are cheaper than those on all the data, only where f is higher.
+    """
+    if start is None or state.step < SHORT or problem.inequality is not None or problem.ranks.size > 1:
+        return False
+    first, values = history[0], []
+    if problem.sampler is not None and history[-1].upper <= first.upper:
+        return False
+    tol = max(1e-3 * first.lower_residual, lower_tolerance(leaves(state.y)[0].dtype))
+    for x, y in (start, (state.x, state.y)):
+        try:
+            solved = solve_lower(problem, x, y, tol=tol, max_steps=min(SOLVING_STEPS, max(SHORT, state.step // 4)))
+        except BilevelError:
+            return False
+        if not solved.converged:
+            return False
+        values.append(float(problem.linearize(x, solved.y).upper_value))
+    return values[1] > values[0] + HIGHER * max(abs(values[0]), abs(first.upper)) + 1e-12
