@@ -1,4 +1,4 @@
-"""What the system or a stranger puts in the way of a command is told in one sentence: no traceback, exit code 2."""
+"""Faults of the system and untrusted arguments are reported in one sentence: no traceback, exit code 2."""
 
 from __future__ import annotations
 

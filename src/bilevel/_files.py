@@ -56,20 +56,6 @@ Content = TypeVar("Content")
 # --- documents --------------------------------------------------------------------------------------------------------
 
 
-def save_document(
-    path: Path,
-    document: Mapping[str, Any],
-    tensors: dict[str, Tensor],
-    *,
-    too_long: str,
-    overwrite: bool = False,
-    previous: Path | None = None,
-) -> Path:
-    """Write JSON and tensors to one safetensors file; for the rest see `document_writer` and `write_atomically`."""
-    writer = document_writer(document, tensors, too_long=too_long)
-    return write_atomically(path, writer, overwrite=overwrite, previous=previous)
-
-
 def document_writer(
     document: Mapping[str, Any], tensors: dict[str, Tensor], *, too_long: str
 ) -> Callable[[Path], None]:
@@ -246,41 +232,36 @@ def write_together(
     for path in writers:
         check_writable(path, overwrite=overwrite)
     targets = {path: path.resolve() for path in writers}  # a symbolic link stays one
-    folders = {path: _temporary(target) for path, target in targets.items()}
-    temporaries = {path: folder / "content" for path, folder in folders.items()}
-    locks = contextlib.ExitStack()
+    temporaries: dict[Path, Path] = {}
     seconds: dict[Path, Path] = {}  # of the files that are kept
     path = next(iter(writers), Path())
-    try:
-        for path, write in writers.items():
-            remove_temporaries(path, abandoned=True)
-            locks.enter_context(_private_folder(folders[path]))
-            temporaries[path].touch()
-            mode = temporaries[path].stat().st_mode  # what the user's settings give new files; safetensors has its own
-            write(temporaries[path])
-            temporaries[path].chmod(mode)
-            with temporaries[path].open("r+b") as file:
-                os.fsync(file.fileno())
-        for path, old in (previous or {}).items():
-            seconds[old.resolve()] = _temporary(old.resolve())
-            _give_second_name(targets[path], seconds[old.resolve()])
-        _rename_all(temporaries, targets, overwrite)
-        # Only now, so that what was kept before is there until something newer has its place, and at no moment are the
-        # two names those of the same bytes. Should it fail, then an older one stays.
-        for old, second in seconds.items():
-            with contextlib.suppress(OSError):
-                os.replace(second, old)
-    except BilevelError:
-        raise
-    except OSError as error:
-        raise WriteError(f"{path} could not be written ({error.strerror or error}), and nothing was changed") from error
-    finally:
-        for folder in folders.values():
-            shutil.rmtree(folder, ignore_errors=True)
-            shutil.rmtree(folder.with_suffix(NOT_LOCKED), ignore_errors=True)
-        locks.close()
-        for second in seconds.values():
-            second.unlink(missing_ok=True)
+    with contextlib.ExitStack() as leftovers:
+        try:
+            for path, write in writers.items():
+                remove_temporaries(path, abandoned=True)
+                content = leftovers.enter_context(_private_folder(_temporary(targets[path]))) / "content"
+                content.touch()
+                mode = content.stat().st_mode  # what the user's settings give new files; safetensors has its own
+                write(content)
+                content.chmod(mode)
+                flush(content)
+                temporaries[path] = content
+            for path, old in (previous or {}).items():
+                second = seconds[old.resolve()] = _temporary(old.resolve())
+                leftovers.callback(second.unlink, missing_ok=True)
+                _give_second_name(targets[path], second)
+            _rename_all(temporaries, targets, overwrite)
+            # Only now, so that what was kept before is there until something newer has its place, and at no moment are
+            # the two names those of the same bytes. Should it fail, then an older one stays.
+            for old, second in seconds.items():
+                with contextlib.suppress(OSError):
+                    os.replace(second, old)
+        except OSError as error:
+            if isinstance(error, BilevelError):
+                raise
+            raise WriteError(
+                f"{path} could not be written ({error.strerror or error}), and nothing was changed"
+            ) from error
     for folder in {target.parent for target in targets.values()}:
         flush_folder(folder)
 
@@ -290,22 +271,22 @@ def _temporary(target: Path) -> Path:
 
 
 @contextlib.contextmanager
-def _private_folder(folder: Path) -> Iterator[None]:
+def _private_folder(folder: Path) -> Iterator[Path]:
     """A folder of our own, for safetensors has temporary files beside the one it writes; locked while it is in use."""
-    if fcntl is None:
-        folder.mkdir(mode=0o700)
-        yield
-        return
-    unlocked = folder.with_suffix(NOT_LOCKED)
+    unlocked, handle = folder.with_suffix(NOT_LOCKED), None
     unlocked.mkdir(mode=0o700)
-    handle = os.open(unlocked, os.O_RDONLY)
     try:
-        with contextlib.suppress(OSError):  # a file system without locks
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if fcntl is not None:
+            handle = os.open(unlocked, os.O_RDONLY)
+            with contextlib.suppress(OSError):  # a file system without locks
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         unlocked.rename(folder)
-        yield
+        yield folder
     finally:
-        os.close(handle)
+        for left in (folder, unlocked):
+            shutil.rmtree(left, ignore_errors=True)
+        if handle is not None:
+            os.close(handle)
 
 
 def _is_abandoned(folder: Path) -> bool:
@@ -348,12 +329,11 @@ def _give_second_name(target: Path, second: Path) -> None:
         return
     except OSError:  # a file system without hard links
         shutil.copyfile(target, second)
-        with second.open("r+b") as file:
-            os.fsync(file.fileno())
+        flush(second)
 
 
 def check_name(path: Path) -> None:
-    """Refuse what the system takes for no name: too long, a zero byte in it, below something that is no folder."""
+    """Raise if the path is not a valid file name: too long, with a zero byte, or below something that is no folder."""
     try:
         path.resolve().stat()
     except FileNotFoundError:
@@ -387,10 +367,10 @@ def _rename_all(temporaries: Mapping[Path, Path], targets: Mapping[Path, Path], 
         try:
             _rename(temporaries[path], target, overwrite)
         except OSError as error:
-            told = f"written before it: {', '.join(written)}" if written else "nothing was written"
+            before = f"written before it: {', '.join(written)}" if written else "nothing was written"
             if isinstance(error, InvalidInputError):
-                raise type(error)(f"{error}; {told}") from None
-            raise InvalidInputError(f"{target} cannot be written ({error.strerror or error}); {told}") from None
+                raise type(error)(f"{error}; {before}") from None
+            raise InvalidInputError(f"{target} cannot be written ({error.strerror or error}); {before}") from None
         written.append(str(path))
 
 
@@ -405,6 +385,12 @@ def _rename(temporary: Path, target: Path, overwrite: bool) -> None:
     except OSError:  # a file system without hard links
         check_writable(target)
         os.replace(temporary, target)
+
+
+def flush(path: Path) -> None:
+    """Make the content of a file survive a power cut."""
+    with path.open("r+b") as file:
+        os.fsync(file.fileno())
 
 
 def flush_folder(folder: Path) -> None:

@@ -99,7 +99,7 @@ def _accelerated(
         previous, safe = (z, gradient), y
         y_next = problem.project(constraint, space.add(z, gradient, -step))
         jump = space.add(z, y_next, -1.0)
-        verdict = rule.judge(y_next, float(space.norm(jump)) / step, k, k == max_steps)
+        verdict = rule.after_step(y_next, float(space.norm(jump)) / step, k, k == max_steps)
         if verdict == "stop":
             return
         move = space.add(y_next, y, -1.0)
@@ -133,7 +133,7 @@ class _WarmSteps:
             return 0.0
         return change / moved
 
-    def judge(self, y: Vector, residual: float, k: int, last: bool) -> str:
+    def after_step(self, y: Vector, residual: float, k: int, last: bool) -> str:
         if self.tol is None:
             done = False
         else:  # below the rounding of y the residual cannot fall
@@ -186,7 +186,7 @@ class _CarefulSteps:
             return math.inf
         return float(space.norm(dz)) / change
 
-    def judge(self, y: Vector, mapping: float, k: int, last: bool) -> str:
+    def after_step(self, y: Vector, mapping: float, k: int, last: bool) -> str:
         floor = 8.0 * self.eps * float(self.space.norm(y))
         moved = mapping if self.tol is not None else mapping * self.length
         if not (moved <= self._allowed(y, self.share) or mapping * self.length <= floor or last):

@@ -177,8 +177,8 @@ class Ranks:
             text = f"{doing}: {str(error) or type(error).__name__}"[: ROOM // 8]  # JSON may take 6 bytes for a letter
             try:
                 self._exchange(_FAILED, json.dumps([type(error).__name__, text]).encode())
-            except Exception as heard:
-                raise heard from error
+            except Exception as announced:
+                raise announced from error
 
     def sync(self, bad: bool, pressed: bool, seconds: float) -> tuple[bool, bool, float]:
         """Whether some rank's step was bad, whether Ctrl-C was pressed at some rank, and the longest time."""
@@ -263,7 +263,7 @@ class Ranks:
         raise error
 
     def _call(self, communicate: Callable[..., Any], *arguments: Any, **settings: Any) -> None:
-        """Errors of torch.distributed as ours, with the cause where the rank that ended has told it."""
+        """Errors of torch.distributed as ours, with the cause where the rank that ended has left it."""
         try:
             communicate(*arguments, group=self._group, **settings)
         except (RuntimeError, OSError) as error:
@@ -415,10 +415,10 @@ def started_by_torchrun() -> bool:
         raise InvalidInputError(f"{', '.join(given)} are set and {missing} are not: use torchrun, or unset them")
     if len(given) < len(VARIABLES):
         return False
-    told = {name: os.environ[name] for name in ("RANK", "WORLD_SIZE", "MASTER_PORT")}
-    if not all(value.isdigit() for value in told.values()) or int(told["RANK"]) >= int(told["WORLD_SIZE"]):
+    numbers = {name: os.environ[name] for name in ("RANK", "WORLD_SIZE", "MASTER_PORT")}
+    if not all(map(str.isdigit, numbers.values())) or int(numbers["RANK"]) >= int(numbers["WORLD_SIZE"]):
+        values = ", ".join(f"{name}={value}" for name, value in numbers.items())
         raise InvalidInputError(
-            f"{', '.join(f'{name}={value}' for name, value in told.items())}: whole numbers are needed, and RANK is 0 "
-            "to WORLD_SIZE - 1; use torchrun, or unset them"
+            f"{values}: whole numbers are needed, and RANK is 0 to WORLD_SIZE - 1; use torchrun, or unset them"
         )
     return True

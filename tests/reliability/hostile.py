@@ -1,4 +1,4 @@
-"""Files that strangers may send: `make_all` writes them to a folder. Run with a folder, this reads them all.
+"""Untrusted files: `make_all` writes them to a folder. Run with a folder, this reads them all.
 
     python hostile.py FOLDER
 

@@ -1,4 +1,4 @@
-"""Files of strangers: nothing in them runs, nothing is written, memory stays bounded, and the error is ours."""
+"""Untrusted files: nothing in them runs, nothing is written, memory stays bounded, and the error is ours."""
 
 from __future__ import annotations
 

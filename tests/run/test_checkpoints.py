@@ -587,7 +587,8 @@ def test_runs_of_older_versions_are_read_and_resumed(file):
 
 @pytest.mark.parametrize("format", ["bilevel.Solution", "bilevel.Journal", "bilevel.MetaLearner"])
 def test_files_of_version_0_1_are_refused_in_one_sentence(path, format):
-    files.save_document(path, {"format": format, "version": 1}, {"x": torch.zeros(2)}, too_long="")
+    writer = files.document_writer({"format": format, "version": 1}, {"x": torch.zeros(2)}, too_long="")
+    files.write_atomically(path, writer)
     with pytest.raises(bilevel.InvalidInputError) as caught:
         bilevel.minimize(problem(), resume=path)
     message = "the file was written by version 0.1 and cannot be read: start the run anew"
@@ -704,7 +705,7 @@ def test_resume_continues_the_logs_of_the_run(study, path, kind, capsys):
 
 @pytest.mark.parametrize("there", ["gone", "another's", "a folder"])
 def test_resume_leaves_files_alone_that_are_not_its_logs(study, path, there, capsys):
-    """The checkpoint of a stranger may name any file."""
+    """An untrusted checkpoint may name any file."""
     names: dict = {}
     exec(STUDY, names)
     callbacks = [bilevel.run.CSVFile("precious.txt"), at_step(30, interrupt)]

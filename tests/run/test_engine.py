@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import bilevel
-from bilevel.run._serialization import serializable
+from bilevel._serializable import serializable
 from bilevel.run.checkpoint import Checkpoint, RunDocument
 from bilevel.run.engine import Limits, Run, Stage
 from bilevel.run.solution import Status

@@ -1,7 +1,7 @@
 """scikit-learn and skrub objects as bytes, without pickle: skops, with a list of the types that a file may hold.
 
 A model of `noise="correction"` is a few estimators and arrays, and the encoder of a table's columns is a vectorizer.
-Objects of other types are refused, when writing as when reading: a file from a stranger can run no code.
+Objects of other types are refused, when writing as when reading: an untrusted file can run no code.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from typing import IO, Literal
 import numpy as np
 import torch
 
-from .._files import load_document, save_document
+from .._files import document_writer, load_document, write_atomically
 from ..errors import BilevelError, InvalidInputError, MissingExtraError
 from .contents import Files, bounded, damaged, reading, require
 from .entry import ImageClasses
@@ -84,7 +84,8 @@ def _cached(folder: Path, sources: Mapping[str, str], decode: Callable[[], Pictu
     images, names = decode()
     document = {"format": FORMAT, "version": VERSION, "sources": key, "class_names": list(names)}
     with suppress(BilevelError, OSError):
-        save_document(path, document, {"images": torch.from_numpy(images)}, too_long="", overwrite=True)
+        writer = document_writer(document, {"images": torch.from_numpy(images)}, too_long="")
+        write_atomically(path, writer, overwrite=True)
         path.chmod(0o600)
     return images, names
 

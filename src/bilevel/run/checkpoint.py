@@ -28,10 +28,11 @@ from .._files import (
     WriteError,
     check_name,
     check_writable,
+    document_writer,
     is_intact,
     load_document,
     remove_temporaries,
-    save_document,
+    write_atomically,
 )
 from .._serializable import matches
 from ..errors import CheckpointWarning, IncompatibleError, InvalidInputError, InvalidTypeError
@@ -225,8 +226,8 @@ class RunDocument:
         too_long = f"the history of {len(self.history)} records is too long for one file: record less often"
         tensors = TensorStore()
         content = {"format": FORMAT, "version": VERSION, "value": encode("run", self, tensors)}
-        options: dict[str, Any] = {"too_long": too_long, "overwrite": overwrite, "previous": previous}
-        return save_document(Path(path), content, tensors.stored, **options)
+        writer = document_writer(content, tensors.stored, too_long=too_long)
+        return write_atomically(Path(path), writer, overwrite=overwrite, previous=previous)
 
     @classmethod
     def load(cls, path: str | Path) -> RunDocument:

@@ -1,4 +1,4 @@
-"""The one engine: stages that are begun, stepped, recorded, judged, stored, interrupted and resumed.
+"""The one engine: it takes the steps of stages, records and stores them, and stops and resumes between any two.
 
     with Run("HyperCleaner.fit", identity=..., checkpoint="fit.safetensors", resume=None) as run:
         start = run.once("start", fit_first_model)                    # a single computation
@@ -328,7 +328,7 @@ class Run:
         return status
 
     def _record(self, stage: Stage) -> tuple[Status | None, bool]:
-        """Make a row and judge it, then keep it: a record that is cut short is made again on resuming.
+        """Make a row, ask for the status, then append the row: a record that is cut short is made again on resuming.
 
         Gives the status that ends the stage, if one does, and whether Ctrl-C was pressed by now.
         """

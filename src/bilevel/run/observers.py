@@ -60,7 +60,7 @@ class Observer(Protocol):
         ...
 
 
-class _Lines(ABC):
+class _TextLog(ABC):
     """One line per record in a text file."""
 
     def __init__(self, path: str | Path) -> None:
@@ -119,7 +119,7 @@ class _Lines(ABC):
         """A record as text."""
 
 
-class CSVFile(_Lines):
+class CSVFile(_TextLog):
     """Write every record of a run as a row of a CSV file, with a header.
 
     Parameters
@@ -145,7 +145,7 @@ class CSVFile(_Lines):
         return _csv_line("" if value is None else value for value in flat(record).values())
 
 
-class JSONLines(_Lines):
+class JSONLines(_TextLog):
     """Write every record of a run as one line of JSON; NaN and infinite numbers become null.
 
     Parameters
@@ -230,7 +230,7 @@ def check_logs(callbacks: Iterable[Any], history: Sequence[Record], others: Iter
     """Refuse, before anything is written, logs in files of other runs, in one another's and in `others`."""
     taken = [path.resolve() for path in others]
     for log in callbacks:
-        if isinstance(log, _Lines):
+        if isinstance(log, _TextLog):
             if log.path.resolve() in taken:
                 raise InvalidInputError(f"{log.path} is named twice: each log and checkpoint needs a file of its own")
             log.check(history)
@@ -245,7 +245,7 @@ def named_logs(callbacks: Iterable[Any]) -> dict[str, str]:
 def logs_of(names: Mapping[str, str], history: Sequence[Record]) -> Iterator[tuple[str, CSVFile | JSONLines | None]]:
     """The logs that a checkpoint names, to be continued; None for a file that is not the log of this run.
 
-    A checkpoint may come from a stranger and name any file: one that does not begin with this run's own first record
+    A checkpoint may be untrusted and name any file: one that does not begin with this run's own first record
     is neither made nor changed.
     """
     for path, kind in names.items():

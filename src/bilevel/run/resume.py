@@ -59,7 +59,7 @@ def resume(file: Path, *, problem: str | None = None, solver: str | None = None,
 def _loaded(file: Path) -> Solution:
     """The newest state of a run of `minimize`; any other goes on elsewhere, and the error says where.
 
-    Its command line is shown and not run: it names files to write, and the file may come from a stranger.
+    Its command line is shown and not run: it names files to write, and the file may be untrusted.
     """
     document = Checkpoint(file).load()
     if document.kind != "minimize":

@@ -51,7 +51,7 @@ def active_rows(slack: Tensor, gap: Tensor, G: Tensor, A: Tensor, guess: Tensor,
     slacks, gaps = slacks / unit, gaps / unit
     face = guess.cpu().numpy()
     while len(todo):
-        residual, clear = solver.judge(face, slacks[todo], gaps[todo])
+        residual, clear = solver.residuals(face, slacks[todo], gaps[todo])
         settled = (residual <= EXACT) & clear
         active[todo[settled]] = face
         todo = todo[~settled]
@@ -112,7 +112,7 @@ class ActiveSet:
         """The KKT residual and the mask of the best candidate."""
         best = (np.inf, np.zeros(len(slack), dtype=bool))
         for active in self._candidates(slack, gap):
-            residual, clear = (float(v[0]) for v in self.judge(active, slack[None], gap[None]))
+            residual, clear = (float(v[0]) for v in self.residuals(active, slack[None], gap[None]))
             if residual <= EXACT and clear:
                 return residual, active
             best = min((residual, active), best, key=lambda entry: max(entry[0], EXACT))
@@ -127,7 +127,7 @@ class ActiveSet:
             if near.sum() > 2 * self.G.shape[1]:
                 return None
             active = self._least_distance(near, slack, gap)
-            residual, clear = self.judge(active, slack[None], gap[None])
+            residual, clear = self.residuals(active, slack[None], gap[None])
             if residual[0] <= EXACT:
                 return active if clear[0] else None
         return None
@@ -169,7 +169,7 @@ class ActiveSet:
         along = np.linalg.solve(R.T, np.concatenate([gap, slack[:, active]], -1).T)
         return (Q @ along).T, -np.linalg.solve(R, along).T
 
-    def judge(self, active: Array, slack: Array, gap: Array) -> tuple[Array, Array]:
+    def residuals(self, active: Array, slack: Array, gap: Array) -> tuple[Array, Array]:
         """For each right-hand side: largest violation or negative multiplier, relative to the step (inf for
         dependent rows), and whether all multipliers and all other slacks are clearly positive."""
         steps, multipliers = self._steps(active, slack, gap)

@@ -158,7 +158,7 @@ class ConvexSet(Parameterized, ABC):
             amount, scale, what = self.excess(tree_map(widened, y))
         if tol is None:
             tol = max(tolerances.feasibility(u.dtype) for u in leaves(y))
-        return judged(amount, scale, what, tol)
+        return _membership(amount, scale, what, tol)
 
     def distance(self, y: Any) -> Tensor:
         """|y - P_Y(y)| for each batch element."""
@@ -251,7 +251,7 @@ class ConvexSet(Parameterized, ABC):
         return fine
 
 
-def judged(amount: Tensor, scale: Tensor | float, what: str, tol: float) -> Membership:
+def _membership(amount: Tensor, scale: Tensor | float, what: str, tol: float) -> Membership:
     """Whether the amounts by which points of a batch break a constraint are within tol times the scale."""
     outside = ~(amount <= tol * torch.as_tensor(scale, device=amount.device))
     if not bool(outside.any()):

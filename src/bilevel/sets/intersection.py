@@ -180,7 +180,7 @@ class Intersection(ConvexSet):
     ) -> Tensor:
         """The error of (y, u), which is kept where that is smaller than before and no `worse`."""
         weight = best.balance(y, normals)
-        error = best.judge(y, normals, self._gaps(y, normals, weight), moved)
+        error = best.kkt_error(y, normals, self._gaps(y, normals, weight), moved)
         best.keep(y, normals, weight, torch.where(error <= worse, error, torch.inf), angle)
         return error
 
@@ -259,12 +259,12 @@ class Intersection(ConvexSet):
 
     def excess(self, y: Tensor) -> tuple[Tensor, Tensor, str]:
         """The part that is furthest outside, in units of its own scale."""
-        judged = []
+        parts = []
         for k, part in enumerate(self.sets):
             amount, scale, what = part.excess(y)
             scale = torch.as_tensor(scale).detach().to(amount).clamp_min(torch.finfo(amount.dtype).tiny)
-            judged.append(((amount.detach() / scale).max(), amount.detach() / scale, f"in set {k}: {what}"))
-        _, worst, what = max(judged, key=lambda entry: float(entry[0].nan_to_num(torch.inf)))
+            parts.append(((amount.detach() / scale).max(), amount.detach() / scale, f"in set {k}: {what}"))
+        _, worst, what = max(parts, key=lambda entry: float(entry[0].nan_to_num(torch.inf)))
         return worst, worst.new_ones(()), what
 
 
@@ -312,7 +312,7 @@ class Best:
         largest = (event_norm(normals, self.ndim).amax(0) / self.set_size(y)).clamp_min(1.0)
         return largest.reshape(largest.shape + (1,) * self.ndim)
 
-    def judge(self, y: Tensor, normals: Tensor, gaps: Tensor, moved: Tensor | float) -> Tensor:
+    def kkt_error(self, y: Tensor, normals: Tensor, gaps: Tensor, moved: Tensor | float) -> Tensor:
         """The KKT residual of (y, u) or, if larger, the last move of y; relative."""
         left = torch.maximum(self.imbalance(y, normals), torch.as_tensor(moved, dtype=y.dtype)) / self.size(y)
         return torch.maximum(left, event_norm(gaps, self.ndim).amax(0) / self.set_size(y))

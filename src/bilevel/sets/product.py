@@ -116,13 +116,13 @@ class ProductSet(ConvexSet):
 
     def excess(self, y: Any) -> tuple[Tensor, Tensor, str]:
         """The part that is furthest outside, in units of its own set's scale."""
-        judged = []
+        parts = []
         for name, entry in self._split(y).items():
             amount, scale, what = self.sets[name].excess(entry)
             scale = torch.as_tensor(scale, dtype=amount.dtype, device=amount.device)
             relative = torch.where(amount > 0, amount / scale, amount).amax()  # NaN stays, 0/0 is inside
-            judged.append((float(relative.nan_to_num(torch.inf)), relative, f"in entry {name!r}: {what}"))
-        _, worst, message = max(judged, key=lambda entry: entry[0])
+            parts.append((float(relative.nan_to_num(torch.inf)), relative, f"in entry {name!r}: {what}"))
+        _, worst, message = max(parts, key=lambda entry: entry[0])
         return worst, torch.ones_like(worst), message
 
     def distance(self, y: Any) -> Any:
