@@ -16,7 +16,7 @@ import torch
 from .._checks import check_fits, check_number, check_problem, check_set_only, check_solver_object, check_start
 from .._derivative_check import warn_of_flaws
 from .._fingerprint import fingerprint
-from ..errors import BilevelError, IncompatibleError, InvalidInputError, InvalidTypeError
+from ..errors import BilevelError, IncompatibleError, InvalidInputError
 from ..hypergradients import LinearSolve
 from ..lower import lower_residual, solve_lower, uncounted
 from ..moving_sets import MovingSetRewrite, rewrite_moving_set
@@ -28,10 +28,10 @@ from ..spaces import Vector, leaves
 from .checkpoint import Checkpoint, Outcome, RunDocument
 from .default_solver import choose_solver
 from .engine import Callback, Limits, Run, Stage
-from .observers import check_logs, named_logs
-from .plan import STEPS, Plan
+from .observers import check_logs, checked_callbacks, named_logs
+from .plan import Plan
 from .problem_identity import check_same_problem, problem_identity
-from .solution import Iterate, Record, Solution, Status
+from .solution import Iterate, Record, Solution, Status, document_of
 from .stopping import SOLVED, ends_above_start, is_certified, no_descent_near, stationarity_of
 
 SAME_PROBLEM = 1e-3
@@ -176,12 +176,12 @@ def minimize(
     ranks, asked = problem.ranks, {"evaluate_every": evaluate_every, "tol": tol, "delta": delta, "output": output}
     with ranks.guard("reading the arguments of minimize"):
         check_solver_object(solver)
-        callbacks = _checked_callbacks(callbacks)
+        callbacks = checked_callbacks(callbacks)
         if resume is not None and (x0 is not None or y0 is not None):
             raise InvalidInputError("pass either x0 and y0 (a new run) or resume=... (an existing one), not both")
         if seconds is not None:
             check_number("seconds", seconds)
-        earlier, place = _earlier(resume), None if checkpoint is None else Checkpoint.of(checkpoint)
+        earlier, place = document_of(resume), None if checkpoint is None else Checkpoint.of(checkpoint)
         check_logs(callbacks, earlier.history if earlier else (), place.files if place else ())
         asked |= {"steps": steps, "solver": solver, "checkpoint_every": place.every if place else None}
         plan = Plan.settle(None if earlier is None else (earlier.plan, earlier.state.current), **asked)
@@ -405,28 +405,3 @@ class SolverStage(Stage):
         best = None if value.best is None else (value.best[0], moved(value.best[1]), value.best[2])
         sampled = None if value.sampled is None else (moved(value.sampled[0]), value.sampled[1])
         return Iterate(current=value.current.map_like_x(moved), best=best, sampled=sampled)
-
-
-def _earlier(resume: Any) -> RunDocument | None:
-    """The run to go on from."""
-    if resume is None:
-        return None
-    if isinstance(resume, State):
-        state, plan = Iterate(current=resume), Plan(steps=resume.step + STEPS)
-        return RunDocument(kind="minimize", plan=plan, stage="minimize", state=state, recorded=resume.step)
-    if isinstance(resume, str | Path | Checkpoint):
-        return Solution.from_document(Checkpoint.of(resume).load()).document
-    if not isinstance(resume, Solution):
-        raise InvalidTypeError(
-            f"resume must be a Solution, a solver's State or the path of a file, got {type(resume).__name__}"
-        )
-    return resume.identified()
-
-
-def _checked_callbacks(callbacks: Any) -> list[Callback]:
-    """A list of functions of (record, state)."""
-    several = isinstance(callbacks, Iterable) and not callable(callbacks)
-    checked = list(callbacks) if several else []
-    if not several or not all(map(callable, checked)):
-        raise InvalidTypeError(f"callbacks must be a list of functions of (record, state), got {callbacks!r}")
-    return checked

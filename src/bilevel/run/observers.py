@@ -226,6 +226,15 @@ class TensorBoard:
             self._writer = None
 
 
+def checked_callbacks(callbacks: Any) -> list[Any]:
+    """A list of functions of (record, state)."""
+    several = isinstance(callbacks, Iterable) and not callable(callbacks)
+    checked = list(callbacks) if several else []
+    if not several or not all(map(callable, checked)):
+        raise InvalidTypeError(f"callbacks must be a list of functions of (record, state), got {callbacks!r}")
+    return checked
+
+
 def check_logs(callbacks: Iterable[Any], history: Sequence[Record], others: Iterable[Path] = ()) -> None:
     """Refuse, before anything is written, logs in files of other runs, in one another's and in `others`."""
     taken = [path.resolve() for path in others]

@@ -9,11 +9,11 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import InvalidInputError
+from ..errors import InvalidInputError, InvalidTypeError
 from ..solvers.base import State
 from ..spaces import Vector
 from ._serialization import is_vector, serializable
-from .plan import Plan
+from .plan import STEPS, Plan
 
 if TYPE_CHECKING:
     from ..diagnostics import Certificate
@@ -315,3 +315,21 @@ def flat(record: Record) -> dict[str, Any]:
     values = asdict(record)
     values.update(values.pop("costs"))
     return values
+
+
+def document_of(resume: Any) -> RunDocument | None:
+    """The run of a `Solution`, of a solver's state or of a file, to go on from."""
+    from .checkpoint import Checkpoint, RunDocument
+
+    if resume is None:
+        return None
+    if isinstance(resume, State):
+        state, plan = Iterate(current=resume), Plan(steps=resume.step + STEPS)
+        return RunDocument(kind="minimize", plan=plan, stage="minimize", state=state, recorded=resume.step)
+    if isinstance(resume, str | Path | Checkpoint):
+        return Solution.from_document(Checkpoint.of(resume).load()).document
+    if not isinstance(resume, Solution):
+        raise InvalidTypeError(
+            f"resume must be a Solution, a solver's State or the path of a file, got {type(resume).__name__}"
+        )
+    return resume.identified()

@@ -39,6 +39,9 @@ def of_lower_level(*, default: Any) -> Any:
     return field(default=default, metadata={"reset": lambda old, y: default})
 
 
+AFFINE_SETS = (AffineSet, Hyperplane, FreeSpace)
+LINEAR_SETS = (*AFFINE_SETS, HalfSpace, Box, Simplex, Polyhedron)
+
 RESETS: dict[str, Callable[[Any, Vector], Any]] = {
     "zero": lambda old, y: tree_map(torch.zeros_like, y),
     "none": lambda old, y: None,
@@ -209,18 +212,6 @@ def _has_jacobian(constraint: ConvexSet, y: Vector) -> bool:
     return True
 
 
-def _is_affine(constraint: ConvexSet) -> bool:
-    return isinstance(constraint, AffineSet | Hyperplane | FreeSpace)
-
-
-def _is_linear(constraint: ConvexSet) -> bool:
-    return _is_affine(constraint) or isinstance(constraint, HalfSpace | Box | Simplex | Polyhedron)
-
-
-def _single_vector(y: Vector) -> bool:
-    return not isinstance(y, dict) and y.ndim == 1
-
-
 PROJECTION = Need("a convex set with a projection", lambda problem, constraint, y: isinstance(constraint, ConvexSet))
 JACOBIAN = Need(
     "a projection with a Jacobian (`ConvexSet.jacobian`)",
@@ -232,11 +223,11 @@ PROJECTOR = Need(
 )
 AFFINE = Need(
     "an affine set (AffineSet, Hyperplane or FreeSpace; the right-hand side may depend on x)",
-    lambda problem, constraint, y: _is_affine(constraint),
+    lambda problem, constraint, y: isinstance(constraint, AFFINE_SETS),
 )
 LINEAR = Need(
     "linear inequalities and equations (HalfSpace, Box, NonNegative, Simplex, Polyhedron or an affine set)",
-    lambda problem, constraint, y: _is_linear(constraint),
+    lambda problem, constraint, y: isinstance(constraint, LINEAR_SETS),
 )
 SEPARABLE = Need(
     "a separable set (a box or a product of boxes) for coordinate steps, where inner='full' takes all sets",
@@ -246,7 +237,9 @@ FIXED_SET = Need(
     "a set that does not move with x (Translated and Scaled sets are rewritten as fixed ones)",
     lambda problem, constraint, y: not problem.moving,
 )
-SINGLE_VECTOR = Need("one vector y (no batch and no dictionary)", lambda problem, constraint, y: _single_vector(y))
+SINGLE_VECTOR = Need(
+    "one vector y (no batch and no dictionary)", lambda problem, constraint, y: not isinstance(y, dict) and y.ndim == 1
+)
 ONE_PROCESS = Need("one process", lambda problem, constraint, y: problem.ranks.size == 1)
 NO_FUNCTION_CONSTRAINTS = Need(
     "a lower level without function constraints (write h as a set of bilevel.sets)",
