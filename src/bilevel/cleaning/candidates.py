@@ -1,7 +1,8 @@
 """Which final model to use: the correction or a simpler one, compared on checked rows that none of them has seen.
 
+    average                 the geometric mean of the next two: two errors that are unlike each other
     correction              p of the joint likelihood
-    filter                  the heaviest model, fitted to the rows that confident learning keeps (cleanlab's default)
+    filter                  the first model alone, fitted to the rows that confident learning keeps (cleanlab's default)
     all labels              the mixture of models of all labels, as if they were right
     gold loss correction    a linear model, trained through a matrix of label shares
     transition, class-pairs, rows    the linear noise models of the bilevel pipeline, where rows and columns are few
@@ -26,12 +27,12 @@ from typing import Any
 import numpy as np
 
 from ..errors import NonFiniteError
-from .correction import Correction, Evidence, decide, final_model, with_checked_rows
+from .correction import Correction, Evidence, decide, final_model, geometric_mean, with_checked_rows
 from .label_likelihood import TINY
 from .linear_candidates import BILEVEL, GOLD, LinearModels
-from .out_of_fold import MOST_ROWS, fitted, folds_of, probabilities, sample_of_each
+from .out_of_fold import MOST_ROWS, fitted, folds_of, probabilities, sample_of_each, several
 
-ORDER = ("correction", "filter", "all labels", GOLD, *BILEVEL, "checked only")
+ORDER = ("average", "correction", "filter", "all labels", GOLD, *BILEVEL, "checked only")
 """The candidates, the preferred one first."""
 FEWEST = 20
 """Fewer checked rows cannot tell candidates apart: then it is the correction."""
@@ -107,13 +108,14 @@ class _Trial:
         self.seen = {"all labels": self.base.probabilities}
         self.posterior = np.zeros((len(evidence.checked), evidence.classes))
         self.linear: tuple[str, ...] = ()
+        self.filter: Any = None
         free = evidence.unchecked[~np.isin(evidence.tied[evidence.unchecked], evidence.tied[evidence.checked])]
         if mixture is None or not several(evidence.given[free]):
             return
         kept = np.intersect1d(confident_rows(correction), free)
         if several(evidence.given[kept]):
-            filtered = fitted(mixture.models[mixture.heaviest], evidence.X, evidence.given, kept)
-            self.seen["filter"] = probabilities(filtered, evidence.X, evidence.classes)
+            self.filter = fitted(mixture.first, evidence.X, evidence.given, kept)
+            self.seen["filter"] = probabilities(self.filter, evidence.X, evidence.classes)
         self.models = LinearModels(evidence, _sampled(evidence.given, free, SAMPLE, seed), seed)
         small = evidence.X.shape[0] * evidence.X.shape[1] * evidence.classes <= FEW
         self.linear = (GOLD, *BILEVEL) if small else (GOLD,)
@@ -123,6 +125,8 @@ class _Trial:
         evidence, made = self.evidence, without_labels(self.base, held, self.seed)
         checked, rows, others = made.checked_models, evidence.checked[held], made.evidence.checked
         self.seen["correction"] = made.p
+        if self.filter is not None:
+            self.seen["average"] = geometric_mean(made.p, [self.filter], evidence.X)
         if checked is not None and checked.own is not None:
             self.seen["checked only"] = probabilities(checked.own, evidence.X, evidence.classes)
         tried = [name for name in self.linear if not self._behind(name)]
@@ -152,11 +156,6 @@ def brier_scores(P: np.ndarray, evidence: Evidence, rows: np.ndarray) -> np.ndar
     seen = np.unique(evidence.right[evidence.checked])
     P = P[:, seen] + TINY
     return ((P / P.sum(1, keepdims=True) - (seen == evidence.right[rows, None])) ** 2).sum(1)
-
-
-def several(labels: np.ndarray) -> bool:
-    """Whether there are labels to tell apart."""
-    return len(np.unique(labels)) > 1
 
 
 def _sampled(given: np.ndarray, rows: np.ndarray, count: int, seed: int) -> np.ndarray:
@@ -217,10 +216,11 @@ def most_stable(rows: Mapping[str, np.ndarray], absent: Mapping[str, int] | None
 
 
 def confident_rows(correction: Correction) -> np.ndarray:
-    """Numbers of the unchecked rows that confident learning keeps."""
-    evidence = correction.evidence
+    """Numbers of the unchecked rows that confident learning keeps, by the first model of the mixture alone."""
+    assert correction.mixture is not None
+    evidence, P = correction.evidence, correction.mixture.first_out_of_fold
     rows = evidence.unchecked
-    return rows[~confident_issues(correction.probabilities[rows], evidence.given[rows])]
+    return rows[~confident_issues(P[rows], evidence.given[rows])]
 
 
 def confident_issues(P: np.ndarray, given: np.ndarray) -> np.ndarray:
@@ -260,10 +260,13 @@ def chosen_model(correction: Correction, choice: str, seed: int = 0) -> Any:
     if choice == "checked only":
         assert correction.checked_models is not None
         return SingleModel(correction.checked_models.own, evidence.classes)
-    if choice == "filter":
+    if choice in ("filter", "average"):
         rows = np.concatenate([confident_rows(correction), evidence.checked])
-        model = fitted(mixture.models[mixture.heaviest], evidence.X, evidence.best_labels, rows)
-        return SingleModel(model, evidence.classes)
+        model = fitted(mixture.first, evidence.X, evidence.best_labels, rows)
+        if choice == "filter":
+            return SingleModel(model, evidence.classes)
+        corrected = final_model(correction)
+        return replace(corrected, others={**corrected.others, "filter": model})
     noisy = _sampled(evidence.given, evidence.unchecked, MOST_ROWS, seed)
     P = correction.probabilities[evidence.checked]
     return SingleModel(LinearModels(evidence, noisy, seed).fit(choice, evidence.checked, P), evidence.classes)

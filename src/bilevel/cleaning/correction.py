@@ -5,8 +5,8 @@
     R   logistic regression of the right label on [clr P, clr C] / 2 on checked rows, cross-fitted there
     p, T_x   joint penalised likelihood of p = softmax(alpha . (clr P, clr R, clr C) + b) and of a noise model T_x
     Q(c|x,g) ~ p_c T_x[c,g],   label quality = Q(g|x,g)
-    final model: the geometric mean of p on new rows, by the models of P refitted to all rows, and of the heaviest of
-    these models, refitted to the rows whose label is not suspected
+    final model: the geometric mean of p on new rows, by the models of P refitted to all rows, and of other models: the
+    heaviest of P, refitted to the rows whose label is not suspected, and others that the caller adds
 
 clr is the centred logarithm. See `out_of_fold` and `label_likelihood` for P and for p, T_x. Without checked rows there
 is no noise model: Q = p = P.
@@ -14,13 +14,14 @@ is no noise model: Q = p = P.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
+from scipy.special import softmax
 from sklearn.decomposition import TruncatedSVD
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import Pipeline
@@ -38,6 +39,7 @@ from .out_of_fold import (
     out_of_fold,
     probabilities,
     ridge_logistic,
+    several,
     standardised,
     tied_rows,
 )
@@ -301,12 +303,12 @@ def certain(Q: np.ndarray, evidence: Evidence) -> np.ndarray:
 
 @dataclass(frozen=True)
 class CorrectedModel:
-    """Class probabilities of new rows: p(c|x), in the geometric mean with a model of the rows that are kept."""
+    """Class probabilities of new rows: the geometric mean of p(c|x) and of those of other classifiers, by name."""
 
     mixture: FittedMixture
     checked_models: CheckedModels | None
     label_model: LabelModel | None
-    kept: Any = None  # a classifier, or None
+    others: Mapping[str, Any] = field(default_factory=dict)
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """Shape (n, classes)."""
@@ -314,13 +316,21 @@ class CorrectedModel:
         if self.checked_models is None or self.label_model is None:
             return P
         p = self.label_model.class_probabilities(self.checked_models.features(P, X))
-        if self.kept is None:
-            return p
-        other = probabilities(self.kept, X, P.shape[1]) + 1e-4
-        unseen = np.setdiff1d(np.arange(P.shape[1]), self.kept.classes_)
-        other[:, unseen] = p[:, unseen]  # a class that lost its rows
-        mean = np.sqrt(p * other)
-        return mean / mean.sum(1, keepdims=True)
+        return geometric_mean(p, self.others.values(), X)
+
+
+def geometric_mean(p: np.ndarray, others: Iterable[Any], X: Any) -> np.ndarray:
+    """The normalised geometric mean of p, (n, classes), and of the classifiers' probabilities of the rows X.
+
+    A classifier has p for the classes that it has never seen.
+    """
+    logs = [np.log(p)]
+    for model in others:
+        P = probabilities(model, X, p.shape[1]) + 1e-4
+        unseen = np.setdiff1d(np.arange(p.shape[1]), model.classes_)
+        P[:, unseen] = p[:, unseen]
+        logs.append(np.log(P))
+    return softmax(np.mean(logs, axis=0), axis=1)
 
 
 def final_model(correction: Correction) -> CorrectedModel:
@@ -328,12 +338,12 @@ def final_model(correction: Correction) -> CorrectedModel:
     evidence, mixture = correction.evidence, correction.mixture
     if evidence.X is None or mixture is None:
         raise InvalidInputError("a model for new rows needs the features X and the estimator, not pred_probs alone")
-    everything, kept = mixture.fit(evidence.X, evidence.best_labels), None
+    everything, others = mixture.fit(evidence.X, evidence.best_labels), {}
     if correction.label_model is not None:
         rows = np.flatnonzero(~correction.is_issue & (evidence.best_labels >= 0))
-        if len(np.unique(evidence.best_labels[rows])) > 1:
-            kept = fitted(mixture.models[mixture.heaviest], evidence.X, evidence.best_labels, rows)
-    return CorrectedModel(everything, correction.checked_models, correction.label_model, kept)
+        if several(evidence.best_labels[rows]):
+            others["kept"] = fitted(mixture.models[mixture.heaviest], evidence.X, evidence.best_labels, rows)
+    return CorrectedModel(everything, correction.checked_models, correction.label_model, others)
 
 
 def suspected(Q: np.ndarray, given: np.ndarray, prior: np.ndarray) -> np.ndarray:

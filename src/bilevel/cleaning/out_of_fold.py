@@ -192,11 +192,22 @@ def out_of_fold(model: Any, X: Any, labels: np.ndarray, fold: np.ndarray, classe
     P = np.zeros((len(labels), classes))
     for number in np.unique(fold):
         train, held = np.flatnonzero((fold != number) & (labels >= 0)), np.flatnonzero(fold == number)
-        if len(np.unique(labels[train])) < 2:
+        if not several(labels[train]):
             P[held] = shares(labels[train], classes)
         else:
             P[held] = probabilities(fitted(model, X, labels, train), X[held], classes)
     return P
+
+
+def several(labels: np.ndarray) -> bool:
+    """Whether there are labels to tell apart.
+
+    Examples
+    --------
+    >>> several(np.array([1, 1])), several(np.array([0, 1]))
+    (False, True)
+    """
+    return len(np.unique(labels)) > 1
 
 
 def shares(labels: np.ndarray, classes: int) -> np.ndarray:
@@ -210,12 +221,24 @@ def shares(labels: np.ndarray, classes: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Mixture:
-    """Models with convex weights; `out_of_fold` has the mixture's probabilities of the rows that it was made of."""
+    """Models with convex weights, and their probabilities of the rows that it was made of.
+
+    Parameters
+    ----------
+    models, weights
+        Those with any weight, by name.
+    out_of_fold
+        The mixture's probabilities, shape (n, classes).
+    first, first_out_of_fold
+        The first of the models to mix, whatever its weight, and its own probabilities, shape (n, classes).
+    """
 
     models: Mapping[str, Any]
     weights: Mapping[str, float]
     classes: int
     out_of_fold: np.ndarray
+    first: Any
+    first_out_of_fold: np.ndarray
 
     @property
     def heaviest(self) -> str:
@@ -262,7 +285,8 @@ def mix(models: Mapping[str, Strengths], X: Any, labels: np.ndarray, fold: np.nd
     weights = mixture_weights([each[judges] for each in P.values()], labels[judges])
     kept = {name: float(weight) for name, weight in zip(P, weights, strict=True) if weight > 0}
     mixed = sum(weight * P[name] for name, weight in kept.items())
-    return Mixture({name: chosen[name] for name in kept}, kept, classes, np.asarray(mixed))
+    first = next(iter(models))
+    return Mixture({name: chosen[name] for name in kept}, kept, classes, np.asarray(mixed), chosen[first], P[first])
 
 
 def log_likelihood(P: np.ndarray, labels: np.ndarray) -> float:
