@@ -116,7 +116,7 @@ class DenseLevel(LowerLevel):
             system = self.factor(point, constraint)
         u = system.adjoint(flat(point.lin.upper_grad_y).double())
         z = point.y - system.eta * point.slope
-        residual = (point.y - self.project(constraint, z)).double()
+        residual = search.residual(point, system.eta)
         w = system.eta * (system.jacobian @ u)
         return Solved(point, z, residual, u, w, system.eta, system.curvature, system)
 
@@ -160,13 +160,14 @@ class _NewtonSearch:
         self.slack, self.weight = slack, weight
         self.smoothed = level.smoothing is not None
         self.least, self.lowest = math.inf, None  # the records of |R| and of g
+        self._known: tuple[LowerPoint | None, float, Tensor] = (None, math.nan, level.identity)
 
     def run(self, point: LowerPoint, system: System, *, fresh: bool) -> tuple[LowerPoint, System | None]:
         level, burst, at_floor = self.level, 20, 0
         for _ in range(SMOOTHED_STEPS if self.smoothed else NEWTON_STEPS):
             if system.curvature > level.curvature_limit or level.work > level.allowed:
                 return point, None
-            residual = self._residual(point, system.eta)
+            residual = self.residual(point, system.eta)
             size = float(residual.norm())
             floor = 4 * level.rounding(point.y, system.eta, system.curvature)
             if size <= max(level.tolerance(self.slack, self.weight, point, system.eta), floor):
@@ -174,7 +175,7 @@ class _NewtonSearch:
             d = system.newton(residual)
             finite = bool(torch.isfinite(d).all())
             trial = self._move(point, d if finite else -residual)
-            after = float(self._residual(trial, system.eta).norm()) if trial.finite else math.inf
+            after = float(self.residual(trial, system.eta).norm()) if trial.finite else math.inf
             if after <= 0.1 * size:  # contracts well: the factorisation still serves
                 point, fresh = trial, False
                 continue
@@ -193,8 +194,13 @@ class _NewtonSearch:
             system, fresh = level.factor(point, self.constraint), True
         return point, system
 
-    def _residual(self, point: LowerPoint, eta: float) -> Tensor:
-        return (point.y - self.level.project(self.constraint, point.y - eta * point.slope)).double()
+    def residual(self, point: LowerPoint, eta: float) -> Tensor:
+        """R = y - P(y - eta grad_y g), kept for the next question, which is mostly the same."""
+        known, step, residual = self._known
+        if known is not point or step != eta:
+            residual = (point.y - self.level.project(self.constraint, point.y - eta * point.slope)).double()
+            self._known = point, eta, residual
+        return residual
 
     def _move(self, point: LowerPoint, d: Tensor) -> LowerPoint:
         return self.level.at(self.x, self.level.project(self.hard, point.y + d.to(point.y.dtype)))
@@ -216,8 +222,8 @@ class _NewtonSearch:
             return found
         trial = self.level.at(self.x, self._model_minimum(point, system))
         if self.smoothed:
-            nearest = size if found is None else float(self._residual(found, system.eta).norm())
-            better = trial.finite and float(self._residual(trial, system.eta).norm()) < nearest
+            nearest = size if found is None else float(self.residual(found, system.eta).norm())
+            better = trial.finite and float(self.residual(trial, system.eta).norm()) < nearest
         else:
             better = (point if found is None else found).change_to(trial, self.level.eps) < 0
         return trial if better else found
@@ -226,7 +232,7 @@ class _NewtonSearch:
         for part in (0.5, 0.2, 0.05) if self.smoothed else (0.3, 0.1, 0.03):
             trial = self._move(point, part * d)
             if self.smoothed:
-                good = float(self._residual(trial, system.eta).norm()) < (1 - 0.2 * part) * size
+                good = float(self.residual(trial, system.eta).norm()) < (1 - 0.2 * part) * size
             else:
                 good = trial.value < point.value - 1e-12 * abs(point.value)
             if good:

@@ -19,6 +19,8 @@ from .base import HALF, can_look_at_values
 
 SHORT = 4_000
 """Below this many entries, sorting one vector is faster than Newton's method."""
+SHORT_ROW = 200
+"""The same for each row of a stack with fewer than SHORT entries in all."""
 CHUNK = 64
 """Entries per chunk, when the maxima of chunks tell where the few large entries are."""
 ROUNDS = 40
@@ -36,7 +38,7 @@ def cut_level(b: Tensor, radius: Tensor) -> Tensor:
     if b.numel() == b.shape[-1] and radius.numel() == 1:
         level = torch.full_like(b[..., :1], cut_level_of_one(b.reshape(-1), float(radius)))
         return torch.broadcast_tensors(level, radius)[0]
-    return _by_newton(b, radius)
+    return _by_sorting(b, radius) if b.numel() < SHORT and b.shape[-1] < SHORT_ROW else _by_newton(b, radius)
 
 
 def cut_level_of_one(b: Tensor, radius: float) -> float:
