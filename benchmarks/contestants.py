@@ -40,6 +40,8 @@ PEERS: dict[str, tuple[str, list[tuple[int, str]]]] = {
     "Betty": ("betty", [(10, "descent"), (10, "adam")]),
 }
 """By name: whose it is, and the numbers of inner steps (0: its own way) and the ways to move x that are tried."""
+UNTUNED = ("minimize()", "DMLCBO()")
+"""Calls without settings."""
 
 
 @dataclass
@@ -64,42 +66,63 @@ def cleaning(task: Task, columns: Any = slice(None)) -> CleaningProblem:
 
 
 def contestants(task: Task) -> dict[str, dict[str, Run]]:
-    """By name, and by the way it runs; the first is ours."""
-    found = {name: {} for name in ("DMLCBO", "DMLCBO(upper_step)", "Approx", "RMDPCD", "VPBGD", *PEERS)}
+    """By name, and by the other settings of each way it runs; ours are called by `label`."""
+    names = (*UNTUNED, "DMLCBO", "DMLCBO on few products", "Approx", "RMDPCD", "VPBGD", *PEERS)
+    found: dict[str, dict[str, Run]] = {name: {} for name in names}
     n = len(task.given)
 
-    def ours(name: str, way: str, solver: Callable[[float], Any], every: int = 1, steps: int = 1000) -> None:
-        found[name][way] = through_minimize(task, solver, every, steps)
+    def ours(name: str, solver: Callable[[float], Any], every: int = 1, steps: int = 1000, **settings: Any) -> None:
+        way = ", ".join(f"{setting}={value!r}" for setting, value in settings.items())
+        found[name][way] = through_minimize(task, lambda step: solver(step, **settings), every, steps)
 
+    ours("minimize()", lambda _: "auto")
+    ours("DMLCBO()", lambda _: bilevel.DMLCBO(), 10, 2000)
+    ours("DMLCBO", lambda s: bilevel.DMLCBO(upper_step=s), 40, 2000)
     for eta in (0.3, 1.0, 3.0):  # it has a part in which face is looked at, and none in the solution there
-        few = {"lower_step": 1.0, "hypergradient": bilevel.LinearSolve(tol=0.1, max_iterations=2, eta=eta)}
-        ours("DMLCBO", f"eta {eta:g}", lambda s, f=few: bilevel.DMLCBO(upper_step=s, **f), 2, 200)
-    ours("DMLCBO(upper_step)", "", lambda s: bilevel.DMLCBO(upper_step=s), 40, 2000)
+        few = bilevel.LinearSolve(tol=0.1, max_iterations=2, eta=eta)
+        name = "DMLCBO on few products"
+        ours(name, lambda s, **b: bilevel.DMLCBO(upper_step=s, **b), 2, 200, lower_step=1.0, hypergradient=few)
     # f and g are means over rows, and these methods do not scale their hypergradients: their steps are in units of n.
     for rule in ("adaptive", "fixed"):
-        both: dict[str, Any] = {"step_rule": rule}
-        ours("Approx", rule, lambda s, b=both: bilevel.Approx(upper_step=s * n, inner="plain", inner_steps=100, **b))
-        ours("RMDPCD", rule, lambda s, b=both: bilevel.solvers.RMDPCD(upper_step=s * n, steps=100, **b))
+        plain = {"inner": "plain", "inner_steps": 100, "step_rule": rule}
+        ours("Approx", lambda s, **b: bilevel.Approx(upper_step=s * n, **b), **plain)
+        ours("RMDPCD", lambda s, **b: bilevel.solvers.RMDPCD(upper_step=s * n, **b), step_rule=rule)
     for ramp in (0, 100):
         more = {"lower_steps": 100, "penalty_steps": 100, "ramp": ramp}
-        ours("VPBGD", f"ramp {ramp}", lambda s, m=more: bilevel.solvers.VPBGD(upper_step=s * n, **m))
+        ours("VPBGD", lambda s, **b: bilevel.solvers.VPBGD(upper_step=s * n, **b), **more)
     for name, (library, ways) in PEERS.items():
         for inner, mover in ways:
             found[name][f"{inner} steps, {mover}" if inner else mover] = peer(library, task, mover, inner)
     return found
 
 
+def label(name: str, way: str, step: float) -> str:
+    """What ran, with all settings that differ from the defaults."""
+    if name in UNTUNED:
+        return name
+    if name in PEERS:
+        return f"{name}: step {step:g}, {way}"
+    unit = "" if name.startswith("DMLCBO") else " n"
+    return f"{name.partition(' ')[0]}({', '.join(filter(None, (f'upper_step={step:g}{unit}', way)))})"
+
+
 def through_minimize(task: Task, solver: Callable[[float], Any], every: int, most: int) -> Run:
-    """A solver of ours, looked at every so many steps, for `most` at the most."""
+    """A solver of ours, looked at every so many steps, for `most` at the most.
+
+    What precedes the first step, such as the choice of the solver and the check of derivatives, is on the clock.
+    """
 
     def run(step: float, seconds: float, steps: int) -> Trace:
         problem, path, last = cleaning(task), Trace(), min(steps, most)
+        began = time.process_time()
+        first = bilevel.minimize(problem, problem.start(), solver=solver(step), steps=1, clock=time.process_time)
+        before = time.process_time() - began - first.stats["seconds"]
 
         def keep(record: Any, state: Any) -> bool:
             due = not path.steps or state.step >= path.steps[-1] + max(1, path.steps[-1] // 8)  # as the peers do
             if due or state.step == last:
                 path.steps.append(state.step)
-                path.seconds.append(record.seconds)
+                path.seconds.append(before + record.seconds)
                 path.xs.append(state.x.clone())
             return record.seconds > seconds
 

@@ -65,7 +65,7 @@ def test_the_peers_have_the_same_problem(task: Task, tmp_path: Path, monkeypatch
 
 
 def test_our_runs_are_on_the_clock_and_go_from_zero_to_the_last_step(task: Task) -> None:
-    path = contestants(task)["DMLCBO"]["eta 0.3"](1.0, math.inf, 20)
+    path = next(iter(contestants(task)["DMLCBO on few products"].values()))(1.0, math.inf, 20)
     assert path.steps[-1] == 20
     assert path.seconds == sorted(path.seconds)
     assert path.seconds[0] > 0
