@@ -11,8 +11,7 @@ from tests.known_stationarity import COUPLED, KNOWN_STATIONARITY, coupled
 
 import bilevel
 from bilevel import Status, certificate, sets
-from bilevel.diagnostics import goldstein_measure
-from bilevel.diagnostics.certificate import BoundEvidence
+from bilevel.diagnostics import BoundEvidence, goldstein_measure
 from bilevel.diagnostics.jacobian_hull import least_norm_weights
 from bilevel.testing.known_problems import known_problems
 

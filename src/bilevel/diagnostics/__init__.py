@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from .certificate import BoundEvidence, Certificate, Goldstein, certificate, goldstein_measure
+from .certificate import BoundEvidence, Certificate, certificate
 from .check import check_hypergradient
+from .constants import Constants, estimate_constants
+from .goldstein import Goldstein, goldstein_measure
 from .report import Cause, HypergradientCheck
-from .theory import Constants, Theory, dmlcbo_from_theory, estimate_constants, printed_eta_range, smoothing_lipschitz
+from .theory import Theory, dmlcbo_from_theory, printed_eta_range, smoothing_lipschitz
 
 __all__ = [
     "Cause",
