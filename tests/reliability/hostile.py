@@ -20,9 +20,10 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import mutants
 import numpy as np
 import torch
-from safetensors.torch import save, save_file
+from safetensors.torch import save
 
 ROOM = 600_000_000
 """Bytes of address space the readings may add."""
@@ -145,8 +146,6 @@ def _signed(folder: Path, fixtures: Path) -> list[Path]:
     """Our own files with a changed document and a checksum that fits: what a hostile writer could make."""
     from safetensors import safe_open
 
-    from bilevel import _files as files
-
     changes = {
         "run": {
             "state-class": lambda document: _run(document)["state"].update({"object": "subprocess.Popen"}),
@@ -180,8 +179,7 @@ def _signed(folder: Path, fixtures: Path) -> list[Path]:
             document = json.loads(text)
             change(document)
             paths.append(folder / f"signed-{kind}-{name}.safetensors")
-            save_file(tensors, paths[-1], metadata={"bilevel": json.dumps(document), "sha256": "0" * 64})
-            files.sign(paths[-1])
+            mutants.save_signed(tensors, document, paths[-1])
     return paths
 
 
