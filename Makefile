@@ -49,12 +49,10 @@ reliability: $(STAMP) ## Run long runs, interruptions and fault injection
 reliability-kills: FILES = tests/reliability/test_killed_*.py tests/reliability/test_sweeps.py
 reliability-mutants: FILES = tests/reliability/test_mutants.py
 reliability-claims: FILES = tests/reliability/test_broken_problems.py
-reliability-ranks: FILES = tests/test_ranks.py
-reliability-kills reliability-mutants reliability-claims reliability-ranks: $(STAMP)
+reliability-ranks: FILES = tests/reliability/test_lost_ranks.py tests/test_ranks.py
+reliability-modes: FILES = tests/reliability/test_modes.py
+reliability-kills reliability-mutants reliability-claims reliability-ranks reliability-modes: $(STAMP)
 	@$(BIN)/python -m pytest -m "reliability and not browser" $(FILES) $(ARGS)
-
-reliability-modes: $(STAMP)
-	@$(BIN)/python -m pytest tests/test_torch_modes.py $(ARGS)
 
 browser: $(STAMP) ## Run the tests that open pages in Chromium (installs Debian's chromium when it can)
 	@command -v "$(CHROMIUM)" >/dev/null || $(MAKE) --no-print-directory chromium
