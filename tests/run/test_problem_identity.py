@@ -28,6 +28,15 @@ OTHERS = {
     "another f": ({"upper": lambda x, y: (y - 1.001 * TARGET).square().sum()}, "^f is not that of the run to resume"),
     "another g": ({"lower": lambda x, y: (y - x).square().sum() + 1e-5 * y.square().sum()}, "^g is not that of"),
     "a cut f": ({"upper": lambda x, y: (y.detach() - TARGET).square().sum() + 0 * y.sum()}, "^f is not that of"),
+    "a cut g": ({"lower": lambda x, y: (y - x.detach()).square().sum()}, "^the mixed derivative of g is not that of"),
+    "a sampler": (
+        {
+            "upper": lambda x, y, batch: (y - TARGET).square().sum(),
+            "lower": lambda x, y, batch: (y - x).square().sum(),
+            "sampler": lambda generator: torch.randint(3, (2,), generator=generator),
+        },
+        "the sampler is not that of .*none then, of batches now",
+    ),
     "another kind of set": ({"constraint": sets.L2Ball(1.0)}, "the kind of the set of y .*L1Ball then, L2Ball now"),
     "another radius": ({"constraint": sets.L1Ball(torch.tensor(1.001).double())}, "set of y, its radius, is not that"),
     "a set that moves": ({"constraint": lambda x: sets.L1Ball(1 + x.square().sum())}, "the kind of the set of y"),

@@ -1,7 +1,7 @@
 """Whether a problem is the one of an earlier run: f, g and the sets at two points that depend on shapes alone.
 
-A problem is code, which no file holds. What a file holds is what the code gave: |f|, |grad_y f|, g, |grad_y g|, the
-projections, and fingerprints of the parameters of the sets. Numbers may differ by the rounding of another machine.
+A problem is code, which no file holds. What a file holds is what the code gave: f, g, the sizes of their derivatives,
+the projections, and fingerprints of the parameters of the sets. Numbers may differ by the rounding of another machine.
 """
 
 from __future__ import annotations
@@ -63,6 +63,7 @@ def check_same_problem(problem: Problem, x: Vector, y: Vector, was: Mapping[str,
 
 def _facts(problem: Problem, x: Vector, y: Vector) -> Facts:
     found = _set_facts(problem.upper_constraint, "the set of x")
+    found["the sampler"] = ["none" if problem.sampler is None else "of batches"]
     if not problem.moving:
         found |= _set_facts(problem.constraint, "the set of y")
     for scale in SCALES:
@@ -101,6 +102,8 @@ def _numbers(problem: Problem, x: Vector, y: Vector) -> dict[str, list[float]]:
     add("the set of y", lambda: _moments(constraint.project(_farther(y))))
     add("f", lambda: [lin.upper_value, space.norm(lin.upper_grad_y)])
     add("g", lambda: [lin.lower_value, space.norm(lin.lower_grad_y)])
+    add("the derivative of f in x", lambda: [problem.x_space.norm(lin.upper_grad_x)])
+    add("the mixed derivative of g", lambda: [problem.x_space.norm(lin.lower_cross(lin.lower_grad_y))])
     if problem.inequality is not None:
         add("the function of the inequality", lambda: _moments(problem.call_inequality(x, projected)))
     return found
