@@ -27,10 +27,10 @@ import torch
 
 from bilevel.few_shot.dual import Dual
 from bilevel.few_shot.episodes import Episodes
-from bilevel.few_shot.learner import MetaTraining
 from bilevel.few_shot.networks import ConvNet
 from bilevel.few_shot.options import Experiment
 from bilevel.few_shot.problem import FewShotProblem
+from bilevel.few_shot.training import MetaTraining
 from bilevel.hypergradients import LinearSolve
 from bilevel.solvers import DMLCBO
 

@@ -8,8 +8,8 @@ from typing import Any
 
 _HOME = {
     "MetaLearner": "learner",
-    "Training": "learner",
-    "TrainingRecord": "learner",
+    "Training": "training",
+    "TrainingRecord": "training",
     "SVMHead": "head",
     "FewShotProblem": "problem",
     "evaluate": "evaluation",

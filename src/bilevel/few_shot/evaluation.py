@@ -90,7 +90,7 @@ def evaluate(
     Parameters
     ----------
     network, head
-        From images to features, and from features to scores.
+        From images to features, and from features to scores; a head of another number of ways takes that of the tasks.
     episodes
         Where the tasks come from: for an honest number, of classes that training has not seen.
     count
@@ -121,7 +121,8 @@ def evaluate(
     ranks = Ranks() if ranks is None else ranks
     with ranks.guard("evaluating"), in_mode(network, training=False):
         check_count("count", count)
-        check_episodes("episodes", episodes, head.ways)
+        check_episodes("episodes", episodes)
+        head = head.with_ways(getattr(episodes, "ways", head.ways))
         values = torch.zeros(count, dtype=torch.float64)
         for start in range(AT_ONCE * ranks.rank, count, AT_ONCE * ranks.size):
             generator = RandomStreams(Seeds.from_seed(seed), start).generator("data", stream)
@@ -155,14 +156,14 @@ def _accuracies(network: nn.Module, head: SVMHead, tasks: TaskBatch) -> Tensor:
     return (scores.argmax(-1) == tasks.query_labels).double().mean(-1)
 
 
-def check_episodes(name: str, episodes: object, ways: int) -> None:
-    """Something to draw tasks from, of as many ways as the head."""
+def check_episodes(name: str, episodes: object, ways: int | None = None) -> None:
+    """Something to draw tasks from, of as many ways as the head where it is trained."""
     if not hasattr(episodes, "sample"):
         raise InvalidTypeError(
             f"{name} must be Episodes(...) or have their sample(count, generator), got {episodes!r:.60}"
         )
     given = getattr(episodes, "ways", ways)
-    if given != ways:
+    if ways is not None and given != ways:
         raise InvalidInputError(
             f"{name} has {given}-way tasks, but the head is {ways}-way: make it SVMHead(ways={given})"
         )

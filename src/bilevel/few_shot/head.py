@@ -85,6 +85,8 @@ class SVMHead(nn.Module):
         >>> SVMHead(ways=20, C=1.0).with_ways(5)
         SVMHead(ways=5, C=1, ridge=0.001, coding='centred', scale=5)
         """
+        if ways == self.ways:
+            return self
         return SVMHead(
             ways, C=self.C, ridge=self.ridge, coding=self.coding, hypergradient=self.hypergradient, scale=self.scale,
             tol=self.tol,
