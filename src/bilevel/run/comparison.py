@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from .._checks import check_count, check_fields, check_object, check_problem, check_start
+from .._checks import Settings, check_count, check_object, check_problem, check_start, setting
 from ..errors import BilevelError, InvalidInputError, InvalidTypeError, NonFiniteError
 from ..hypergradients import LinearSolve
 from ..lower import solve_lower, uncounted
@@ -40,7 +40,7 @@ ADDED = ("upper_gradients", "lower_gradients", "hessian_products", "cross_produc
 
 
 @dataclass(frozen=True, kw_only=True)
-class Budget:
+class Budget(Settings):
     """The budget of each solver; the first limit reached ends its run.
 
     Parameters
@@ -57,11 +57,11 @@ class Budget:
     Budget(seconds=inf, cost=1000)
     """
 
-    seconds: float = math.inf
-    cost: float = math.inf
+    seconds: float = setting(math.inf, closed="right")
+    cost: float = setting(math.inf, closed="right")
 
     def __post_init__(self) -> None:
-        check_fields(self, "seconds", "cost", closed="right")
+        super().__post_init__()
         if math.isinf(self.seconds) and math.isinf(self.cost):
             raise InvalidInputError("a budget needs a limit: Budget(seconds=10) or Budget(cost=1000)")
 

@@ -174,17 +174,17 @@ def in_order(lower: Tensor, upper: Tensor) -> Tensor:
     return some.all(-1, keepdim=True) if some.ndim else some
 
 
-def bounds_excess(y: Tensor, lower: Tensor, upper: Tensor, *, peak: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def bounds_excess(y: Tensor, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
     """How far the worst entry leaves its bounds, and the scale to judge it by.
 
-    That scale is the size of the entry and of its own finite bounds: a large entry elsewhere, up to `peak`, excuses no
-    more than its rounding, which arithmetic that mixes entries leaves on all of them.
+    That scale is the size of the entry and of its own finite bounds: a large entry elsewhere excuses no more than its
+    rounding, which arithmetic that mixes entries leaves on all of them.
     """
     lower, upper = (side.detach().expand(torch.broadcast_shapes(side.shape, y.shape)) for side in (lower, upper))
     size = y.detach().abs()
     amount = torch.maximum(lower - y, y - upper).clamp_min(0)
     own = torch.stack(torch.broadcast_tensors(lower, upper)).abs()
     own = torch.maximum(own.where(own.isfinite(), 0).amax(0), size)
-    scale = torch.maximum(own, rounding_scale(size.amax(-1, keepdim=True) if peak is None else peak))
+    scale = torch.maximum(own, rounding_scale(size.amax(-1, keepdim=True)))
     worst = (amount / torch.where(scale > 0, scale, 1)).argmax(-1, keepdim=True)
     return amount.gather(-1, worst).squeeze(-1), scale.expand_as(amount).gather(-1, worst).squeeze(-1)

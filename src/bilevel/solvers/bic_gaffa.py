@@ -38,7 +38,7 @@ from ..projected_gradient import safe_step
 from ..random import Seeds
 from ..spaces import Vector
 from .base import batch_of, step_or, upper_move
-from .lagrangian import LagrangianPenalty, LagrangianState, envelope_step, lagrangian_gradient, no_multipliers
+from .lagrangian import LagrangianPenalty, LagrangianState, lagrangian_gradient, no_multipliers
 
 
 @dataclass(kw_only=True, repr=False)
@@ -95,30 +95,27 @@ class BiCGAFFA(LagrangianPenalty):
         k, z = state.step, state.multipliers
         batch = batch_of(problem, state.streams(), state.y)
         lin = problem.linearize(state.x, state.y, batch)
-        steps = self.steps_at(lin, state, self.lower_step)
+        state = self.measured(lin, state, self.lower_step)
         response = self._best_response(lin, z)
-        bound = steps.lagrangian(response) + self.multiplier_gamma * steps.slope
+        bound = state.curvature_with(response) + self.multiplier_gamma * state.slope
         beta = step_or(self.lower_step, 0.5 * safe_step(bound))
         space, x_space, weight = problem.y_space(lin.constraint), problem.x_space, 1.0 / self.penalty_at(k)
 
-        before = problem.linearize(state.x, state.theta, batch)
-        theta, seen = envelope_step(before, state.y, z, steps.theta(z), self.gamma)
-        steps = steps.steeper(seen)
-        at_theta = problem.linearize(state.x, theta, batch)
+        state = self.with_theta(problem.linearize(state.x, state.theta, batch), state)
+        at_theta = problem.linearize(state.x, state.theta, batch)
         g_x, g_y = lagrangian_gradient(lin, response)
         v_x, _ = lagrangian_gradient(at_theta, z, only_x=True)
 
         d_x = x_space.add(x_space.add(g_x, v_x, -1.0), lin.upper_grad_x, weight)
-        d_y = space.add(space.add(g_y, lin.upper_grad_y, weight), space.add(state.y, theta, -1.0), -1.0 / self.gamma)
+        d_y = space.add(
+            space.add(g_y, lin.upper_grad_y, weight), space.add(state.y, state.theta, -1.0), -1.0 / self.gamma
+        )
         x = upper_move(problem, state.x, d_x, self.upper_step)
         y = problem.project(lin.constraint, space.add(state.y, d_y, -beta))
         if problem.inequality is not None:
             d_z = -at_theta.inequality_value - (z - response) / self.multiplier_gamma
-            z = (z - steps.multiplier * d_z).clamp(0.0, self.largest_multiplier)
-        return replace(
-            state, x=x, y=y, theta=theta, multipliers=z, step=k + 1, curvature=steps.curvature, bend=steps.bend,
-            slope=steps.slope,
-        )  # fmt: skip
+            z = (z - self.multiplier_step_at(state) * d_z).clamp(0.0, self.largest_multiplier)
+        return replace(state, x=x, y=y, multipliers=z, step=k + 1)
 
     def _best_response(self, lin: Linearization, z: Tensor) -> Tensor:
         """lambda+."""

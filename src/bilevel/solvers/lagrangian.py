@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -35,6 +35,11 @@ class LagrangianState(State):
     curvature: float = math.nan  # L
     bend: float = 0.0  # K
     slope: float = 0.0  # B
+
+    def curvature_with(self, multipliers: Tensor) -> float:
+        """L + K max z, the largest curvature of g + z . h in y."""
+        largest = float(multipliers.max()) if multipliers.numel() else 0.0
+        return max(self.curvature, 0.0) + self.bend * largest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,47 +77,38 @@ class LagrangianPenalty(Settings):
         """c_k."""
         return self.penalty * (1.0 + k) ** self.growth
 
-    def steps_at(self, lin: Linearization, state: LagrangianState, own_step: float | str) -> Steps:
-        """L, K and B at this step, where a step that is "auto" needs them; `own_step` is the method's own."""
-        curvature, bend, slope = state.curvature, state.bend, state.slope
+    def measured(self, lin: Linearization, state: Any, own_step: float | str) -> Any:
+        """The state with L, K and B of this step, where a step that is "auto" needs them; `own_step` is the method's
+        own.
+        """
+        found, with_h = {}, lin.problem.inequality is not None
         if state.step % self.refresh == 0:
-            with_h = lin.problem.inequality is not None
             if "auto" in (own_step, self.envelope_step):
-                curvature = largest_curvature(lin, streams=state.streams())
-                bend = _bend(lin, state) if with_h else 0.0
+                found["curvature"] = largest_curvature(lin, streams=state.streams())
+                found["bend"] = _bend(lin, state) if with_h else 0.0
             if with_h and "auto" in (own_step, self.multiplier_step):
-                slope = _slope(lin)
-        return Steps(curvature, bend, slope, self)
+                found["slope"] = _slope(lin)
+        return replace(state, **found)
 
+    def with_theta(self, before: Linearization, state: Any) -> Any:
+        """theta+ = P_Y( theta - eta ( g_y(x, theta) + h_y(x, theta)' z + (theta - y) / gamma_1 ) ) from the old theta.
 
-@dataclass(frozen=True)
-class Steps:
-    """The curvatures of a step, and the step sizes they give."""
+        The new state has a B of at least |h_y' z|^2 / |z|^2, which the step shows.
+        """
+        problem, theta, z, slope = before.problem, before.y, state.multipliers, state.slope
+        space = problem.y_space(before.constraint)
+        eta = step_or(self.envelope_step, 1.0 / (state.curvature_with(z) + 1.0 / self.gamma))
+        gradient = problem.lower_grad(before.x, theta, before.batch)
+        if problem.inequality is not None:
+            pull, length = before.inequality_vjp(z)[1], float(z.norm())
+            gradient = space.add(gradient, pull)
+            slope = max(slope, (float(space.norm(pull)) / length) ** 2 if length > 0 else 0.0)
+        gradient = space.add(gradient, space.add(theta, state.y, -1.0), 1.0 / self.gamma)
+        return replace(state, theta=problem.project(before.constraint, space.add(theta, gradient, -eta)), slope=slope)
 
-    curvature: float
-    bend: float
-    slope: float
-    settings: LagrangianPenalty
-
-    def lagrangian(self, multipliers: Tensor) -> float:
-        """L + K max z, the largest curvature of g + z . h in y."""
-        largest = float(multipliers.max()) if multipliers.numel() else 0.0
-        return max(self.curvature, 0.0) + self.bend * largest
-
-    def steeper(self, seen: float) -> Steps:
-        """The same with B at least `seen`."""
-        return replace(self, slope=max(self.slope, seen))
-
-    def theta(self, multipliers: Tensor) -> float:
-        """eta."""
-        gamma = self.settings.gamma
-        return step_or(self.settings.envelope_step, 1.0 / (self.lagrangian(multipliers) + 1.0 / gamma))
-
-    @property
-    def multiplier(self) -> float:
+    def multiplier_step_at(self, state: LagrangianState) -> float:
         """eta_z, or beta_z."""
-        automatic = 1.0 / (self.settings.gamma * self.slope + 1.0 / self.settings.multiplier_gamma)
-        return step_or(self.settings.multiplier_step, automatic)
+        return step_or(self.multiplier_step, 1.0 / (self.gamma * state.slope + 1.0 / self.multiplier_gamma))
 
 
 def no_multipliers(problem: Problem, x: Vector, y: Vector) -> Tensor:
@@ -132,27 +128,6 @@ def lagrangian_gradient(lin: Linearization, multipliers: Tensor, *, only_x: bool
     h_x, h_y = lin.inequality_vjp(multipliers)
     g_x = problem.x_space.add(g_x, h_x)
     return g_x, None if g_y is None else problem.y_space(lin.constraint).add(g_y, h_y)
-
-
-class Envelope(NamedTuple):
-    """theta+, and |h_y' z|^2 / |z|^2 at theta, a lower bound on B that the step shows."""
-
-    theta: Vector
-    slope: float
-
-
-def envelope_step(at_theta: Linearization, y: Vector, multipliers: Tensor, eta: float, gamma: float) -> Envelope:
-    """theta+ = P_Y( theta - eta ( g_y(x, theta) + h_y(x, theta)' multipliers + (theta - y) / gamma ) )."""
-    problem, theta = at_theta.problem, at_theta.y
-    space = problem.y_space(at_theta.constraint)
-    gradient, seen = problem.lower_grad(at_theta.x, theta, at_theta.batch), 0.0
-    if problem.inequality is not None:
-        pull = at_theta.inequality_vjp(multipliers)[1]
-        gradient = space.add(gradient, pull)
-        length = float(multipliers.norm())
-        seen = (float(space.norm(pull)) / length) ** 2 if length > 0 else 0.0
-    gradient = space.add(gradient, space.add(theta, y, -1.0), 1.0 / gamma)
-    return Envelope(problem.project(at_theta.constraint, space.add(theta, gradient, -eta)), seen)
 
 
 def _bend(lin: Linearization, state: State) -> float:

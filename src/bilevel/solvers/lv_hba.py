@@ -35,7 +35,7 @@ from ..random import Seeds
 from ..sets.inequality_set import joint_projection
 from ..spaces import Vector
 from .base import batch_of, step_or
-from .lagrangian import LagrangianPenalty, LagrangianState, envelope_step, lagrangian_gradient, no_multipliers
+from .lagrangian import LagrangianPenalty, LagrangianState, lagrangian_gradient, no_multipliers
 
 
 @dataclass(kw_only=True, repr=False)
@@ -95,27 +95,23 @@ class LVHBA(LagrangianPenalty):
         k, multipliers, z = state.step, state.multipliers, state.multiplier_centers
         batch = batch_of(problem, state.streams(), state.y)
         lin = problem.linearize(state.x, state.y, batch)
-        steps = self.steps_at(lin, state, self.step_size)
-        alpha = step_or(self.step_size, 0.5 * safe_step(steps.lagrangian(multipliers)))
+        state = self.measured(lin, state, self.step_size)
+        alpha = step_or(self.step_size, 0.5 * safe_step(state.curvature_with(multipliers)))
         space, x_space, weight = problem.y_space(lin.constraint), problem.x_space, 1.0 / self.penalty_at(k)
 
         before = problem.linearize(state.x, state.theta, batch)
-        theta, seen = envelope_step(before, state.y, multipliers, steps.theta(multipliers), self.gamma)
-        steps = steps.steeper(seen)
+        state = self.with_theta(before, state)
         if problem.inequality is not None:
             ascent = before.inequality_value - (multipliers - z) / self.multiplier_gamma
-            multipliers = (multipliers + steps.multiplier * ascent).clamp(0.0, self.largest_multiplier)
-        v_x, _ = lagrangian_gradient(problem.linearize(state.x, theta, batch), multipliers, only_x=True)
+            multipliers = (multipliers + self.multiplier_step_at(state) * ascent).clamp(0.0, self.largest_multiplier)
+        v_x, _ = lagrangian_gradient(problem.linearize(state.x, state.theta, batch), multipliers, only_x=True)
 
         d_x = x_space.add(x_space.add(lin.lower_grad_x, v_x, -1.0), lin.upper_grad_x, weight)
         d_y = space.add(lin.lower_grad_y, lin.upper_grad_y, weight)
-        d_y = space.add(d_y, space.add(state.y, theta, -1.0), -1.0 / self.gamma)
+        d_y = space.add(d_y, space.add(state.y, state.theta, -1.0), -1.0 / self.gamma)
         x, y = self._project(problem, x_space.add(state.x, d_x, -alpha), space.add(state.y, d_y, -alpha), batch)
         z = (z - self.center_step * (z - multipliers)).clamp(0.0, self.largest_multiplier)
-        return replace(
-            state, x=x, y=y, theta=theta, multipliers=multipliers, multiplier_centers=z, step=k + 1,
-            curvature=steps.curvature, bend=steps.bend, slope=steps.slope,
-        )  # fmt: skip
+        return replace(state, x=x, y=y, multipliers=multipliers, multiplier_centers=z, step=k + 1)
 
     def _project(self, problem: Problem, x: Vector, y: Vector, batch: Any) -> tuple[Vector, Vector]:
         """P_C."""
