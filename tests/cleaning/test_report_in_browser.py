@@ -95,7 +95,7 @@ def test_rows_are_filtered_by_class_and_text(open_page, make_result):
     page.get_by_label("Search").fill("")
     page.get_by_label("suspected labels only").uncheck()
     page.locator("#class").select_option("")
-    page.get_by_role("button", name="Show 500 more").click()
+    page.get_by_role("button", name="Show more").click()
     assert page.locator("#rows tbody tr").count() == 300
 
 

@@ -233,13 +233,13 @@ def summary(result: CleaningResult) -> Grid:
         grid.add_row("accuracy", printable(f"not measured: {result.unmeasured}"))
     else:
         measurement = result.measurement
+        verdict = measurement.comparisons[0].verdict
         for entry in measurement.models:
-            style = "bold green" if entry is measurement.after and not measurement.verdict else ""
+            style = "bold green" if entry is measurement.comparisons[0].after and not verdict else ""
             text = f"{entry.share:.1%} ± {entry.standard_error:.1%}"
             grid.add_row(f"accuracy, {entry.model}", Text(text, style))
         grid.add_row("", printable(f"on {measurement.where}, whose labels are assumed right", "dim"))
-        verdict = "" if result.advice is not None else measurement.verdict
-        for sentence in filter(None, (measurement.caution, verdict)):
+        for sentence in filter(None, (measurement.caution, verdict if result.advice is None else "")):
             grid.add_row("", printable(sentence))
     if result.advice is not None:
         grid.add_row("advice", Text(ADVICE_TEXTS[result.advice.choice], "bold"))

@@ -167,7 +167,9 @@ def prepare(options: CleanOptions, ranks: Ranks, training: Table | None = None) 
     seen = 0 if measured is None else _seen(measured, parts["train"], trusted, ranks)
     if seen:
         names = " or ".join(path.name for path in (options.table, options.trusted) if path is not None)
-        notes.append(f"{seen:,} of the rows measured on are also in {names}: these accuracies flatter")
+        notes.append(
+            f"{seen:,} of the rows measured on are also in {names}, by the columns used: these accuracies flatter"
+        )
     return CleaningData(
         table=training.beside(table.frame[[name for name in table.columns if name not in training.columns]]),
         file_columns=training.columns,

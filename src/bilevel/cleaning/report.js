@@ -107,9 +107,9 @@
       part.append(make("small", caption), make("b", text, name), make("small", chance));
       return part;
     };
-    labels.append(box("given label", label(row[GIVEN]), "label given", `right with ${percent(row[QUALITY])}`));
+    labels.append(box("given label", label(row[GIVEN]), "label given", `probability ${percent(row[QUALITY])}`));
     const same = row[SUGGESTED] === row[GIVEN];
-    labels.append(box("suggested label", label(row[SUGGESTED]), "label", same ? "the same" : percent(row[PROBABILITY])));
+    labels.append(box("suggested label", label(row[SUGGESTED]), "label", same ? "the same" : `probability ${percent(row[PROBABILITY])}`));
     card.append(labels);
     const state = make("p", verdictText(number) ? `Decided: ${verdictText(number)}` : "Not decided yet.", "state");
     card.append(state);
@@ -211,6 +211,7 @@
       line.append(number, given, suggested, quality);
       for (const text of row[CELLS]) line.append(make("td", text, text !== "" && text !== null && !Number.isNaN(Number(text)) ? "number" : ""));
       if ($("rows").dataset.decided) line.append(make("td", verdictText(row[ROW])));
+      for (const each of line.cells) each.title = each.textContent; // long cells are cut
       return line;
     });
     $("rows").tBodies[0].replaceChildren(...lines);

@@ -17,7 +17,7 @@ import numpy as np
 
 from .._html import ACCENT, CARD, INK, LINE, MUTED, SOFT, STYLE, WARN, Picture, json_block, make_picture, render_page
 from ..errors import MissingExtraError
-from .result import ADVICE_TEXTS, Accuracy, CleaningResult
+from .result import ADVICE_TEXTS, CleaningResult
 from .tables import plain
 
 try:
@@ -72,14 +72,14 @@ def headline(result: CleaningResult) -> dict[str, str]:
             "title": "Not measured",
             "text": f"Whether cleaning helps was not measured: {result.unmeasured}.",
         }
-    parts = [part for part in (found, found.second) if part is not None]
     choice = "filter" if result.advice is None else result.advice.choice
     advice = "" if result.advice is None else f"By the checked rows, the advice is: {ADVICE_TEXTS[choice]}."
     if choice == "leave alone":
         return {"kind": "none", "title": "Do not filter", "text": f"{advice} Use the list to correct labels."}
-    (gain, error), plain = max((part.changes[choice], part.plain) for part in parts)
+    first = found.comparisons[0]
+    gain, error = first.changes[choice]
     what = {"filter": "leaving the suspected rows out", "relabel": "using the suggested labels"}[choice]
-    text = f"(± {100 * error:.1f}) of accuracy of {plain} by {what}, on {found.where}. {advice} {found.caution}"
+    text = f"(± {100 * error:.1f}) of accuracy of {first.plain} by {what}, on {found.where}. {advice} {found.caution}"
     if gain <= error:
         return {"kind": "none", "title": "No gain measured", "text": f"{100 * gain:+.1f} points {text}"}
     return {"kind": "good", "title": f"{100 * gain:+.1f} points", "text": text}
@@ -93,7 +93,6 @@ def _pictures(result: CleaningResult) -> dict[str, Picture | None]:
     pairs = None if result.transition is None else pair_map(result.transition, result.classes, lines, columns)
     same = result.noise == "correction"  # then the weight is the quality
     return {
-        "accuracy": accuracy_bars(result.measurement.models) if result.measurement else None,
         "weights": None if same else histogram(weights, suspected, "Weights of the rows", WEIGHTS[result.noise]),
         "quality": histogram(quality, suspected, "Quality of the labels", "probability of the given label"),
         "pairs": pairs,
@@ -201,29 +200,6 @@ def _text(value: Any, limit: int = 80) -> str:
 
 
 # --- pictures ---------------------------------------------------------------------------------------------------------
-
-
-def accuracy_bars(models: Sequence[Accuracy]) -> Picture:
-    """Accuracy of each model with its standard error; the last one is the cleaned model."""
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(WIDTH, 0.75 + 0.52 * len(models)), layout="constrained")
-        axes = figure.subplots()
-        shares = [100 * entry.share for entry in models]
-        colours = [MUTED] * (len(models) - 1) + [ACCENT]
-        places = range(len(models))
-        axes.barh(places, shares, color=colours, height=0.58)
-        errors = [100 * entry.standard_error for entry in models]
-        axes.errorbar(shares, places, xerr=errors, fmt="none", color=INK, ecolor=INK, capsize=3)
-        for place, entry in zip(places, models, strict=True):
-            axes.text(1.5, place, f"{100 * entry.share:.1f} %", va="center", color=CARD, fontweight="bold")
-        axes.set_yticks(places, [entry.model for entry in models], color=INK, parse_math=False)
-        axes.tick_params(left=False)
-        axes.spines["left"].set_visible(False)
-        axes.grid(axis="y", visible=False)
-        axes.set(xlim=(0, 100), xlabel="accuracy, %")
-        axes.invert_yaxis()
-        words = "; ".join(f"{entry.model}: {entry.share:.1%} ± {entry.standard_error:.1%}" for entry in models)
-        return make_picture(figure, "Accuracy before and after", f"Accuracy of each model. {words}.")
 
 
 def histogram(values: np.ndarray, suspected: np.ndarray, title: str, label: str) -> Picture:

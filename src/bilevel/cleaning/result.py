@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import math
-import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from sklearn.linear_model import LogisticRegression
 
 from ..ranks import Ranks
 from .corrected_fit import precision_threshold, wrong_among_suspected
-from .design import replicated, spaced_rows
 from .estimator import HyperCleaner
-from .inputs import joined
+from .measurement import ENOUGH_ROWS, Measurement, measure
 from .model_file import json_value, versions
 from .options import CleanOptions
-from .out_of_fold import boosting, fitted, ridge_logistic
-from .prepare import SAMPLE, CleaningData
+from .prepare import CleaningData
 from .review import review_of
 from .tables import gathered
 
@@ -30,140 +25,12 @@ ROW_COLUMNS = ("row", "given_label", "predicted_label", "label_quality", "is_lab
 
 SUSPECTS = 100
 """How many suspicious rows have their cells on the page, of pictures and of tables that ranks divide."""
-ENOUGH_ROWS = 50
-"""Accuracies measured on fewer rows are rough."""
-
-
 ADVICE_TEXTS = {
     "filter": "leave the suspected rows out",
     "relabel": "use the suggested labels",
     "leave alone": "do not filter: train on all rows as they are",
 }
 """What `HyperCleaner.advice` says, in words."""
-
-
-@dataclass(frozen=True)
-class Accuracy:
-    """How many of `rows` labels a model got right."""
-
-    model: str
-    right: int
-    rows: int
-
-    @property
-    def share(self) -> float:
-        """In [0, 1]."""
-        return self.right / self.rows
-
-    @property
-    def standard_error(self) -> float:
-        """Of the share, as rows are drawn at random; of (right + 1) / (rows + 2), so that it is never zero.
-
-        Examples
-        --------
-        >>> round(Accuracy("any", 50, 100).standard_error, 3), round(Accuracy("any", 10, 10).standard_error, 3)
-        (0.05, 0.08)
-        """
-        share = (self.right + 1) / (self.rows + 2)
-        return math.sqrt(share * (1 - share) / (self.rows + 2))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Measurement:
-    """Models side by side on rows whose labels are assumed right.
-
-    Parameters
-    ----------
-    where
-        Which rows: "the 40 trusted rows kept aside".
-    before
-        A plain model trained on all rows as they are.
-    others
-        Other models, for comparison.
-    after
-        The same model as `before`, trained on the rows that are kept.
-    cleaned
-        The cleaned model itself.
-    differing
-        On how many rows exactly one of `before` and `after` is right.
-    relabelled
-        The plain model trained with suggested labels, and on how many rows exactly one of it and `before` is right;
-        None where no labels are suggested.
-    seen
-        How many of the rows are also among those that trained.
-    plain
-        What the plain model is.
-    second
-        The same with another plain model, or None.
-    """
-
-    where: str
-    before: Accuracy
-    others: tuple[Accuracy, ...]
-    after: Accuracy
-    cleaned: Accuracy
-    differing: int
-    relabelled: tuple[Accuracy, int] | None = None
-    seen: int = 0
-    plain: str = "logistic regression"
-    second: Measurement | None = None
-
-    @property
-    def models(self) -> tuple[Accuracy, ...]:
-        """All of them, the cleaned one last."""
-        relabelled = () if self.relabelled is None else self.relabelled[:1]
-        return (self.before, *self.others, self.after, *relabelled, self.cleaned)
-
-    @property
-    def rows(self) -> int:
-        """How many rows were measured on."""
-        return self.before.rows
-
-    @property
-    def gain(self) -> float:
-        """Like for like: of the plain model on the rows that are kept over the same one on all rows."""
-        return self.after.share - self.before.share
-
-    @property
-    def gain_error(self) -> float:
-        """The standard error of the gain: see `paired_error`."""
-        return paired_error(self.before, self.after, self.differing)
-
-    @property
-    def verdict(self) -> str:
-        """What to say when cleaning did not help, or not measurably; empty when it did."""
-        if self.gain > self.gain_error:
-            return ""
-        if self.gain < -self.gain_error:
-            return "Cleaning did not help: leaving the suspected rows out made the model worse on these rows."
-        return "No difference between all rows and the rows that are kept could be measured on these rows."
-
-    @property
-    def changes(self) -> dict[str, tuple[float, float]]:
-        """What leaving rows out, and suggested labels, change in the accuracy, with standard errors, by `ADVICE`."""
-        found = {"filter": (self.gain, self.gain_error)}
-        if self.relabelled is not None:
-            after, differing = self.relabelled
-            found["relabel"] = (after.share - self.before.share, paired_error(self.before, after, differing))
-        return found
-
-    @property
-    def caution(self) -> str:
-        """What to say of a measurement on few rows; empty when there are enough."""
-        if self.rows >= ENOUGH_ROWS:
-            return ""
-        return f"{self.rows} rows give a rough figure: --test FILE with at least {ENOUGH_ROWS} gives a better one."
-
-
-def paired_error(before: Accuracy, after: Accuracy, differing: int) -> float:
-    """sqrt(d / n - gain^2) / sqrt(n), the standard error of the gain, where d of n rows differ.
-
-    Both models see the same rows, so only rows that differ count. As for one share, half a row is added to each of the
-    four cases (right or wrong, before and after; Agresti and Min, 2005), so that it is never zero.
-    """
-    size = before.rows + 2
-    gain = (after.right - before.right) / size
-    return math.sqrt(((differing + 1) / size - gain**2) / size)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -303,17 +170,6 @@ class CleaningResult:
 
     def to_json(self) -> dict[str, Any]:
         """The summary as numbers, texts, lists and dictionaries."""
-        accuracy = None
-        if self.measurement is not None:
-            accuracy = {
-                "where": self.measurement.where,
-                "rows": self.measurement.rows,
-                **{entry.model: entry.share for entry in self.measurement.models},
-                "gain": self.measurement.gain,
-                "gain_standard_error": self.measurement.gain_error,
-                "models": {part.plain: {entry.model: entry.share for entry in part.models}
-                           for part in (self.measurement, self.measurement.second) if part is not None},
-            }  # fmt: skip
         return json_value(
             {
                 "status": self.status,
@@ -322,7 +178,7 @@ class CleaningResult:
                 "trusted_rows": self.trusted_rows,
                 "classes": self.classes,
                 "label_issues": self.issues,
-                "accuracy": accuracy,
+                "accuracy": None if self.measurement is None else self.measurement.to_json(),
                 "advice": self.advice and {"choice": self.advice.choice, "accuracy": self.advice.accuracy},
                 "noise": self.noise,
                 "selection": self.selection,
@@ -357,82 +213,6 @@ def quality_text(quality: float) -> str:
 
 
 # --- how it comes about -----------------------------------------------------------------------------------------------
-
-
-def measure(cleaner: Any, data: CleaningData, ranks: Ranks, issue: np.ndarray) -> Measurement | None:
-    """Logistic regression trained on various rows, and the cleaned model, on rows kept from training.
-
-    All ranks train the same models, of at most `SAMPLE` of the rows that are not trusted.
-    """
-    if data.measured is None:
-        return None
-    if data.corrects:
-        return measure_correction(cleaner, data, issue)
-    counts = ranks.gather(len(data.noisy))
-    mine = spaced_rows(sum(counts[: ranks.rank]), len(data.noisy), sum(counts), SAMPLE)
-    issues = cleaner.label_issues()["is_label_issue"].to_numpy()[mine]
-    features, kept = replicated(data.noisy.features[mine], ranks), replicated(1 - issues, ranks) > 0
-    given = cleaner.classes_[replicated(np.searchsorted(cleaner.classes_, data.noisy.labels[mine]), ranks)]
-    trusted = data.trusted
-    chosen = {
-        "all rows as they are": (joined(features, trusted.features), np.append(given, trusted.labels)),
-        "trusted rows only": (trusted.features, trusted.labels),
-        "rows that are kept": (joined(features[kept], trusted.features), np.append(given[kept], trusted.labels)),
-    }
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # its 100 iterations are plenty for a comparison
-        models: dict[str, Any] = {name: LogisticRegression(C=0.1).fit(*rows) for name, rows in chosen.items()}
-    models["cleaned"] = cleaner
-    right = {name: model.predict(data.measured.features) == data.measured.labels for name, model in models.items()}
-    before, trusted_only, after, cleaned = (Accuracy(name, int(hits.sum()), len(hits)) for name, hits in right.items())
-    differing = int((right[before.model] != right[after.model]).sum())
-    return Measurement(
-        where=data.where, before=before, others=(trusted_only,), after=after, cleaned=cleaned, differing=differing,
-        seen=data.seen,
-    )  # fmt: skip
-
-
-def measure_correction(cleaner: Any, data: CleaningData, issue: np.ndarray) -> Measurement:
-    """Boosting and a linear model trained on various rows, and the corrected model, on rows kept aside."""
-    dense = isinstance(data.noisy.features, np.ndarray)
-    linear = ridge_logistic(0.1) if dense else ridge_logistic(3.0, sparse=True)
-    measured: Any = data.measured
-    right = {"cleaned": cleaner.predict(measured.features) == measured.labels}
-    if len(np.unique(data.trusted.labels)) > 1:
-        alone = fitted(linear, data.trusted.features, data.trusted.labels)
-        right["trusted rows only"] = alone.predict(measured.features) == measured.labels
-    name = "a linear model" if dense else "logistic regression of texts"
-    second = _measured_with(linear, name, cleaner, data, issue, right)
-    if not dense:
-        return second
-    return replace(_measured_with(boosting(), "boosted trees", cleaner, data, issue, right), second=second)
-
-
-def _measured_with(
-    model: Any, name: str, cleaner: Any, data: CleaningData, issue: np.ndarray, right: Mapping[str, np.ndarray]
-) -> Measurement:
-    """One model, trained on all rows, with suggested labels and on the rows that are kept."""
-    measured: Any = data.measured
-    given, features, trusted = data.noisy.labels, data.noisy.features, data.trusted
-    suggested = np.where(issue, cleaner.label_issues()["suggested_label"], given)
-    checked = (trusted.features,) if len(trusted) else ()
-    chosen = {
-        "all rows as they are": (joined(features, *checked), np.append(given, trusted.labels)),
-        "suggested labels": (joined(features, *checked), np.append(suggested, trusted.labels)),
-        "rows that are kept": (joined(features[~issue], *checked), np.append(given[~issue], trusted.labels)),
-    }
-    right = dict(right)
-    for rows, (X, y) in chosen.items():
-        predicted = fitted(model, X, y).predict(measured.features) if len(np.unique(y)) > 1 else y[:1]
-        right[rows] = predicted == measured.labels
-    scores = {name: Accuracy(name, int(hits.sum()), len(hits)) for name, hits in right.items()}
-    names = ("all rows as they are", "rows that are kept", "suggested labels", "cleaned")
-    before, after, again, cleaned = (scores.pop(each) for each in names)
-    differing = {each.model: int((right[before.model] != right[each.model]).sum()) for each in (after, again)}
-    return Measurement(
-        where=data.where, before=before, others=tuple(scores.values()), after=after, cleaned=cleaned,
-        differing=differing[after.model], relabelled=(again, differing[again.model]), seen=data.seen, plain=name,
-    )  # fmt: skip
 
 
 def rows_frame(cleaner: Any, data: CleaningData) -> pd.DataFrame:
