@@ -38,7 +38,9 @@ import bilevel
 from bilevel.spaces import leaves, like
 
 from .harness import reason_of
-from .zoo_problems import CASES, VARIANTS, Case, make
+from .zoo_further import FURTHER
+from .zoo_problems import CASES, Case
+from .zoo_variants import VARIANTS, make
 
 METHODS = (
     "minimize()",
@@ -81,7 +83,8 @@ class Outcome:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.zoo", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
-    parser.add_argument("cases", nargs="*", default=list(CASES))
+    parser.add_argument("cases", nargs="*", help="the first eleven by default")
+    parser.add_argument("--further", action="store_true", help="the further cases instead")
     parser.add_argument("--methods", nargs="+", default=METHODS)
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
@@ -92,7 +95,8 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     known = json.loads(arguments.best.read_text()) if arguments.best else {}
-    names = [name + variant for name in arguments.cases for variant in _variants(name, arguments.variants)]
+    cases = arguments.cases or list(FURTHER if arguments.further else CASES)
+    names = [name + variant for name in cases for variant in _variants(name, arguments.variants)]
     outcomes: list[Outcome] = []
     for name in names:
         for seed in arguments.seeds:
@@ -191,11 +195,16 @@ def by_scipy(case: Case, seconds: float, trace: Trace) -> str:
 
 def flat(x: Any) -> np.ndarray:
     """All entries of x as one array."""
-    return torch.cat([u.detach().reshape(-1) for u in leaves(x)]).double().numpy().copy()
+    return joined(x).double().numpy().copy()
 
 
-def unflat(u: np.ndarray, template: Any) -> Any:
-    """An array in the form of x."""
+def joined(x: Any) -> Tensor:
+    """All entries of x as one tensor."""
+    return torch.cat([u.detach().reshape(-1) for u in leaves(x)])
+
+
+def unflat(u: np.ndarray | Tensor, template: Any) -> Any:
+    """A vector in the form of x."""
     parts = torch.as_tensor(u).split([v.numel() for v in leaves(template)])
     return like(template, [p.reshape(v.shape).to(v.dtype) for p, v in zip(parts, leaves(template), strict=True)])
 
@@ -219,14 +228,17 @@ class TrueValue:
         return float(case.problem.upper(x, y, *(() if case.problem.sampler is None else (None,))))
 
 
-def accelerated(case: Case, x: Any, y: Tensor, steps: int = 30_000, tol: float = 1e-11) -> Tensor:
+def accelerated(case: Case, x: Any, y: Any, steps: int = 30_000, tol: float = 1e-11) -> Any:
     """argmin over Y of g(x, .) by accelerated projected gradients with restarts (Beck & Teboulle 2009)."""
     problem, constraint = case.problem, case.problem.constraint_at(x)
     batch = () if problem.sampler is None else (None,)
 
+    def project(z: Tensor) -> Tensor:
+        return joined(constraint.project(unflat(z, case.y0)))
+
     def slope(at: Tensor, graph: bool = False) -> tuple[Tensor, float, Tensor]:
         leaf = at.detach().requires_grad_()
-        value = problem.lower(x, leaf, *batch)
+        value = problem.lower(x, unflat(leaf, case.y0), *batch)
         return leaf, float(value.detach()), torch.autograd.grad(value, leaf, create_graph=graph)[0]
 
     def curvature(at: Tensor) -> float:
@@ -239,11 +251,11 @@ def accelerated(case: Case, x: Any, y: Tensor, steps: int = 30_000, tol: float =
                 return 1.0
         return 1.05 * size
 
-    y = ahead = constraint.project(y.detach())
+    y = ahead = project(joined(y))
     largest, t, before = curvature(y), 1.0, math.inf
     for k in range(steps):
         _, value, gradient = slope(ahead)
-        following = constraint.project(ahead - gradient / largest)
+        following = project(ahead - gradient / largest)
         jump, move = ahead - following, following - y
         t = 1.0 if float((jump * move).sum()) > 0 else t
         later = (1 + math.sqrt(1 + 4 * t * t)) / 2
@@ -253,7 +265,7 @@ def accelerated(case: Case, x: Any, y: Tensor, steps: int = 30_000, tol: float =
         if k % 500 == 499:
             largest = max(2 * largest if value > before + 1e-9 * abs(before) else largest, curvature(y))
             before = value
-    return y
+    return unflat(y, case.y0)
 
 
 # --- what was found ---------------------------------------------------------------------------------------------------

@@ -19,7 +19,8 @@ from benchmarks.harness import Row, collected, markdown, reason_of
 from benchmarks.paper_data import Task
 from benchmarks.true_value import Value, lower_bound
 from benchmarks.zoo import TrueValue, flat, unflat
-from benchmarks.zoo_problems import CASES, make
+from benchmarks.zoo_problems import CASES
+from benchmarks.zoo_variants import make
 
 import bilevel
 

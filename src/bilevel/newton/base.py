@@ -30,6 +30,7 @@ from ..problem import Problem
 from ..projected_gradient import solve_from
 from ..sets.base import ConvexSet
 from ..spaces import Vector, leaves, like
+from .effort import Effort
 from .single_points import SinglePointSet, takes_stacks
 from .smoothed_set import SmoothedSet, Smoothing
 
@@ -146,10 +147,12 @@ class LowerLevel(ABC):
         self.size, self.dtype = sum(u.numel() for u in leaves(y)), leaves(y)[0].dtype
         self.device, self.eps = leaves(y)[0].device, torch.finfo(self.dtype).eps
         self.smoothing, self.curvature_limit = smoothing, curvature_limit
-        self.known: Any = None  # what a subclass has learned on the way, a part of the state of a run
+        self.price = 1 if smoothing is None else max(1, smoothing.draws // 4)  # of a projection, in gradients
+        self.known: Any = Effort()  # what has been learned on the way, a part of the state of a run
         self.nonconvex = False  # whether G was seen to be indefinite
-        self.work = 0  # gradients and Hessian products so far, the measure of effort
-        self.allowed = math.inf  # what `work` may grow to
+        self.work = 0  # gradients, Hessian products and model steps so far, the measure of effort
+        self.limit = math.inf  # what `work` may grow to; evaluations fail beyond
+        self.allowed = math.inf  # the same for the present evaluation
         self.goal: tuple[float, float] | None = None  # the tolerance of `solve` and the step of its residual
         self.draws = None if smoothing is None else self._draws(smoothing.draws)
         self._takes_stacks: bool | None = None
@@ -192,10 +195,20 @@ class LowerLevel(ABC):
     ) -> Evaluation:
         """F at x (flat), wrong by at most about `slack` or a share of |F|; `near` is an evaluation to start from."""
         near = near if near is None or near.y.numel() else None
+        before, known = self.work, self.known
+        self.allowed = min(self.limit, before + self._usual_limit(near))
         try:
-            return self._evaluate(x, slack, near, relative) or Evaluation(x, smoothing=self.smoothing)
+            point = self._evaluate(x, slack, near, relative)
         except FAILURES:
-            return Evaluation(x, smoothing=self.smoothing)
+            point = None
+        # a trial that fails leaves nothing behind of what it has learned
+        self.known = known if point is None else self.known.after(self.work - before)
+        return point or Evaluation(x, smoothing=self.smoothing)
+
+    def _usual_limit(self, near: Evaluation | None) -> float:
+        """The work of one evaluation beyond which it is given up: ten times the usual, once that is known."""
+        tried = near is not None and self.known.evaluations >= 3
+        return max(10 * self.known.usual_work, 300) if tried else math.inf
 
     def _evaluate(self, flat_x: Tensor, slack: float, near: Evaluation | None, relative: float) -> Evaluation | None:
         x = self.tree_x(flat_x)
@@ -339,7 +352,7 @@ class LowerLevel(ABC):
         return y
 
     def at(self, x: Vector, y: Tensor) -> LowerPoint:
-        self.work += 1
+        self.work += self.price
         lin = self.problem.linearize(x, self.tree_y(y))
         return LowerPoint(y, lin, float(lin.lower_value), flat(lin.lower_grad_y))
 

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from .._serializable import serializable
+from .effort import Effort
 
 
 @serializable
 @dataclass(frozen=True)
-class KnownHessian:
+class KnownHessian(Effort):
     """What is known of G: its largest and mean curvature, and rows on the coordinates `index`.
 
     The rows follow x and y by updates that cost no product, so they depend on all points so far: a part of the state of
@@ -27,8 +28,6 @@ class KnownHessian:
     rows: Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.float64))
     debt: float = 0.0
     diagonal: bool | None = None
-    evaluations: int = 0
-    usual_work: float = 0.0
 
     def places(self, size: int) -> Tensor:
         """Where each coordinate is among the rows; -1 where it is not."""

@@ -91,7 +91,7 @@ class DenseLevel(LowerLevel):
         return rows(constraint.jacobian(self.tree_y(z)).apply(self.units))
 
     def _hessian(self, lin: Linearization) -> Tensor:
-        self.work += 2
+        self.work += 2 * self.price
         hessian = rows(lin.lower_hvps(self.units))
         return (hessian + hessian.T) / 2
 
@@ -260,6 +260,7 @@ class _NewtonSearch:
         for _ in range(MODEL_STEPS):
             if size <= goal:
                 break
+            self.level.work += self.level.price
             jacobian = self.level.jacobian(self.constraint, z)
             matrix = hessian @ jacobian + (self.level.identity - jacobian) / eta
             d = -torch.linalg.solve_ex(matrix, normal[:, None]).result[:, 0]

@@ -77,20 +77,10 @@ class OperatorLevel(LowerLevel):
     def evaluate(
         self, x: Tensor, slack: float = math.inf, near: Evaluation | None = None, *, relative: float = 0.0
     ) -> Evaluation:
-        """F at x; a trial that fails leaves nothing behind of what it has learned."""
-        before, known = self.work, self.known
+        """F at x; `largest` is that of `near`."""
         if near is not None:
-            self.known = replace(known, largest=near.curvature)
-        tried = near is not None and known.evaluations >= 3
-        self.allowed = before + max(10 * known.usual_work, 300) if tried else math.inf
-        point = super().evaluate(x, slack, near, relative=relative)
-        if not point.ok:
-            self.known = known
-            return point
-        count = known.evaluations + 1
-        usual = known.usual_work + (self.work - before - known.usual_work) / count
-        self.known = replace(self.known, evaluations=count, usual_work=usual)
-        return point
+            self.known = replace(self.known, largest=near.curvature)
+        return super().evaluate(x, slack, near, relative=relative)
 
     def smoothing_eta(self, here: Evaluation) -> float:
         """1 / (mean curvature): seen from nearer the same draws smooth far less."""
@@ -99,7 +89,7 @@ class OperatorLevel(LowerLevel):
     # --- products -----------------------------------------------------------------------------------------------------
 
     def product(self, lin: Linearization, v: Tensor) -> Tensor:
-        self.work += 1
+        self.work += self.price
         self.known = replace(self.known, debt=self.known.debt + 1)
         return flat(lin.lower_hvp(self.tree_y(v))).double()
 

@@ -47,8 +47,9 @@ STATIONARY = 1e-9
 """A descent is over when its direction promises less than this share of the progress."""
 PROMISING = 1e-6
 """A metric is begun anew where the last direction promised at least this share of the progress."""
-PATIENCE = 2
-"""After so many rounds in succession that led to nothing lower there are no more but the last."""
+PATIENCE, SAME = 2, 1e-3
+"""After so many rounds that led back to the best value, up to this share of the progress, there are no more but the
+last; rounds that end at other minima say that there may be lower ones."""
 RESOLUTION = 1e-6
 """Steps that promise less than this share of the progress are not shortened further."""
 BLURRED = 10.0
@@ -57,6 +58,12 @@ PROBE, PROBES = 1e-2, 3
 """At the end F is looked at nearby, at this part of the way from the first point; so many descents may follow."""
 FREE_WORK = 2000
 """Gradients of g that rounds after the first may always use."""
+ROUND_SHARE = 0.3
+"""The smoothed problems of a round may use this part of the work that is left."""
+
+
+HOPS = 4
+"""A hop is the best of so many draws."""
 
 
 FAR = (0.3, 1.0)
@@ -140,12 +147,13 @@ class SmoothedBFGSState(State):
     found: Evaluation | None = None  # the best true point of this round's smoothed problems
     work: int = 0
     work_limit: float = math.inf
+    round_limit: float = math.inf  # the work at which the smoothed problems of the present round end
     end: str = ""
     probes: int = 0
     blurred: bool = False  # whether rounding hides decreases of F that count
     nonconvex: bool = False  # whether g was seen to be nonconvex in y, which may then have several solutions
     minima: tuple[float, ...] = ()
-    idle: int = 0  # rounds in succession that have led to nothing lower
+    idle: int = 0  # rounds that have led back to the best value
     entered: float = math.inf  # the best F when the present round began
     settled: float = math.inf  # the lowest F at which a descent found no lower point
     known: Any = None  # what large lower levels have learned about G_yy
@@ -217,7 +225,7 @@ class SmoothedBFGS:
     draws: int = 16
     smoothed_steps: int = 25
     tol: float = 1e-4
-    effort: float = 5.0
+    effort: float = 10.0
 
     needs = (JACOBIAN, ONE_PROCESS)
 
@@ -303,6 +311,7 @@ class _Walk:
             kept = {key: level for key, level in s.levels.items() if key is None}
             s.levels = {**kept, smoothing: lower_level(self.problem, s.x, s.y, smoothing, limit)}
         level = s.levels[smoothing]
+        level.limit = math.inf if smoothing is None else level.work + s.round_limit - s.work
         level.known = level.known if s.known is None else s.known
         return level
 
@@ -315,9 +324,7 @@ class _Walk:
         return point
 
     def _count(self, level: LowerLevel, before: int) -> None:
-        """Work in gradients of g; the projections of a smoothed problem are many."""
-        price = 1 if level.smoothing is None else max(1, level.smoothing.draws // 4)
-        self.state.work += price * (level.work - before)
+        self.state.work += level.work - before
         self.state.known, self.state.nonconvex = level.known, self.state.nonconvex or level.nonconvex
 
     # --- the best point ---------------------------------------------------------------------------------------------
@@ -394,7 +401,7 @@ class _Walk:
         s, values = self.state, self.state.phase.values
         if not float(s.here.gradient.norm()) > 0:
             return "stationary"
-        if s.radius >= 0 and s.phase.steps >= self.settings.smoothed_steps:
+        if s.radius >= 0 and (s.phase.steps >= self.settings.smoothed_steps or s.work > s.round_limit):
             return "steps"
         count, share = STRICT_STALL if s.round == len(self.settings.rounds) - 1 else STALL
         return "slow" if len(values) > count and values[-count] - values[-1] <= share * progress else ""
@@ -422,12 +429,15 @@ class _Walk:
             s.settled = min(s.settled, s.here.value)
         if s.round == 0:
             s.work_limit = (1.0 + self.settings.effort) * s.work + FREE_WORK
-        self._begin(s.round + 1)
+        self._begin(s.round + 1, s.here.value)
 
-    def _begin(self, first: int) -> None:
-        """The next round that can be begun."""
+    def _begin(self, first: int, end: float = math.inf) -> None:
+        """The next round that can be begun; the last one has led to the value `end`."""
         s, rounds = self.state, self.settings.rounds
-        s.idle = 0 if s.entered - s.best.value > 1e-3 * self.drop else s.idle + 1
+        if s.entered - s.best.value > SAME * self.drop:
+            s.idle = 0
+        elif end - s.best.value <= SAME * self.drop:
+            s.idle += 1
         s.entered = s.best.value
         for index in range(first, len(rounds)):
             if (s.work > s.work_limit or s.idle >= PATIENCE) and index < len(rounds) - 1:
@@ -435,6 +445,7 @@ class _Walk:
             if index == len(rounds) - 1 and s.settled - s.best.value <= RESOLUTION * self.drop:
                 break
             s.round, s.radius = index, -1
+            s.round_limit = s.work + ROUND_SHARE * max(s.work_limit - s.work, 0.0)
             start = self._start(rounds[index])
             if start is not None and not rounds[index].radii:
                 self._descend(start)
@@ -472,10 +483,13 @@ class _Walk:
             return s.first if round.start == "first" else s.best
         way = float((s.best.x - s.first.x).norm()) / math.sqrt(s.best.x.numel())
         generator = RandomStreams(s.seeds, s.round).generator("smoothing")
-        noise = torch.randn(s.best.x.shape, generator=generator, dtype=torch.float64)
         descent = Descent(self.level(None), self.problem.upper_constraint)
-        point = self.evaluate(None, descent.project(s.best.x + round.hop * way * noise), s.best, self.scale)
-        return point if self.trusted(point) and point.value < s.best.value + 2.0 * self.drop else None
+        found = None
+        for noise in torch.randn(HOPS, *s.best.x.shape, generator=generator, dtype=torch.float64):
+            point = self.evaluate(None, descent.project(s.best.x + round.hop * way * noise), s.best, self.scale)
+            if self.trusted(point) and (found is None or point.value < found.value):
+                found = point
+        return found
 
     def _descend(self, start: Evaluation, **how: Any) -> None:
         """A descent on F from this point."""
