@@ -123,7 +123,9 @@ class Space:
         """a + scale * b, with one scale for all or one per factor."""
         if not isinstance(a, dict):
             return a + scale * b
-        return tree_map(lambda u, v, s: u + s * v, a, b, scale)
+        if isinstance(scale, dict):
+            return {name: u + scale[name] * b[name] for name, u in a.items()}
+        return {name: u + scale * b[name] for name, u in a.items()}
 
     def scaled(self, a: Vector, scale: Any) -> Vector:
         """scale * a."""
@@ -133,7 +135,7 @@ class Space:
         """(1 - weight) a + weight b, exactly b at weight 1."""
         if not isinstance(a, dict):
             return torch.lerp(a, b, weight)  # type: ignore[arg-type]
-        return tree_map(lambda u, v: torch.lerp(u, v, weight), a, b)
+        return {name: torch.lerp(u, b[name], weight) for name, u in a.items()}
 
     def ravel(self, a: Vector) -> Tensor:
         """All entries as one flat tensor, where this rank has them all."""

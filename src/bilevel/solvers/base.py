@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any, Literal, Protocol, Self
 
 import torch
+from torch import Tensor
 
 from .._serializable import serializable
 from ..curvature import largest_curvature
@@ -109,6 +111,12 @@ class State:
         values = {each.name: getattr(self, each.name) for each in fields(self) if each.metadata.get("like") == "x"}
         return replace(self, **{name: function(value) for name, value in values.items() if value is not None})
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """A copy with tensors of its own: clones, which take a tenth of the time of their deep copies."""
+        new, values = object.__new__(type(self)), self.__getstate__()
+        vars(new).update((name, _copied(value, memo)) for name, value in values.items())
+        return new
+
     @property
     def ended(self) -> str:
         """Why the method takes no more steps, "converged" or "stalled"; empty while it does."""
@@ -130,6 +138,12 @@ class State:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(step={self.step}, x={_shape(self.x)}, y={_shape(self.y)})"
+
+
+def _copied(value: Any, memo: dict[int, Any]) -> Any:
+    if isinstance(value, dict):
+        return {name: _copied(entry, memo) for name, entry in value.items()}
+    return value.detach().clone() if isinstance(value, Tensor) else copy.deepcopy(value, memo)
 
 
 @functools.cache
