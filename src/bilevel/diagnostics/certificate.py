@@ -203,20 +203,20 @@ def certificate(
         check_number("eta", eta, remedy="; None takes 1/L")
     if goldstein_radius is not None:
         check_number("goldstein_radius", goldstein_radius)
-    seeds = Seeds.from_seed(seed)
     probe = Probe.checked(problem, x, y)
     lower = solved_lower(probe, probe.x, probe.y, eta)
     flaw = lower.flaw or (Cause.UNSOLVED if lower.error > delta else None)
     facts = lower.facts
-    faces = Faces(probe, probe.linearize(probe.x, lower.y), lower.z)
+    faces, evidence, met = Faces(probe, probe.linearize(probe.x, lower.y), lower.z), BoundEvidence.UPPER_BOUND, []
     if lower.flaw is None:
         faces.visit_directed(lower.z, delta, facts.eta)
-        met = batches(faces, draws(probe, lower.z, delta, samples, seeds))
-        evidence, hull = _evidence(all_known(faces, facts, lower.z, delta), probe.y.numel()), faces.hull(facts.eta)
-        eps, low, norm = _bounds(hull, met, evidence)
-    else:
-        evidence, hull = BoundEvidence.UPPER_BOUND, faces.hull(facts.eta)
-        eps = low = norm = math.nan
+        met = batches(faces, draws(probe, lower.z, delta, samples, Seeds.from_seed(seed)))
+        if all_known(faces, facts, lower.z, delta):
+            evidence = BoundEvidence.ALL_FACES
+        elif probe.y.numel() <= CALIBRATED:
+            evidence = BoundEvidence.SAMPLES
+    hull = faces.hull(facts.eta)
+    eps, low, norm = [math.nan] * 3 if lower.flaw else _bounds(hull, met, evidence)
     return Certificate(
         delta=delta,
         eta=facts.eta,
@@ -235,12 +235,6 @@ def certificate(
     )
 
 
-def _evidence(complete: bool, dimension: int) -> BoundEvidence:
-    if complete:
-        return BoundEvidence.ALL_FACES
-    return BoundEvidence.SAMPLES if dimension <= CALIBRATED else BoundEvidence.UPPER_BOUND
-
-
 def _bounds(hull: JacobianHull, met: list[list[int]], evidence: BoundEvidence) -> tuple[float, float, float]:
     """eps, the lower end of its interval, and the norm at z itself."""
     eps, norm = hull.smallest()[0], hull.norm(torch.eye(len(hull.faces), dtype=hull.faces.dtype)[0])
@@ -255,8 +249,7 @@ def _bounds(hull: JacobianHull, met: list[list[int]], evidence: BoundEvidence) -
 
 def endpoint_below(eps: float, minima: list[float]) -> float:
     """The lower end of the interval, from the minimum of all samples and the sorted minima of the batches."""
-    odds = CONFIDENCE / (1 - CONFIDENCE)
-    below = max(odds * (minima[1] - minima[0]), 2 * (minima[0] - eps))
+    below = max(CONFIDENCE / (1 - CONFIDENCE) * (minima[1] - minima[0]), 2 * (minima[0] - eps))
     return max(0.0, eps - below - 1e-6 * eps)
 
 

@@ -115,15 +115,16 @@ def estimate_constants(
     for _ in range(samples - 1):
         moved = probe.x + radius * unit(probe.x, generator)
         points.append(_Local(probe, moved, probe.project(probe.y + radius * unit(probe.y, generator), moved)))
-    pairs = [(p, q, float((p.at - q.at).norm())) for i, p in enumerate(points) for q in points[:i]]
-    pairs = [pair for pair in pairs if pair[2] > 0]
+    pairs = [(p, q, d) for i, p in enumerate(points) for q in points[:i] if (d := float((p.at - q.at).norm())) > 0]
     curvatures = torch.stack([torch.linalg.eigvalsh((p.hessian + p.hessian.T) / 2) for p in points])
     return Constants(
         mu=float(curvatures.min()),
         smoothness=float(curvatures.max()),
         cross=max(_spectral(p.cross) for p in points),
         upper_slope=max(float(p.f_y.norm()) for p in points),
-        upper_smoothness=max(max(_rate(p.f_x, q.f_x, d), _rate(p.f_y, q.f_y, d)) for p, q, d in pairs),
+        upper_smoothness=max(
+            max(float((p.f_x - q.f_x).norm()), float((p.f_y - q.f_y).norm())) / d for p, q, d in pairs
+        ),
         cross_smoothness=max(_spectral(p.cross - q.cross) / d for p, q, d in pairs),
         hessian_smoothness=max(_spectral(p.hessian - q.hessian) / d for p, q, d in pairs),
         dimension=probe.y.numel(),
@@ -143,10 +144,6 @@ class _Local:
             raise NonFiniteError(
                 "the derivatives of f and g are not finite at a point within radius: take a smaller one"
             )
-
-
-def _rate(a: Tensor, b: Tensor, distance: float) -> float:
-    return float((a - b).norm()) / distance
 
 
 def _spectral(matrix: Tensor) -> float:

@@ -138,11 +138,6 @@ class Slope(NamedTuple):
         """|predicted - central|."""
         return abs(self.predicted - self.central)
 
-    @property
-    def is_zero(self) -> bool:
-        """Whether nothing changes along this direction."""
-        return self.predicted == self.central == 0.0
-
     def sides(self, name: str) -> str:
         """The slopes on either side, in words."""
         return (

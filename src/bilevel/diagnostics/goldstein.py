@@ -133,14 +133,16 @@ def goldstein_measure(
     check_set_only("goldstein_measure", problem)
     check_number("radius", radius)
     check_count("samples", samples)
-    streams = RandomStreams(Seeds.from_seed(seed))
     probe = Probe.checked(problem, x, y)
     lower = solved_lower(probe, probe.x, probe.y)
     if lower.flaw is not None:
         nothing = {"value": math.nan, "gradient_norm": math.nan, "lower_residual": lower.residual}
         return Goldstein(radius=radius, samples=samples, flaw=lower.flaw, **nothing)
     # That at x is not among them: x may be a kink, where h need not lie in Clarke's gradient (erratum 11).
-    around = [_gradient(probe, point, lower.y) for point in _around(probe, radius, samples, streams)]
+    around = [
+        _gradient(probe, point, lower.y)
+        for point in _around(probe, radius, samples, RandomStreams(Seeds.from_seed(seed)))
+    ]
     here = _gradient(probe, probe.x, lower.y)
     residuals = [max(column) for column in zip(*(g[1:] for g in (here, *around)), strict=True)]
     unsolved = residuals[0] > SOLVED * max(1.0, float(lower.y.norm())) or residuals[1] > SOLVED

@@ -11,7 +11,7 @@ l -> h is not linear, and the hull of the h(H_i) may hold a zero that no H has (
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -75,9 +75,7 @@ class JacobianHull:
     def restricted(self, members: list[int]) -> JacobianHull:
         """The same formula with some of the faces."""
         motions = None if self.motions is None else self.motions[members]
-        return JacobianHull(
-            self.faces[members], self.upper_x, self.upper_y, self.hessian, self.cross, self.eta, motions, self.residual
-        )
+        return replace(self, faces=self.faces[members], motions=motions)
 
     def smallest(self) -> tuple[float, Tensor]:
         """The smallest norm found, and its weights: from the best corners, the centre, and the linearised problem."""

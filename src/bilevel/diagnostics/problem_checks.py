@@ -72,7 +72,7 @@ def _first_wrong(probe: Probe, y: Tensor, generator: torch.Generator) -> Finding
             cause = kinked if test.slope.kinked else detached if automatic else by_hand
             if test.wrong and cause is not None:
                 return Finding(cause, test.numbers(f"{part} along a direction of {variable}"))
-        if all(test.slope.is_zero for test in tests):
+        if all(test.slope.predicted == test.slope.central == 0.0 for test in tests):
             if (part, variable) == ("f", "y"):
                 return Finding(Cause.UPPER_IGNORES_Y, "grad_y f is zero, and so are the differences of f in y")
             if (part, variable) == ("grad_y g", "x") and not probe.problem.moving:
@@ -113,8 +113,7 @@ def _values_wrong(probe: Probe, y: Tensor) -> Finding | None:
     return None
 
 
-BY_HAND = {Cause.WRONG_UPPER_GRADIENT, Cause.WRONG_LOWER_GRADIENT, Cause.WRONG_HESSIAN, Cause.WRONG_CROSS}
-WRONG_PRODUCTS = {*BY_HAND, Cause.DETACHED_UPPER, Cause.DETACHED_LOWER}
+WRONG_PRODUCTS = {cause for derivative in DERIVATIVES for cause in (derivative.detached, derivative.by_hand)}
 """What can be told at a point where f or g may have a kink."""
 
 
@@ -175,8 +174,8 @@ def check_set(probe: Probe, generator: torch.Generator) -> Finding | None:
     flat = FlatSet(probe.set_at(probe.x), probe.as_y(probe.y))
     try:
         points = list(_around(probe, generator))
-        feet = [flat.project(z) for z in points for _ in range(4)]
-        near = [flat.project(p + 0.3 * max(1.0, float(p.norm())) * unit(p, generator)) for p in feet]
+        beside = (p + 0.3 * max(1.0, float(p.norm())) * unit(p, generator) for p in map(flat.project, 4 * points))
+        near = [flat.project(p) for p in beside]
         flaw = flat.projection_flaw(points, near, 1e3 * probe.eps**0.5, 1e-5)
     except InvalidInputError as error:
         if not isinstance(flat.constraint, ProjectionSet):  # it looks at its own first answers

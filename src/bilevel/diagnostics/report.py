@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from .lower_level import Curvature, FaceFacts
 
 
+POINTS = 41
+"""The points of the line in `HypergradientCheck.plot`."""
+
+
 class Cause(Enum):
     """The possible results of `check_hypergradient`, with cause and remedy.
 
@@ -222,7 +226,8 @@ class HypergradientCheck:
         if self.face is not None:
             lines.append(f"face: {self.face}")
         if not math.isnan(self.kink_distance):
-            lines.append(f"nearest kink: {_distance(self.kink_distance)}")
+            far = "none in sight" if math.isinf(self.kink_distance) else f"about {self.kink_distance:.2e} from x"
+            lines.append(f"nearest kink: {far}")
         if self.curvature is not None:
             lines.append(f"g in y: {self.curvature}; lower level solved to {self.lower_residual:.1e}")
         lines += [
@@ -232,39 +237,27 @@ class HypergradientCheck:
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
 
     def plot(self, path: str | Path | None = None) -> Any:
-        """F along the direction with the largest jump of its slope, with the line that h predicts."""
-        return _plot_line(self, path)
-
-
-def _distance(value: float) -> str:
-    return "none in sight" if math.isinf(value) else f"about {value:.2e} from x"
-
-
-POINTS = 41
-
-
-def _plot_line(check: HypergradientCheck, path: str | Path | None = None) -> Any:
-    """F(x + t d) for t around 0, and the line F(x) + t <h, d>."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise MissingExtraError("Plotting", "apps") from None
-    if check.line is None or not check.slopes:
-        raise InvalidInputError(
-            f"there is no line to plot: the check ended with {check.cause.name} before F was looked at"
+        """F(x + t d) along the direction d with the largest jump of its slope, and the line F(x) + t <h, d>."""
+        try:
+            from matplotlib.figure import Figure
+        except ImportError:
+            raise MissingExtraError("Plotting", "apps") from None
+        if self.line is None or not self.slopes:
+            raise InvalidInputError(
+                f"there is no line to plot: the check ended with {self.cause.name} before F was looked at"
+            )
+        times = [self.reach * (2 * k / (POINTS - 1) - 1) for k in range(POINTS)]
+        found = max(self.slopes, key=lambda s: s.jump)
+        middle = self.line(0.0)
+        figure = Figure(figsize=(6, 3.6), layout="constrained")
+        axis = figure.subplots()
+        axis.plot(times, [self.line(t) for t in times], label="F, lower level solved")
+        axis.plot(times, [middle + t * found.predicted for t in times], "--", label="what h predicts")
+        axis.axvline(0.0, color="0.8", linewidth=1, zorder=0)
+        axis.set(
+            xlabel="t", ylabel="F(x + t d)", title=f"{self.cause.name.lower().replace('_', ' ')}: F along a direction"
         )
-    times = [check.reach * (2 * k / (POINTS - 1) - 1) for k in range(POINTS)]
-    found = max(check.slopes, key=lambda s: s.jump)
-    middle = check.line(0.0)
-    figure = Figure(figsize=(6, 3.6), layout="constrained")
-    axis = figure.subplots()
-    axis.plot(times, [check.line(t) for t in times], label="F, lower level solved")
-    axis.plot(times, [middle + t * found.predicted for t in times], "--", label="what h predicts")
-    axis.axvline(0.0, color="0.8", linewidth=1, zorder=0)
-    axis.set(
-        xlabel="t", ylabel="F(x + t d)", title=f"{check.cause.name.lower().replace('_', ' ')}: F along a direction"
-    )
-    axis.legend(frameon=False)
-    if path is not None:
-        figure.savefig(path)
-    return figure
+        axis.legend(frameon=False)
+        if path is not None:
+            figure.savefig(path)
+        return figure

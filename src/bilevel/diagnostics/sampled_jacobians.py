@@ -129,23 +129,20 @@ class Faces:
     def __init__(self, probe: Probe, lin: Linearization, z: Tensor) -> None:
         self.probe, self.lin = probe, lin
         self._marks = [SPACE.random_like(lin.y, torch.Generator().manual_seed(k)) for k in range(2)]
-        self.known: list[Any] = []
-        self._signatures: list[Tensor] = []
+        self.known: list[tuple[ProjectionJacobian, Tensor, Tensor]] = []  # with products by which it is known
         self.visit(z)
 
     def visit(self, point: Tensor) -> int:
         """The number of the Jacobian at this point."""
         face, signature = self._look(point)
-        for number, other in enumerate(self._signatures):
-            if _same(other, signature):
-                return number
-        self.known.append((face, point))
-        self._signatures.append(signature)
-        return len(self.known) - 1
+        number = next((k for k, (*_, other) in enumerate(self.known) if _same(other, signature)), len(self.known))
+        if number == len(self.known):
+            self.known.append((face, point, signature))
+        return number
 
     def is_that_of_z(self, point: Tensor) -> bool:
         """Whether the Jacobian is that of z; nothing is remembered."""
-        return _same(self._signatures[0], self._look(point)[1])
+        return _same(self.known[0][2], self._look(point)[1])
 
     def _look(self, point: Tensor) -> tuple[ProjectionJacobian, Tensor]:
         """The Jacobian at a point, and its products with two marks, by which it is known."""
@@ -178,8 +175,32 @@ class Faces:
         return moves
 
     def hull(self, eta: float) -> JacobianHull:
-        """The formula of the hypergradient over their convex combinations."""
-        return _hull(self.probe, self.lin, self.known, eta)
+        """The formula of the hypergradient over convex combinations, on the entries of y that some face touches."""
+        lin, faces, moving = self.lin, [face for face, *_ in self.known], self.lin.problem.moving
+        touched = torch.arange(SPACE.size(lin.y)) if moving else _touched(faces, SPACE.size(lin.y))
+        if len(touched) > LARGEST:
+            raise InvalidInputError(
+                f"the faces within delta touch {len(touched)} entries of y, more than {LARGEST}: take a smaller delta, "
+                "or look at |h| alone (bilevel.hypergradient)"
+            )
+        motions = [matrix_of(lambda u, z=z: self._through_set(z, u), lin.y) for _, z, _ in self.known if moving]
+        return JacobianHull(
+            faces=torch.stack([matrix_of(face.apply, lin.y, touched)[touched] for face in faces]),
+            upper_x=SPACE.ravel(lin.upper_grad_x),
+            upper_y=SPACE.ravel(lin.upper_grad_y)[touched],
+            hessian=matrix_of(lin.lower_hvp, lin.y, touched)[touched],
+            cross=matrix_of(lin.lower_cross, lin.y, touched),
+            eta=eta,
+            motions=torch.stack(motions) if moving else None,
+            residual=measure_of(self.probe),
+        )
+
+    def _through_set(self, z: Tensor, u: Any) -> Any:
+        """V u = theta_x' P_theta(z)' u."""
+        product = self.lin.problem.constraint_vjp(self.probe.as_x(self.probe.x), self.probe.as_y(z), u)
+        if product is None:
+            raise InvalidInputError("constraint_vjp returned None for a set that moves with x: return a vector like x")
+        return product
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
@@ -201,36 +222,9 @@ def all_known(faces: Faces, facts: FaceFacts, z: Tensor, delta: float) -> bool:
         return False
     point = faces.probe.as_y(z)
     within, ones = constraint.gaps(point) < delta, torch.ones_like(point)
-    diagonals = torch.stack([face.apply(ones) for face, _ in faces.known])
+    diagonals = torch.stack([face.apply(ones) for face, *_ in faces.known])
     met = (diagonals != diagonals[0]).any(0)
     return int(within.sum()) <= JOINTLY and bool((met | ~within).all())
-
-
-def _hull(probe: Probe, lin: Linearization, known: list[Any], eta: float) -> JacobianHull:
-    """Dense parts, on the entries of y that some face touches."""
-    size, moving = SPACE.size(lin.y), lin.problem.moving
-    touched = torch.arange(size) if moving else _touched([face for face, _ in known], size)
-    if len(touched) > LARGEST:
-        raise InvalidInputError(
-            f"the faces within delta touch {len(touched)} entries of y, more than {LARGEST}: take a smaller delta, or "
-            "look at |h| alone (bilevel.hypergradient)"
-        )
-    x = probe.as_x(probe.x)
-
-    def motion(point: Tensor) -> Tensor:
-        """V: u -> theta_x' P_theta(z)' u as a matrix (n, d)."""
-        return matrix_of(lambda u: _through_set(probe, x, probe.as_y(point), u), lin.y)
-
-    return JacobianHull(
-        faces=torch.stack([matrix_of(face.apply, lin.y, touched)[touched] for face, _ in known]),
-        upper_x=SPACE.ravel(lin.upper_grad_x),
-        upper_y=SPACE.ravel(lin.upper_grad_y)[touched],
-        hessian=matrix_of(lin.lower_hvp, lin.y, touched)[touched],
-        cross=matrix_of(lin.lower_cross, lin.y, touched),
-        eta=eta,
-        motions=torch.stack([motion(point) for _, point in known]) if moving else None,
-        residual=measure_of(probe),
-    )
 
 
 def _touched(faces: list[Any], size: int) -> Tensor:
@@ -242,13 +236,6 @@ def _touched(faces: list[Any], size: int) -> Tensor:
             return torch.arange(size)
         mask |= support.reshape(-1)
     return mask.nonzero()[:, 0]
-
-
-def _through_set(probe: Probe, x: Any, z: Any, u: Any) -> Any:
-    product = probe.problem.constraint_vjp(x, z, u)
-    if product is None:
-        raise InvalidInputError("constraint_vjp returned None for a set that moves with x: return a vector like x")
-    return product
 
 
 def measure_of(probe: Probe) -> Any:
