@@ -110,3 +110,21 @@ def test_a_run_is_certified_only_with_its_own_lower_level_solved():
     assert solved.status is Status.CERTIFIED
     assert solved.history[-1].lower_residual <= 1e-3
     assert "F itself may still decrease" in str(solved.status)
+
+
+@pytest.mark.parametrize(
+    ("upper", "start"),
+    [
+        (lambda x, y: 0.01 * y.square().sum() - y.abs().sum(), [0.0, 0.0]),
+        (lambda x, y: 0.01 * x.square().sum() - y.relu().sum(), [0.0, -1.0]),
+        (lambda x, y: y[0] ** 2 - y[1] ** 2, [0.0, 0.0]),
+        (lambda x, y: (y - 1).abs().sum(), [1.0, 1.0]),
+    ],
+    ids=["maximum at a kink of f", "half a kink of f", "saddle", "minimum at a kink of f"],
+)
+def test_a_point_from_which_f_falls_is_not_certified(upper, start, request):
+    """At each of them h = 0, by the derivative that torch has for a kink."""
+    start = torch.tensor(start).double()
+    problem = bilevel.Problem(upper, lambda x, y: (y - x).square().sum() / 2)
+    solution = bilevel.minimize(problem, start, start, steps=3, tol=1e-3, delta=1e-2, solver=bilevel.DMLCBO())
+    assert (solution.status is bilevel.Status.CERTIFIED) == ("minimum" in request.node.name)

@@ -16,8 +16,8 @@ DIRECTIONS = 8
 """Random directions, each tried with its opposite."""
 RADII = (0.3, 0.1, 0.03)
 """Smoothing radii, relative to the distance to the kinks, along whose gradients F is looked at too."""
-SHORTER = 0.03
-"""Steps along those gradients are tried in full and shortened by this factor."""
+PARTS = (1.0, 0.03)
+"""Steps along those gradients are tried in full and shortened."""
 
 
 def find_descent(
@@ -28,6 +28,7 @@ def find_descent(
     length: float,
     gain: float,
     draws: int = 16,
+    parts: tuple[float, ...] = PARTS,
 ) -> Evaluation | None:
     """The first point at the distance `length` where F is lower by more than `gain`; None if none is found.
 
@@ -42,9 +43,11 @@ def find_descent(
         The set X.
     here
         F at the point.
+    parts
+        The parts of `length` by which the point is moved along minus these gradients.
     """
     exact, doubt = level(None), here.error if math.isfinite(here.error) else 0.0
-    for move in _moves(level, exact, here, length, draws):
+    for move in _moves(level, exact, here, length, draws, parts):
         x = flat(constraint.project(exact.tree_x(here.x + move))).double()
         there = exact.evaluate(x, 0.1 * gain, here)
         if there.ok and there.value + there.error + doubt < here.value - gain:
@@ -53,15 +56,19 @@ def find_descent(
 
 
 def _moves(
-    level: Callable[[Smoothing | None], LowerLevel], exact: LowerLevel, here: Evaluation, length: float, draws: int
+    level: Callable[[Smoothing | None], LowerLevel],
+    exact: LowerLevel,
+    here: Evaluation,
+    length: float,
+    draws: int,
+    parts: tuple[float, ...],
 ) -> Iterator[Tensor]:
     distance, eta = exact.kink_distance(here), exact.smoothing_eta(here)
     for radius in RADII if distance > 0 else ():
         smoothed = level(Smoothing(radius * distance, eta, draws)).evaluate(here.x, 1e-3 * abs(here.value), here)
         size = float(smoothed.gradient.norm()) if smoothed.ok else 0.0
         if size > 0:
-            yield -length / size * smoothed.gradient
-            yield -length * SHORTER / size * smoothed.gradient
+            yield from (-part * length / size * smoothed.gradient for part in parts)
     directions = torch.randn(
         DIRECTIONS, here.x.numel(), generator=torch.Generator().manual_seed(0), dtype=torch.float64
     )

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from ..errors import BilevelError
 from ..lower import solve_lower
 from ..newton import LowerLevel, Smoothing, find_descent, flat, lower_level
+from ..newton.descent_test import PARTS
 from ..problem import Problem
 from ..solvers import SmoothedBFGS, State
 from ..solvers.base import unmet
@@ -32,8 +34,11 @@ def stationarity_of(problem: Problem, x: Vector, h: Vector) -> float:
     return float(space.norm(space.add(x, moved, -1.0)))
 
 
-def no_descent_near(problem: Problem, state: State, tol: float) -> bool:
-    """Whether one-sided differences of F agree that it is stationary: h = 0 alone says little at a kink."""
+def no_descent_near(problem: Problem, state: State, tol: float, delta: float | None = None) -> bool:
+    """Whether one-sided differences of F agree that it is stationary: h = 0 alone says little at a kink.
+
+    With delta they are those at that distance: nearer to a minimum at a kink F still falls.
+    """
     x = flat(state.x).double()
     if unmet(SmoothedBFGS, problem, problem.constraint_at(state.x), state.y):
         return True  # F cannot be evaluated by Newton steps
@@ -41,18 +46,19 @@ def no_descent_near(problem: Problem, state: State, tol: float) -> bool:
     def level(smoothing: Smoothing | None) -> LowerLevel:
         return lower_level(problem, state.x, state.y, smoothing)
 
-    here, length = level(None).evaluate(x, relative=1e-10), PROBE * (float(x.norm()) or 1.0)
+    here, length = level(None).evaluate(x, relative=1e-10), delta or PROBE * (float(x.norm()) or 1.0)
     if not here.ok:
         return True
-    return find_descent(level, problem.upper_constraint, here, length=length, gain=tol * length) is None
+    how: dict[str, Any] = {"length": length, "gain": tol * length, "parts": (1.0,) if delta else PARTS}
+    return find_descent(level, problem.upper_constraint, here, **how) is None
 
 
 def is_certified(problem: Problem, state: State, delta: float, tol: float) -> bool:
-    """Whether the eps of a certificate and the error of the lower level behind it are within tol."""
+    """Whether a certificate and the error of the lower level behind it are within tol, and F does not fall at delta."""
     from ..diagnostics import certificate
 
     found = certificate(problem, state.x, delta, state.y, samples=CERTIFICATE_SAMPLES)
-    return found.valid and max(found.eps, found.lower_error) <= tol
+    return found.valid and max(found.eps, found.lower_error) <= tol and no_descent_near(problem, state, tol, delta)
 
 
 def ends_above_start(
