@@ -41,8 +41,8 @@ def column(page: Any, place: int) -> list[str]:
 def test_it_opens_in_silence(open_page, make_result):
     page = open_page(make_result())
     assert page.title() == "Suspected labels in train.csv"
-    assert page.locator("svg").count() == 5
-    assert all(page.locator("svg").nth(i).bounding_box()["height"] > 80 for i in range(5))
+    assert page.locator("svg").count() == 3
+    assert all(page.locator("svg").nth(i).bounding_box()["height"] > 80 for i in range(3))
 
 
 def test_the_table_sorts(open_page, make_result):

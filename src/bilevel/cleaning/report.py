@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from .._html import ACCENT, CARD, INK, LINE, MUTED, SOFT, STYLE, WARN, Picture, json_block, make_picture, render_page
+from .._html import ACCENT, INK, LINE, MUTED, STYLE, WARN, Picture, json_block, make_picture, render_page
 from ..errors import MissingExtraError
 from .result import ADVICE_TEXTS, CleaningResult
 from .tables import plain
@@ -23,7 +23,6 @@ from .tables import plain
 try:
     import matplotlib
     from matplotlib.figure import Figure
-    from matplotlib.patches import Rectangle
     from matplotlib.ticker import MaxNLocator
     from scipy.stats import beta
 except ImportError:
@@ -41,12 +40,14 @@ WEIGHTS = {
 }
 """What the weight of a row is, on the axis of its histogram."""
 WIDTH = 5.0  # inches of 72 pixels: texts keep their size on a telephone
-LARGEST_HEAT_MAP = 20
+MOST_PAIRED = 20
+"""Labels above which no table of pairs of labels is shown."""
 
 
 def render_report(result: CleaningResult) -> str:
     """The page as text."""
     labels, confusion = result.confusion()
+    few, shares = len(labels) <= MOST_PAIRED, result.transition
     return render_page(
         Path(__file__).parent,
         "report.html.j2",
@@ -56,7 +57,8 @@ def render_report(result: CleaningResult) -> str:
         gallery=_gallery(result),
         corrections=result.corrections(CORRECTIONS),
         labels=[str(label) for label in labels],
-        confusion=confusion.tolist() if len(labels) <= LARGEST_HEAT_MAP else None,
+        confusion=confusion.tolist() if few else None,
+        transition=(100 * shares).round().astype(int).tolist() if few and shares is not None else None,
         headline=headline(result),
         shown=_shown_columns(result),
         data=json_block(_data(result)),
@@ -89,13 +91,10 @@ def _pictures(result: CleaningResult) -> dict[str, Picture | None]:
     rows = result.rows[result.rows["label_quality"].notna()]
     suspected = rows["is_label_issue"].to_numpy(bool)
     weights, quality = (rows[name].to_numpy(float) for name in ("weight", "label_quality"))
-    lines, columns = ("given label", "true label") if result.noise == "class-pairs" else ("true label", "given label")
-    pairs = None if result.transition is None else pair_map(result.transition, result.classes, lines, columns)
     same = result.noise == "correction"  # then the weight is the quality
     return {
         "weights": None if same else histogram(weights, suspected, "Weights of the rows", WEIGHTS[result.noise]),
         "quality": histogram(quality, suspected, "Quality of the labels", "probability of the given label"),
-        "pairs": pairs,
         "reliability": None if result.reliability is None else reliability_curve(*result.reliability),
         "convergence": convergence(result.history),
     }
@@ -247,55 +246,6 @@ def reliability_curve(stated: np.ndarray, right: np.ndarray, groups: int = 5) ->
         return make_picture(figure, "Are the probabilities right?", f"{len(stated)} verified rows in groups: {pairs}.")
 
 
-def pair_map(matrix: np.ndarray, classes: Sequence[Any], lines: str, columns: str) -> Picture | None:
-    """A matrix of shares of pairs of labels, each line of which sums to 1; None for too many labels.
-
-    Parameters
-    ----------
-    matrix
-        Shape (classes, classes).
-    classes
-        The labels.
-    lines, columns
-        What the lines and the columns of the matrix are: "true label", "given label".
-    """
-    size = len(classes)
-    if size > LARGEST_HEAT_MAP:
-        return None
-    names = [_short(label) for label in classes]
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(WIDTH, min(WIDTH, 1.4 + 0.45 * size)), layout="constrained")
-        axes = figure.subplots()
-        for true in range(size):
-            for given in range(size):
-                share = min(max(float(matrix[true, given]), 0.0), 1.0)
-                colour = ACCENT if true == given else WARN
-                axes.add_patch(Rectangle((given - 0.47, true - 0.47), 0.94, 0.94, color=SOFT, linewidth=0))
-                axes.add_patch(
-                    Rectangle((given - 0.47, true - 0.47), 0.94, 0.94, color=colour, alpha=share, linewidth=0)
-                )
-                if share >= 0.015:
-                    axes.text(
-                        given, true, f"{100 * share:.0f}", ha="center", va="center", fontsize=9 if size <= 12 else 7,
-                        color=CARD if share > 0.55 else INK,
-                    )  # fmt: skip
-        rotation = 45 if max(map(len, names)) > 3 else 0
-        axes.set_xticks(range(size), names, parse_math=False, rotation=rotation, ha="right" if rotation else "center")
-        axes.set_yticks(range(size), names, parse_math=False)
-        axes.set(xlim=(-0.5, size - 0.5), ylim=(size - 0.5, -0.5), xlabel=columns, ylabel=lines)
-        axes.tick_params(length=0)
-        axes.grid(visible=False)
-        axes.spines[:].set_visible(False)
-        off = [(float(matrix[j, b]), j, b) for j in range(size) for b in range(size) if j != b]
-        worst = ", ".join(
-            f"{lines} {classes[j]}, {columns} {classes[b]}: {share:.0%}" for share, j, b in sorted(off)[:-4:-1]
-        )
-        return make_picture(
-            figure, "Which labels are mixed up",
-            f"Estimated share, in %, of each {columns} (column) for each {lines} (line). Largest: {worst}.",
-        )  # fmt: skip
-
-
 def convergence(history: Sequence[Mapping[str, Any]]) -> Picture | None:
     """The loss on trusted rows held out against steps, a line per noise model; None when there is nothing to draw."""
     runs: dict[str, list[tuple[int, float]]] = {}
@@ -317,11 +267,6 @@ def convergence(history: Sequence[Mapping[str, Any]]) -> Picture | None:
             for name, points in runs.items()
         )
         return make_picture(figure, "Convergence", f"Loss on trusted rows held out, by noise model. {words}.")
-
-
-def _short(label: Any, limit: int = 12) -> str:
-    text = str(label)
-    return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
 def row_picture(pixels: np.ndarray, shape: tuple[int, ...], largest: float) -> str:
