@@ -13,7 +13,7 @@ from ..linearization import Linearization
 from ..random import RandomStreams
 from ..sets.base import ProjectionJacobian
 from ..spaces import Space, Vector, leaves
-from .base import Hypergradient, Smoothing, assemble, draw, resolve_eta
+from .base import Hypergradient, Smoothing, assemble, draw, gradient_step, resolve_eta, space_of
 from .smoothing import Exact, TwoPoint
 
 
@@ -75,8 +75,7 @@ class LinearSolve:
     ) -> Hypergradient:
         """See `Estimator.estimate`; `start` is the adjoint of a nearby point."""
         eta, moving = resolve_eta(self.eta, lin, streams, curvature), lin.problem.moving
-        space = lin.problem.y_space(lin.constraint)
-        z = space.add(lin.y, lin.lower_grad_y, -eta)
+        space, z = space_of(lin), gradient_step(lin, eta)
         face = draw(self.smoothing, lin, z, space, streams)
         tol = tolerances.linear_residual(leaves(lin.y)[0].dtype) if self.tol is None else self.tol
         near = lin
