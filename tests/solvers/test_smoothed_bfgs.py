@@ -193,8 +193,9 @@ def test_nothing_is_claimed_where_rounding_hides_decreases_of_f():
     assert "float64" in single.message
 
 
-def test_a_value_that_falls_without_end_is_said():
-    problem = bilevel.Problem(lambda x, y: -y.sum(), lambda x, y: (y - x).square().sum(), bilevel.sets.NonNegative())
+@pytest.mark.parametrize("upper", [lambda x, y: -y.sum(), lambda x, y: -y.exp().sum()], ids=["far away", "near"])
+def test_a_value_that_falls_without_end_is_said(upper):
+    problem = bilevel.Problem(upper, lambda x, y: (y - x).square().sum(), bilevel.sets.NonNegative())
     start = torch.zeros(3, dtype=torch.float64)
     solution = bilevel.minimize(problem, start, start)
     assert solution.status is bilevel.Status.STALLED

@@ -111,7 +111,7 @@ ROUNDS = (
 
 
 ENDLESS = 1e30
-"""At such a distance F is taken to have no minimum."""
+"""At such a distance, or so far below its start, F is taken to have no minimum."""
 
 
 @serializable
@@ -161,8 +161,10 @@ class SmoothedBFGSState(State):
 
     @property
     def unbounded(self) -> bool:
-        """Whether x is where no minimum is to be expected."""
-        return float(self.best.x.norm()) > ENDLESS * (1.0 + float(self.first.x.norm()))
+        """Whether x or F is where no minimum is to be expected."""
+        best, first = self.best, self.first
+        far = float(best.x.norm()) > ENDLESS * (1.0 + float(first.x.norm()))
+        return far or first.value - best.value > ENDLESS * (1.0 + abs(first.value))
 
     @property
     def ended(self) -> str:
