@@ -163,7 +163,7 @@ class RMDPCD(DoubleLoop):
             state.curvature = estimate_curvature(lin, state, k, self.refresh, state.curvature, self.lower_step)
         elif k % self.refresh == 0:
             space = _y_space(lin)
-            diagonal = torch.stack([column[j] for j, column in enumerate(_columns(lin, range(space.size(lin.y))))])
+            diagonal = torch.stack([_column(lin, j)[j] for j in range(space.size(lin.y))])
             top = float(diagonal.max())
             state.curvatures = diagonal.clamp_min(1e-12 * top if top > 0 else 1.0)
             state.curvature = top
@@ -193,27 +193,26 @@ class RMDPCD(DoubleLoop):
         """Rounds of coordinate steps; L_j grows when a move shows a larger curvature."""
         problem, space = lin.problem, _y_space(lin)
         low, high = _intervals(lin)
-        y, g = space.ravel(lin.y).clone(), _Coordinates(lin)
-        curvatures = state.curvatures.tolist()
+        g, curvatures = _Coordinates(lin), state.curvatures.tolist()
         moves: list[_Move] = []
         moved = 0.0
         for _ in range(self.steps):
             problem.costs.projections += 1
             moved = 0.0
-            for j in range(len(y)):
-                before, slope = float(y[j]), g.gradient(j)
+            for j in range(len(g.y)):
+                before, slope = float(g.y[j]), g.gradient(j)
                 target = before - slope / curvatures[j]
-                y[j] = min(max(target, low[j]), high[j])
                 inside = low[j] < target < high[j]
                 moves.append(_Move(j, before, (1.0 if inside else 0.0) / curvatures[j]))
-                distance = float(y[j]) - before
+                after = float(g.y.new_tensor(min(max(target, low[j]), high[j])))  # rounded as y is
+                distance = after - before
                 if distance != 0.0:
-                    g.move(j, float(y[j]))
+                    g.move(j, after)
                     moved += (distance * curvatures[j]) ** 2
                     if abs(distance) > 1e-6 * (1.0 + abs(before)):
                         curvatures[j] = max(curvatures[j], (g.gradient(j) - slope) / distance)
-        state.curvatures = torch.tensor(curvatures, dtype=y.dtype, device=y.device)
-        last = problem.linearize(lin.x, space.unravel(y, lin.y), lin.batch)
+        state.curvatures = torch.tensor(curvatures, dtype=g.y.dtype, device=g.y.device)
+        last = problem.linearize(lin.x, space.unravel(g.y, lin.y), lin.batch)
         return self._trace(state, last, moved**0.5, moves)
 
     def _implicit_forward(self, lin: Linearization, curvatures: Tensor) -> Hypergradient:
@@ -223,7 +222,7 @@ class RMDPCD(DoubleLoop):
         support = [j for j, z in enumerate(target.tolist()) if low[j] < z < high[j]]
         w = torch.zeros_like(target)
         if support:
-            matrix = torch.stack([column[support] for column in _columns(lin, support)])  # symmetric
+            matrix = torch.stack([_column(lin, j)[support] for j in support])  # symmetric
             a, weights = space.ravel(lin.upper_grad_y)[support].clone(), (1.0 / curvatures[support]).tolist()
             small = 1e-15 * float(a.abs().max())
             for _ in range(self.steps):
@@ -252,33 +251,32 @@ def _intervals(lin: Linearization) -> tuple[list[float], list[float]]:
     return ends[0], ends[1]
 
 
-def _columns(lin: Linearization, indices: Any) -> list[Tensor]:
-    """Columns of G_yy, flat."""
+def _unit(lin: Linearization, j: int) -> Vector:
     space = _y_space(lin)
-    flat = space.ravel(space.zeros_like(lin.y))
-    columns = []
-    for j in indices:
-        unit = flat.clone()
-        unit[j] = 1.0
-        columns.append(space.ravel(lin.lower_hvp(space.unravel(unit, lin.y))))
-    return columns
+    flat = torch.zeros_like(space.ravel(lin.y))
+    flat[j] = 1.0
+    return space.unravel(flat, lin.y)
+
+
+def _column(lin: Linearization, j: int) -> Tensor:
+    """Column j of G_yy, flat."""
+    return _y_space(lin).ravel(lin.lower_hvp(_unit(lin, j)))
 
 
 def _reverse(trace: _Trace) -> Hypergradient:
     """The adjoint of the coordinate steps; y is walked back by undoing them, so memory is one number per step."""
     last = trace.lin
     space, x_space, g = _y_space(last), last.problem.x_space, _Coordinates(last)
-    y, a, h = space.ravel(last.y).clone(), space.ravel(last.upper_grad_y).clone(), last.upper_grad_x
+    a, h = space.ravel(last.upper_grad_y).clone(), last.upper_grad_x
     for j, before, weight in reversed(trace.moves):
-        if float(y[j]) != before:
-            y[j] = before
+        if float(g.y[j]) != before:
             g.move(j, before)
         u = weight * float(a[j])
         if weight == 0.0:
             a[j] = 0.0
         elif u != 0.0:
-            a = a - u * g.column(j)
-            h = x_space.add(h, g.cross(j), -u)
+            a = a - u * _column(g.lin, j)
+            h = x_space.add(h, g.lin.lower_cross(_unit(last, j)), -u)
     return Hypergradient(h, None, {})
 
 
@@ -286,35 +284,24 @@ class _Coordinates:
     """g along moves of single coordinates: a whole gradient after each, a linearisation for each second derivative."""
 
     def __init__(self, lin: Linearization) -> None:
-        self.problem, self.x, self.batch, self.template = lin.problem, lin.x, lin.batch, lin.y
-        self.space = _y_space(lin)
-        self.y = self.space.ravel(lin.y).clone()
-        self._gradient: Tensor | None = None
-        self._lin: Linearization | None = lin
+        self._start, self._lin, self._gradient = lin, lin, None
+        self.y = _y_space(lin).ravel(lin.y).clone()
+
+    def _point(self) -> Vector:
+        return _y_space(self._start).unravel(self.y.clone(), self._start.y)
 
     def gradient(self, j: int) -> float:
         if self._gradient is None:
-            point = self.space.unravel(self.y, self.template)
-            self._gradient = self.space.ravel(self.problem.lower_grad(self.x, point, self.batch))
+            at = self._start
+            self._gradient = _y_space(at).ravel(at.problem.lower_grad(at.x, self._point(), at.batch))
         return float(self._gradient[j])
 
     def move(self, j: int, value: float) -> None:
         self.y[j] = value
         self._gradient = self._lin = None
 
-    def column(self, j: int) -> Tensor:
-        return self.space.ravel(self._linearized().lower_hvp(self._unit(j)))
-
-    def cross(self, j: int) -> Vector:
-        return self._linearized().lower_cross(self._unit(j))
-
-    def _linearized(self) -> Linearization:
+    @property
+    def lin(self) -> Linearization:
         if self._lin is None:
-            point = self.space.unravel(self.y.clone(), self.template)
-            self._lin = self.problem.linearize(self.x, point, self.batch)
+            self._lin = self._start.problem.linearize(self._start.x, self._point(), self._start.batch)
         return self._lin
-
-    def _unit(self, j: int) -> Vector:
-        unit = torch.zeros_like(self.y)
-        unit[j] = 1.0
-        return self.space.unravel(unit, self.template)
