@@ -42,7 +42,7 @@ def _is_users_own(constraint: ConvexSet) -> bool:
 class SinglePointSet(ConvexSet):
     """A set whose projection takes single points, applied to each point of a stack."""
 
-    parameters = ("inner",)
+    parameters: tuple[str, ...] = ("inner",)
 
     def __init__(self, inner: ConvexSet, like_y: Vector) -> None:
         self.inner, self._ndim = inner, leaves(like_y)[0].ndim

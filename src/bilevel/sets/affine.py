@@ -49,7 +49,7 @@ class HalfSpace(ConvexSet):
     """
 
     polyhedral = True
-    parameters = ("normal", "offset")
+    parameters: tuple[str, ...] = ("normal", "offset")
 
     def __init__(self, normal: Tensor, offset: float | Tensor = 0.0) -> None:
         checked = tensor_parameter("normal", normal)
@@ -166,7 +166,7 @@ class AffineSet(ConvexSet):
     """
 
     polyhedral = True
-    parameters = ("matrix", "offset")
+    parameters: tuple[str, ...] = ("matrix", "offset")
 
     def __init__(self, matrix: Tensor, offset: Tensor | None = None) -> None:
         self.matrix: Tensor = tensor_parameter("matrix", matrix, "(m, n)")

@@ -7,7 +7,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import torch
@@ -86,7 +86,7 @@ class ProjectionJacobian(ABC):
 class Parameterized:
     """What is known by the arguments of its constructor, each also an attribute: sets and penalties."""
 
-    parameters: ClassVar[tuple[str, ...]] = ()
+    parameters: tuple[str, ...] = ()
     """The arguments of the constructor, each also an attribute; the tensors among them carry derivatives."""
 
     def __repr__(self) -> str:

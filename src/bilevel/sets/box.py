@@ -46,7 +46,7 @@ class Box(ConvexSet):
 
     separable = True
     polyhedral = True
-    parameters = ("lower", "upper")
+    parameters: tuple[str, ...] = ("lower", "upper")
 
     def __init__(self, lower: float | Tensor = -math.inf, upper: float | Tensor = math.inf) -> None:
         self.lower, self.upper = bound("lower", lower), bound("upper", upper)
@@ -97,7 +97,7 @@ class NonNegative(Box):
     tensor([0., 2.])
     """
 
-    parameters = ()
+    parameters: tuple[str, ...] = ()
 
     def __init__(self) -> None:
         super().__init__(lower=0.0)
@@ -123,7 +123,7 @@ class LInfBall(Box):
     tensor([-0.5000,  0.2500])
     """
 
-    parameters = ("radius",)
+    parameters: tuple[str, ...] = ("radius",)
 
     def __init__(self, radius: float | Tensor = 1.0) -> None:
         self.radius: float | Tensor = parameter("radius", radius, low=0.0)

@@ -65,7 +65,7 @@ class BoxSection(ConvexSet):
     """
 
     polyhedral = True
-    parameters = ("lower", "upper", "weight", "total")
+    parameters: tuple[str, ...] = ("lower", "upper", "weight", "total")
     _sum = "weight.y"
 
     def __init__(
@@ -213,7 +213,7 @@ class CappedSimplex(BoxSection):
     tensor([0.5000, 0.3750, 0.1250])
     """
 
-    parameters = ("cap", "total")
+    parameters: tuple[str, ...] = ("cap", "total")
     _sum = "the sum"
 
     def __init__(self, cap: float | Tensor = 1.0, total: float | Tensor = 1.0) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -61,7 +63,7 @@ class EigenJacobian(ProjectionJacobian):
     def __init__(self, values: Tensor, vectors: Tensor) -> None:
         self._vectors, self._gain = vectors, divided_differences(values)
         top = (values > 0).sum(-1)
-        self.dimension = top * (2 * values.shape[-1] - top + 1) // 2
+        self.dimension: Any = top * (2 * values.shape[-1] - top + 1) // 2
         if can_look_at_values():
             self.is_projector = bool(((top == 0) | (top == values.shape[-1])).all())
 
@@ -127,7 +129,7 @@ class SecondOrderConeJacobian(ProjectionJacobian):
         safe = torch.where(between, norm, torch.ones_like(norm))
         self._normal, self._ratio = z[..., 1:] / safe, z[..., :1] / safe
         size = z.shape[-1]
-        self.dimension = (size * self._inside + (size - 1) * between).squeeze(-1)
+        self.dimension: Any = (size * self._inside + (size - 1) * between).squeeze(-1)
         if can_look_at_values():
             self.is_projector = not bool(between.any())
 

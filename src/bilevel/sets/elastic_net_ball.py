@@ -49,7 +49,7 @@ class ElasticNetBall(ConvexSet):
     tensor([1., 0.])
     """
 
-    parameters = ("gamma", "radius")
+    parameters: tuple[str, ...] = ("gamma", "radius")
 
     def __init__(self, gamma: float | Tensor = 1.0, radius: float | Tensor = 1.0) -> None:
         self.gamma: float | Tensor = parameter("gamma", gamma, low=0.0, error=InvalidInputError)

@@ -52,7 +52,7 @@ def from_cvxpy(constraints: Callable[[Any], Any], shape: int | tuple[int, ...]) 
 class ConicSet(ConvexSet):
     """A set given by cvxpy constraints; made by `from_cvxpy`."""
 
-    parameters = ("constraints", "shape")
+    parameters: tuple[str, ...] = ("constraints", "shape")
 
     def __init__(self, constraints: Callable[[Any], Any], shape: tuple[int, ...]) -> None:
         try:
@@ -60,7 +60,7 @@ class ConicSet(ConvexSet):
         except ImportError:
             raise MissingExtraError("from_cvxpy", "sets") from None
         self.constraints, self.shape = constraints, shape
-        self.event_ndim = len(shape)
+        self.event_ndim: Any = len(shape)
         self._solver = cvxpy.CLARABEL
         self._variable, self._point = cvxpy.Variable(shape), cvxpy.Parameter(shape)
         gain = cvxpy.sum(cvxpy.multiply(self._point, self._variable))

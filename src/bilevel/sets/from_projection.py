@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -44,11 +45,11 @@ def from_projection(function: Callable[[Tensor], Tensor], *, event_ndim: int = 1
 class ProjectionSet(ConvexSet):
     """{y : function(y) = y}; made by `from_projection`."""
 
-    parameters = ("function", "event_ndim", "name")
+    parameters: tuple[str, ...] = ("function", "event_ndim", "name")
 
     def __init__(self, function: Callable[[Tensor], Tensor], event_ndim: int, name: str) -> None:
         self.function, self.name = function, name
-        self.event_ndim = event_ndim
+        self.event_ndim: Any = event_ndim
         self._seen_to_project = False
 
     @validated

@@ -36,7 +36,7 @@ class GroupL1Ball(ConvexSet):
     tensor([0.6000, 0.8000, 0.0000, 0.0000])
     """
 
-    parameters = ("groups", "radius")
+    parameters: tuple[str, ...] = ("groups", "radius")
 
     def __init__(self, groups: int | Tensor, radius: float | Tensor = 1.0) -> None:
         if isinstance(groups, Tensor):
@@ -120,7 +120,7 @@ class GroupJacobian(ProjectionJacobian):
         self._shrink = layout.spread(projected / safe)
         self._normal = z * layout.spread(on / safe)
         self._count = on.sum(-1, keepdim=True)
-        self.is_projector = can_look_at_values() and bool(inside.all())
+        self.is_projector: bool = can_look_at_values() and bool(inside.all())
 
     @cached_property
     def support(self) -> Tensor:  # type: ignore[override]

@@ -56,12 +56,12 @@ class InequalitySet(ConvexSet):
     [0.6, 0.8]
     """
 
-    parameters = ("function", "within")
+    parameters: tuple[str, ...] = ("function", "within")
 
     def __init__(self, function: Callable[[Any], Tensor], within: ConvexSet | None = None) -> None:
         self.function = function
         self.within: FreeSpace | ConvexSet = FreeSpace() if within is None else within
-        self.event_ndim = self.within.event_ndim
+        self.event_ndim: Any = self.within.event_ndim
 
     def project(self, z: Any) -> Any:
         return joint_projection([z], self.function, [self.within]).parts[0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -65,9 +65,9 @@ class Intersection(ConvexSet):
         if max_rounds < 1:
             raise InvalidInputError(f"max_rounds must be at least 1, got {max_rounds}")
         self.sets, self.tol, self.max_rounds = sets, tol, max_rounds
-        self.event_ndim = sets[0].event_ndim
-        self.separable = all(part.separable for part in sets)
-        self.polyhedral = all(part.polyhedral for part in sets)
+        self.event_ndim: Any = sets[0].event_ndim
+        self.separable: bool = all(part.separable for part in sets)
+        self.polyhedral: bool = all(part.polyhedral for part in sets)
 
     def __repr__(self) -> str:
         return f"Intersection({', '.join(map(repr, self.sets))})"
@@ -353,7 +353,7 @@ class LinearisedKKT:
     """
 
     def __init__(self, jacobians: list[ProjectionJacobian], y: Tensor, weight: Tensor, event_ndim: int) -> None:
-        self.event_ndim = event_ndim
+        self.event_ndim: Any = event_ndim
         self.projectors: bool = all(jacobian.is_projector for jacobian in jacobians)
         batch, event = y.shape[: y.ndim - event_ndim], y.shape[y.ndim - event_ndim :]
         n = event.numel()

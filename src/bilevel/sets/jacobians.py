@@ -75,7 +75,7 @@ class RankOne(ProjectionJacobian):
     ) -> None:
         self._normal, self._square, self._mask, self._shrink = normal, square, mask, shrink
         self._one_vector = normal.ndim == 1 and isinstance(square, float)
-        self.is_projector = shrink is None or (can_look_at_values() and bool((shrink == 1).all()))
+        self.is_projector: bool = shrink is None or (can_look_at_values() and bool((shrink == 1).all()))
 
     @cached_property
     def support(self) -> Tensor | None:  # type: ignore[override]

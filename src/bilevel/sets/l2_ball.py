@@ -42,7 +42,7 @@ class L2Ball(ConvexSet):
     tensor([0.6000, 0.8000])
     """
 
-    parameters = ("radius", "center")
+    parameters: tuple[str, ...] = ("radius", "center")
 
     def __init__(self, radius: float | Tensor = 1.0, center: float | Tensor = 0.0) -> None:
         self.radius: float | Tensor = parameter("radius", radius, low=0.0)

@@ -31,7 +31,7 @@ class MonotoneCone(ConvexSet):
     """
 
     polyhedral = True
-    parameters = ("increasing",)
+    parameters: tuple[str, ...] = ("increasing",)
 
     def __init__(self, increasing: bool = True) -> None:
         self.increasing: bool = bool(increasing)

@@ -32,7 +32,7 @@ class Permutahedron(ConvexSet):
     """
 
     polyhedral = True
-    parameters = ("vertex",)
+    parameters: tuple[str, ...] = ("vertex",)
 
     def __init__(self, vertex: Tensor) -> None:
         self.vertex: Tensor = tensor_parameter("vertex", vertex)
@@ -103,7 +103,7 @@ class SortedBlocksJacobian(ProjectionJacobian):
 
     def __init__(self, order: Tensor, blocks: Tensor) -> None:
         self._order, self._blocks = order, blocks
-        self.dimension = blocks.shape[-1] - 1 - blocks[..., -1]
+        self.dimension: Any = blocks.shape[-1] - 1 - blocks[..., -1]
 
     def apply(self, v: Tensor) -> Tensor:
         means = block_mean(v.gather(-1, self._order.expand_as(v)), self._blocks)

@@ -55,7 +55,7 @@ class Polyhedron(ConvexSet):
     """
 
     polyhedral = True
-    parameters = ("G", "h", "A", "b")
+    parameters: tuple[str, ...] = ("G", "h", "A", "b")
 
     def __init__(
         self,
@@ -220,7 +220,7 @@ class NullSpaceJacobian(ProjectionJacobian):
 
     def __init__(self, held: HeldRows) -> None:
         self._held = held
-        self.dimension = held.B.shape[-1] - held.mask.sum(-1)
+        self.dimension: Any = held.B.shape[-1] - held.mask.sum(-1)
 
     def apply(self, v: Tensor) -> Tensor:
         return self._held.tangent(v.double()).to(v)

@@ -40,7 +40,7 @@ class ProductSet(ConvexSet):
     tensor([ 0.,  2., -1.])
     """
 
-    parameters = ("sets", "sizes")
+    parameters: tuple[str, ...] = ("sets", "sizes")
 
     def __init__(self, sets: Mapping[str, ConvexSet] | Sequence[ConvexSet], sizes: Sequence[int] | None = None) -> None:
         if sizes is not None and isinstance(sets, Sequence):
@@ -53,8 +53,8 @@ class ProductSet(ConvexSet):
             if not isinstance(part, ConvexSet):
                 raise InvalidTypeError(f"sets[{name!r}] must be a convex set, got {part!r}")
         self.sets, self.sizes = dict(sets), None if sizes is None else list(sizes)
-        self.separable = all(part.separable for part in self.sets.values())
-        self.polyhedral = all(part.polyhedral for part in self.sets.values())
+        self.separable: bool = all(part.separable for part in self.sets.values())
+        self.polyhedral: bool = all(part.polyhedral for part in self.sets.values())
         if self.sizes is None:
             self.event_ndim = {name: part.event_ndim for name, part in self.sets.items()}
             return
@@ -176,7 +176,7 @@ class ProductJacobian(ProjectionJacobian):
 
     def __init__(self, jacobians: dict[str, ProjectionJacobian], sizes: list[int] | None, z: Any) -> None:
         self.jacobians, self._sizes, self._z = jacobians, sizes, z
-        self.is_projector = all(jacobian.is_projector for jacobian in jacobians.values())
+        self.is_projector: bool = all(jacobian.is_projector for jacobian in jacobians.values())
 
     @cached_property
     def support(self) -> Any:  # type: ignore[override]

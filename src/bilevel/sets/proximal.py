@@ -9,6 +9,7 @@ as for a projection; a convex set is the case of its indicator function, whateve
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -94,7 +95,7 @@ class ElasticNetPenalty(Proximal):
     tensor([1., 0.])
     """
 
-    parameters = ("l1", "l2")
+    parameters: tuple[str, ...] = ("l1", "l2")
 
     def __init__(self, l1: float | Tensor = 1.0, l2: float | Tensor = 0.0) -> None:
         self.l1: float | Tensor = parameter("l1", l1, low=0.0, error=InvalidInputError)
@@ -140,7 +141,7 @@ class L1Penalty(ElasticNetPenalty):
     tensor([ 2.,  0., -1.])
     """
 
-    parameters = ("l1",)
+    parameters: tuple[str, ...] = ("l1",)
 
     def __init__(self, l1: float | Tensor = 1.0) -> None:
         super().__init__(l1=l1)
@@ -165,7 +166,7 @@ class GroupL1Penalty(Proximal):
     tensor([2.4000, 3.2000, 0.0000])
     """
 
-    parameters = ("groups", "weight")
+    parameters: tuple[str, ...] = ("groups", "weight")
 
     def __init__(self, groups: Tensor, weight: float | Tensor = 1.0) -> None:
         numbers = isinstance(groups, Tensor) and groups.ndim == 1 and not groups.is_floating_point()
@@ -218,9 +219,9 @@ class GroupPenaltyJacobian(ProjectionJacobian):
         norms = penalty.norms(z)
         groups = penalty.groups.to(z.device)
         self._groups, self._count, self._ratio = groups, penalty.count, ratio[..., groups]
-        self.support = kept[..., groups]
+        self.support: Any = kept[..., groups]
         self._normal = z / _nonzero(norms)[..., groups] * self.support
-        self.dimension = self.support.sum(-1)
+        self.dimension: Any = self.support.sum(-1)
 
     def apply(self, v: Tensor) -> Tensor:
         sums = v.new_zeros(*v.shape[:-1], self._count).index_add(-1, self._groups, (self._normal * v).to(v.dtype))
@@ -257,13 +258,13 @@ class Indicator(Proximal):
     tensor([0., 2.])
     """
 
-    parameters = ("constraint",)
+    parameters: tuple[str, ...] = ("constraint",)
 
     def __init__(self, constraint: ConvexSet) -> None:
         if not isinstance(constraint, ConvexSet):
             raise InvalidTypeError(f"Indicator takes a convex set, got {constraint!r}")
         self.constraint = constraint
-        self.event_ndim = constraint.event_ndim
+        self.event_ndim: Any = constraint.event_ndim
 
     def prox(self, z: Tensor, step: Step = 1.0) -> Tensor:
         parameter("step", step, low=0.0, error=InvalidInputError)

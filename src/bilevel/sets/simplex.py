@@ -80,7 +80,7 @@ class Simplex(ConvexSet):
     """
 
     polyhedral = True
-    parameters = ("radius",)
+    parameters: tuple[str, ...] = ("radius",)
 
     def __init__(self, radius: float | Tensor = 1.0) -> None:
         self.radius: float | Tensor = parameter("radius", radius, low=0.0)
@@ -129,7 +129,7 @@ class L1Ball(ConvexSet):
     """
 
     polyhedral = True
-    parameters = ("radius",)
+    parameters: tuple[str, ...] = ("radius",)
 
     def __init__(self, radius: float | Tensor = 1.0) -> None:
         self.radius: float | Tensor = parameter("radius", radius, low=0.0)

@@ -43,7 +43,7 @@ class SpectralNormBall(ConvexSet):
     """
 
     event_ndim = 2
-    parameters = ("radius",)
+    parameters: tuple[str, ...] = ("radius",)
 
     def __init__(self, radius: float | Tensor = 1.0) -> None:
         self.radius: float | Tensor = parameter("radius", radius, low=0.0)
@@ -103,7 +103,7 @@ class NuclearNormBall(ConvexSet):
     """
 
     event_ndim = 2
-    parameters = ("radius",)
+    parameters: tuple[str, ...] = ("radius",)
 
     def __init__(self, radius: float | Tensor = 1.0) -> None:
         self.radius: float | Tensor = parameter("radius", radius, low=0.0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -50,7 +52,7 @@ class Translated(_OfBase):
     tensor([3., 0.])
     """
 
-    parameters = ("base", "shift")
+    parameters: tuple[str, ...] = ("base", "shift")
 
     def __init__(self, base: ConvexSet, shift: float | Tensor) -> None:
         super().__init__(base)
@@ -104,7 +106,7 @@ class Scaled(_OfBase):
     tensor([2., 0.])
     """
 
-    parameters = ("base", "factor")
+    parameters: tuple[str, ...] = ("base", "factor")
 
     def __init__(self, base: ConvexSet, factor: float | Tensor) -> None:
         super().__init__(base)
@@ -170,7 +172,7 @@ class Flattened(_OfBase):
             [0.0000, 0.5000]])
     """
 
-    parameters = ("base", "ndim")
+    parameters: tuple[str, ...] = ("base", "ndim")
 
     def __init__(self, base: ConvexSet, ndim: int = 2) -> None:
         super().__init__(base)
@@ -202,7 +204,7 @@ class FlattenedJacobian(ProjectionJacobian):
     def __init__(self, inner: ProjectionJacobian, shape: tuple[int, ...]) -> None:
         self._inner, self._shape = inner, shape
         self.is_projector, self.dimension = inner.is_projector, inner.dimension
-        self.support = None if inner.support is None else inner.support.unflatten(-1, shape)
+        self.support: Any = None if inner.support is None else inner.support.unflatten(-1, shape)
 
     def apply(self, v: Tensor) -> Tensor:
         return self._inner.apply(v.flatten(-len(self._shape))).unflatten(-1, self._shape)

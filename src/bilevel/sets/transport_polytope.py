@@ -45,7 +45,7 @@ class TransportPolytope(ConvexSet):
 
     event_ndim = 2
     polyhedral = True
-    parameters = ("row_sums", "column_sums")
+    parameters: tuple[str, ...] = ("row_sums", "column_sums")
 
     def __init__(self, row_sums: Tensor, column_sums: Tensor) -> None:
         self.row_sums: Tensor = tensor_parameter("row_sums", row_sums, low=0.0)
@@ -143,7 +143,7 @@ class BirkhoffPolytope(TransportPolytope):
             [0., 1.]])
     """
 
-    parameters = ("size",)
+    parameters: tuple[str, ...] = ("size",)
 
     def __init__(self, size: int) -> None:
         if not hasattr(size, "__index__"):
@@ -160,11 +160,11 @@ class TransportJacobian(ProjectionJacobian):
     is_projector = True
 
     def __init__(self, support: Tensor) -> None:
-        self.support = support
+        self.support: Any = support
         laplacian = _laplacian(support)
         self._inverse = torch.linalg.pinv(laplacian, hermitian=True, rtol=1e-12)
         rank = (self._inverse * laplacian).sum((-2, -1)).round().to(torch.int64)
-        self.dimension = support.sum((-2, -1)) - rank
+        self.dimension: Any = support.sum((-2, -1)) - rank
 
     def _solve(self, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
         both = torch.cat([rows, columns.mT.expand(*rows.shape[:-2], -1, 1)], -2)

@@ -32,7 +32,7 @@ class WeightedL1Ball(ConvexSet):
     """
 
     polyhedral = True
-    parameters = ("weight", "radius")
+    parameters: tuple[str, ...] = ("weight", "radius")
 
     def __init__(self, weight: float | Tensor, radius: float | Tensor = 1.0) -> None:
         self.weight: float | Tensor = parameter("weight", weight, low=0.0, strict=True, error=InvalidInputError)
