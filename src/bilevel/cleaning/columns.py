@@ -69,7 +69,8 @@ class ColumnEncoder:
         self, kinds: Mapping[str, str] | None = None, *, scaled: bool = False, pixels: Collection[str] = ()
     ) -> None:
         self.kinds: dict[str, str] = {**(kinds or {}), **dict.fromkeys(pixels, "number")}
-        self.scaled, self.pixels = scaled, pixels
+        self.scaled = scaled
+        self.pixels = pixels
 
     def fit(self, table: Any, labels: Any = None) -> ColumnEncoder:
         """Learn from the rows of a table without its label column.
@@ -85,8 +86,8 @@ class ColumnEncoder:
                 raise InvalidInputError(f"there is no column {name!r}{did_you_mean(name, list(table.columns))}")
         self.decisions_ = decide_columns(table, labels, self.kinds)
         self._kind = {each.column: each.kind for each in self.decisions_}
-        self.columns_ = [name for name, kind in self._kind.items() if kind != "ignore"]
-        self.prose_ = all(self._kind[name] == "text" for name in self.columns_)
+        self.columns_: list[str] = [name for name, kind in self._kind.items() if kind != "ignore"]
+        self.prose_: bool = all(self._kind[name] == "text" for name in self.columns_)
         tests = {"date": is_day_first, "number": has_decimal_comma, "category": pd.api.types.is_numeric_dtype}
         self.day_first_, self.comma_, self.codes_ = (
             [name for name in self.columns_ if self._kind[name] == kind and test(table[name])]

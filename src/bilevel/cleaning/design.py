@@ -128,8 +128,10 @@ class DenseDesign(Design):
     """A as a dense tensor, by rows or by columns; it may lie in a memory-mapped file."""
 
     def __init__(self, array: Tensor) -> None:
-        self._array, self.dtype, self.device = array, array.dtype, array.device
-        self.shape = (array.shape[0], array.shape[1])
+        self._array = array
+        self.dtype: torch.dtype = array.dtype
+        self.device: torch.device = array.device
+        self.shape: tuple[int, int] = (array.shape[0], array.shape[1])
 
     # With A on the right both products are several times faster than A @ V and A.T @ R for few columns.
 
@@ -168,11 +170,12 @@ class MappedDesign(Design):
     block; while there is room, the system keeps them and the next pass reads nothing from the disk.
     """
 
-    device = torch.device("cpu")
+    device: torch.device = torch.device("cpu")
 
     def __init__(self, array: np.ndarray, dtype: torch.dtype) -> None:
-        self._array, self.dtype = array, dtype
-        self.shape = (int(array.shape[0]), int(array.shape[1]))
+        self.dtype = dtype
+        self._array = array
+        self.shape: tuple[int, int] = (int(array.shape[0]), int(array.shape[1]))
 
     def matmul(self, V: Tensor) -> Tensor:
         return torch.cat([block.matmul(V) for _, block in self.blocks()])
@@ -212,8 +215,11 @@ class PickedDesign(Design):
     """
 
     def __init__(self, design: Design, index: Tensor) -> None:
-        self.design, self.index = design, index
-        self.shape, self.dtype, self.device = (len(index), design.shape[1]), design.dtype, design.device
+        self.design = design
+        self.index = index
+        self.shape: tuple[int, int] = (len(index), design.shape[1])
+        self.dtype: torch.dtype = design.dtype
+        self.device: torch.device = design.device
 
     def matmul(self, V: Tensor) -> Tensor:
         return self.design.matmul(V)[self.index]
@@ -241,11 +247,12 @@ class PickedDesign(Design):
 class SparseDesign(Design):
     """A as a SciPy matrix in compressed rows; its products run in SciPy, on the processor."""
 
-    device = torch.device("cpu")
+    device: torch.device = torch.device("cpu")
 
     def __init__(self, matrix: Any, dtype: torch.dtype) -> None:
-        self._matrix, self.dtype = matrix.astype(NUMPY[dtype], copy=False), dtype
-        self.shape = (int(matrix.shape[0]), int(matrix.shape[1]))
+        self.dtype = dtype
+        self._matrix = matrix.astype(NUMPY[dtype], copy=False)
+        self.shape: tuple[int, int] = (int(matrix.shape[0]), int(matrix.shape[1]))
 
     def matmul(self, V: Tensor) -> Tensor:
         return _SparseProduct.apply(self._matrix, V)  # type: ignore[return-value]
@@ -302,8 +309,11 @@ class CentredDesign(Design):
     """
 
     def __init__(self, design: Design, means: Tensor) -> None:
-        self.design, self.means = design, means
-        self.shape, self.dtype, self.device = design.shape, design.dtype, design.device
+        self.design = design
+        self.means = means
+        self.shape: tuple[int, int] = design.shape
+        self.dtype: torch.dtype = design.dtype
+        self.device: torch.device = design.device
 
     def matmul(self, V: Tensor) -> Tensor:
         return self.design.matmul(V) - self.means @ V

@@ -69,13 +69,24 @@ from .noise import BY_NAME, NoiseModel, noise_of
 from .options import SOLVERS
 from .training import REMEDY, CleaningFit, Rows, Settings, Training, TrainingEvent
 
-DTYPES = [np.float64, np.float32, np.float16, np.uint8, np.int8, np.uint16, np.int16, np.uint32, np.int32, np.int64]
+DTYPES: list[Any] = [
+    np.float64,
+    np.float32,
+    np.float16,
+    np.uint8,
+    np.int8,
+    np.uint16,
+    np.int16,
+    np.uint32,
+    np.int32,
+    np.int64,
+]
 """Numbers that are taken as they are, those of a memory-mapped file block by block; others become the first."""
 CORRECTION_STAGES = {"models of the labels": 0.0, "correction": 0.6, "comparison": 0.65, "model": 0.85}
 """About the share of the work done when a stage begins."""
 
 
-LINEAR = {"loss": "auto", "radius": "auto", "constraint": None, "ridge": 1e-3, "fit_intercept": True,
+LINEAR: dict[str, Any] = {"loss": "auto", "radius": "auto", "constraint": None, "ridge": 1e-3, "fit_intercept": True,
           "solver": "auto", "steps": None, "batch_size": None}  # fmt: skip
 """Settings that only linear models have, and their defaults."""
 
@@ -339,7 +350,7 @@ class HyperCleaner(ClassifierMixin, BaseEstimator):
         for name, column in (("y", y), ("trusted", trusted), ("verified", evidence["verified"])):
             refuse_other_order(X, column, name)
         y, features, beside = self._correction_rows(X, y, X_trusted, y_trusted, evidence)
-        self.classes_ = classes_of(y)
+        self.classes_: np.ndarray = classes_of(y)
         known, P = self._known_labels(y, trusted, y_trusted, features, beside, evidence)
         fit = fit_corrected(
             known, estimator=self.estimator, pred_probs=P, decision=self.decision, seed=seed,
@@ -494,11 +505,11 @@ class HyperCleaner(ClassifierMixin, BaseEstimator):
 
     def _keep(self, cleaned: CleaningFit, rows: FitRows) -> None:
         """The attributes of a fitted cleaner, and what `label_issues` says of the rows of X."""
-        self.coef_ = cleaned.model["weight"].numpy()
+        self.coef_: np.ndarray = cleaned.model["weight"].numpy()
         bias = cleaned.model.get("bias")
-        self.intercept_ = np.zeros(len(self.coef_), self.coef_.dtype) if bias is None else bias.numpy()
+        self.intercept_: np.ndarray = np.zeros(len(self.coef_), self.coef_.dtype) if bias is None else bias.numpy()
         self.trusted_, self.separate_trusted_ = rows.mask, rows.X_trusted is not None
-        self.sample_weight_ = np.ones(len(rows.mask), self.coef_.dtype)
+        self.sample_weight_: np.ndarray = np.ones(len(rows.mask), self.coef_.dtype)
         self.sample_weight_[~rows.mask] = cleaned.weights.numpy()
         self.noise_, self.radius_, self.selection_ = cleaned.noise, cleaned.radius, cleaned.selection
         self.transition_: np.ndarray | None = None if cleaned.matrix is None else cleaned.matrix.numpy()

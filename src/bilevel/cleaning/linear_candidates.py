@@ -43,7 +43,9 @@ class LinearModels:
     """
 
     def __init__(self, evidence: Evidence, noisy: np.ndarray, seed: int) -> None:
-        self.evidence, self.noisy, self.seed = evidence, noisy, seed
+        self.evidence = evidence
+        self.noisy = noisy
+        self.seed = seed
         self._prepare = None if sp.issparse(evidence.X) else standardised().fit(evidence.X)
         self._Z = evidence.X if self._prepare is None else self._prepare.transform(evidence.X)
         self._start: np.ndarray | None = None  # where gold loss correction ended

@@ -35,7 +35,7 @@ SUGGESTIONS = {"suggested_label": "i", "suggested_probability": "f"}
 """Stored as tensors of these kinds, labels as numbers of classes; suggestions only where labels were corrected."""
 LARGEST_LABELS = 100_000_000
 """Bytes that the class labels of a file may fill."""
-LABEL_TYPES = {"int": int, "float": float, "bool": bool, "str": str}
+LABEL_TYPES: dict[str, type] = {"int": int, "float": float, "bool": bool, "str": str}
 
 
 class SavedCleaner(NamedTuple):

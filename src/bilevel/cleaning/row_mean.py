@@ -49,10 +49,14 @@ class RowLoss:
     def __init__(
         self, design: Design, labels: Tensor, loss: Loss, noise: NoiseModel, ranks: Ranks | None = None
     ) -> None:
-        self.design, self.labels, self.loss, self.noise = design, labels, loss, noise
+        self.design = design
+        self.labels = labels
+        self.loss = loss
+        self.noise = noise
         self.ranks: Ranks = Ranks() if ranks is None else ranks
         self.counts: list[int] = self.ranks.gather(design.shape[0])
-        self.total, self.largest = sum(self.counts), max(self.counts)
+        self.total: int = sum(self.counts)
+        self.largest: int = max(self.counts)
         self.working_set: WorkingSet = WorkingSet(design, self.largest)
 
     def at(
@@ -72,7 +76,9 @@ class _Part:
     """Some neighbouring rows at one point."""
 
     def __init__(self, whole: RowLoss, rows: slice, design: Design, x: Tensor, scores: Tensor) -> None:
-        self.rows, self.design, self._noise = rows, design, whole.noise
+        self.rows = rows
+        self.design = design
+        self._noise = whole.noise
         labels = whole.labels
         if design is not whole.design:
             x, labels = x[rows] if whole.noise.per_row else x, labels[rows]

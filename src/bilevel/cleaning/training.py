@@ -227,7 +227,7 @@ class Training:
     def __init__(self, noisy: Rows, trusted: Rows, settings: Settings, run: Run) -> None:
         self.settings, self.run, self.ranks, self.own_rows = settings, run, run.ranks, len(noisy)
         # Whatever is finished already, draws come in one order: the split, the sample, the split of each Transition.
-        self.generator = torch.Generator().manual_seed(settings.seed)
+        self.generator: torch.Generator = torch.Generator().manual_seed(settings.seed)
         validation, held_out = split(trusted.labels, self.generator)
         sample, many = self._sample(noisy)
         self.divided: bool = many and self.ranks.size > 1
@@ -409,7 +409,9 @@ class Learning(Stage):
     """Upper-level steps that learn the x of one noise model; `learned` has it in the end."""
 
     def __init__(self, training: Training, name: str, noise: NoiseModel, rows: Rows) -> None:
-        self.training, self.name, self.rows = training, name, rows
+        self.training = training
+        self.name: str = name
+        self.rows = rows
         self.limits: Limits = Limits(steps=training.settings.steps_of(noise.name), record_every=1)
         self.problem: CleaningProblem = self._problem(noise)
         self.solver: Solver = training.settings.solver or self._default_solver()

@@ -38,7 +38,7 @@ class Probe:
         wide_x, wide_y = (tree_map(Tensor.double, v) for v in (x, y))
         self.widened: bool = _takes(self.problem, wide_x, wide_y)
         self._x, self._y = (wide_x, wide_y) if self.widened else (x, y)
-        self.dtype = leaves(self._x)[0].dtype
+        self.dtype: torch.dtype = leaves(self._x)[0].dtype
         self.eps: float = torch.finfo(self.dtype).eps
         self.x, self.y = SPACE.ravel(self._x), SPACE.ravel(self._y)
 

@@ -164,7 +164,9 @@ class Path:
     """F and z along lines through x, each lower level started from y*(x)."""
 
     def __init__(self, probe: Probe, y: Tensor) -> None:
-        self.probe, self.y, self._solved = probe, y, {}
+        self.probe = probe
+        self.y = y
+        self._solved = {}
 
     def solution(self, d: Tensor, t: float) -> Tensor:
         """y*(x + t d)."""
@@ -205,7 +207,10 @@ class SlopeComparison:
     """<h, d> beside the slopes of F along each d; all errors are relative to `scale`, the largest of these numbers."""
 
     def __init__(self, path: Path, drawn: list[Tensor], step: float, noise: float, h: Averaged, tol: float) -> None:
-        self.drawn, self.step, self.h, self.tol = drawn, step, h, tol
+        self.drawn = drawn
+        self.step = step
+        self.h = h
+        self.tol = tol
         self.slopes = tuple(slope(lambda t, d=d: path.value(d, t), float(h.mean @ d), step, noise) for d in drawn)
         rows = [(s.predicted, s.central, s.forward, s.backward) for s in self.slopes]
         numbers = torch.tensor(rows, dtype=torch.float64)

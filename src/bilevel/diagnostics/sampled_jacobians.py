@@ -127,7 +127,8 @@ class Faces:
     """The different Jacobians met so far, that of z first, each with the point where it was met."""
 
     def __init__(self, probe: Probe, lin: Linearization, z: Tensor) -> None:
-        self.probe, self.lin = probe, lin
+        self.probe = probe
+        self.lin = lin
         self._marks = [SPACE.random_like(lin.y, torch.Generator().manual_seed(k)) for k in range(2)]
         self.known: list[tuple[ProjectionJacobian, Tensor, Tensor]] = []  # with products by which it is known
         self.visit(z)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from ..errors import InvalidInputError, MissingExtraError, MissingFileError, did_you_mean
 
@@ -29,7 +29,7 @@ Count = Annotated[int, Field(ge=1)]
 class Part(BaseModel):
     """A section of the file; unknown keys are refused."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
 
 
 class CleaningData(Part):

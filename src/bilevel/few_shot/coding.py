@@ -56,7 +56,9 @@ class Coded(ABC):
     def __init__(self, labels: Tensor, mask: Tensor, ways: int, C: float, dtype: torch.dtype) -> None:
         present = mask.to(dtype).unsqueeze(-1)
         self.own: Tensor = torch.nn.functional.one_hot(labels.where(mask, 0), ways).to(dtype) * present
-        self.present, self.ways, self.C = present, ways, C
+        self.ways = ways
+        self.C = C
+        self.present = present
 
     @cached_property
     def upper(self) -> Tensor:
@@ -99,7 +101,7 @@ class Centred(Coded):
 
     def __init__(self, labels: Tensor, mask: Tensor, ways: int, C: float, dtype: torch.dtype) -> None:
         super().__init__(labels, mask, ways, C, dtype)
-        self.indicator = self.present
+        self.indicator: Tensor = self.present
         self.codes: Tensor = (self.own * ways - self.present) / (ways - 1)
 
     def alpha(self, y: Tensor) -> Tensor:
@@ -125,7 +127,7 @@ class CrammerSinger(Coded):
 
     def __init__(self, labels: Tensor, mask: Tensor, ways: int, C: float, dtype: torch.dtype) -> None:
         super().__init__(labels, mask, ways, C, dtype)
-        self.indicator = self.own
+        self.indicator: Tensor = self.own
 
     def alpha(self, y: Tensor) -> Tensor:
         return y

@@ -100,7 +100,9 @@ class Episodes:
         self.ways, self.shots, self.queries = (
             check_count(name, value) for name, value in (("ways", ways), ("shots", shots), ("queries", queries))
         )
-        self.rotations, self.augment, self.dtype = rotations, augment, dtype
+        self.rotations = rotations
+        self.augment = augment
+        self.dtype = dtype
         self._check_sizes()
 
     @property

@@ -72,9 +72,13 @@ class SVMHead(nn.Module):
         coding_of(coding)
         hypergradient = LinearSolve() if hypergradient is None else hypergradient
         check_object("hypergradient", hypergradient, "LinearSolve()", "estimate")
-        self.ways, self.C, self.ridge = ways, float(C), float(ridge)
+        self.ways = ways
+        self.C: float = float(C)
+        self.ridge: float = float(ridge)
         self.coding: CodingName = coding
-        self.hypergradient, self.scale, self.tol = hypergradient, float(scale), float(tol)
+        self.hypergradient = hypergradient
+        self.scale: float = float(scale)
+        self.tol: float = float(tol)
         self._calls = 0
 
     def with_ways(self, ways: int) -> SVMHead:

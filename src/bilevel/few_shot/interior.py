@@ -44,7 +44,10 @@ class InteriorPoint:
     def __init__(
         self, quadratic: Tensor, linear: Tensor, *, upper: Tensor | None = None, total: Tensor | None = None
     ) -> None:
-        self.quadratic, self.linear, self.upper, self.total = quadratic, linear, upper, total
+        self.quadratic = quadratic
+        self.linear = linear
+        self.upper = upper
+        self.total = total
 
     @cached_property
     def point(self) -> _Point:
@@ -133,7 +136,8 @@ class _System:
     """The Newton system at one point, factored."""
 
     def __init__(self, problem: InteriorPoint, point: _Point) -> None:
-        self.point, self.slack = point, problem._slack(point.y)
+        self.point = point
+        self.slack = problem._slack(point.y)
         self.bounded, self.summed = problem.upper is not None, problem.total is not None
         barrier = point.z / point.y + point.v / self.slack
         ceiling = problem.ceiling

@@ -124,7 +124,10 @@ class MetaLearner:
         if fixed_tasks and optimizer is not None:
             raise InvalidInputError("fixed_tasks goes with solver: an optimizer keeps no dual variables")
         check_count("tasks_per_step", tasks_per_step)
-        self.network, self.head, self.tasks_per_step, self.seed = network, head, tasks_per_step, seed
+        self.network = network
+        self.head = head
+        self.tasks_per_step = tasks_per_step
+        self.seed = seed
         self.fixed_tasks = fixed_tasks
         self.solver, self.ranks = (
             DMLCBO(upper_step=0.1) if solver is None else solver,

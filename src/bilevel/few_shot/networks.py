@@ -121,9 +121,9 @@ class ResidualBlock(nn.Module):
         for size in (inputs, outputs, outputs):
             convolutions += [nn.Conv2d(size, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs)]
             convolutions += [nn.LeakyReLU(0.1)]
-        self.convolutions = nn.Sequential(*convolutions[:-1])
-        self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, bias=False), nn.BatchNorm2d(outputs))
-        self.end = nn.Sequential(nn.LeakyReLU(0.1), nn.MaxPool2d(2))
+        self.convolutions: nn.Sequential = nn.Sequential(*convolutions[:-1])
+        self.shortcut: nn.Sequential = nn.Sequential(nn.Conv2d(inputs, outputs, 1, bias=False), nn.BatchNorm2d(outputs))
+        self.end: nn.Sequential = nn.Sequential(nn.LeakyReLU(0.1), nn.MaxPool2d(2))
 
     def forward(self, images: Tensor) -> Tensor:
         """(n, inputs, h, w) to (n, outputs, h // 2, w // 2)."""

@@ -113,10 +113,14 @@ class FewShotProblem(Problem):
         self, network: nn.Module, head: SVMHead, tasks: TaskBatch, *, seed: int = 0, ranks: Ranks | None = None
     ) -> None:
         check_network_and_head(network, head)
-        self.network, self.head, self.tasks, self.seed = network, head, tasks, seed
+        self.network = network
+        self.head = head
+        self.tasks = tasks
+        self.seed = seed
         mask = check_tasks(tasks, head.ways)
         check_same_dtype(network, tasks.query)
-        self.mask, self.coded = mask, head.coded(tasks.support_labels, mask)
+        self.mask = mask
+        self.coded = head.coded(tasks.support_labels, mask)
         self._latest: Features | None = None
         self.buffers: Parameters = {}  # running statistics and the like after the latest pass of all images
         x0 = {name: value.detach().clone() for name, value in network.named_parameters() if value.requires_grad}

@@ -166,8 +166,11 @@ class MetaTraining(Stage):
         if validate is not None:
             check_episodes("validate", validate)
         check_count("validate_count", validate_count)
-        self.learner, self.updates, self.episodes = learner, updates, episodes
-        self.validate, self.validate_count = validate, validate_count
+        self.learner = learner
+        self.updates = updates
+        self.episodes = episodes
+        self.validate = validate
+        self.validate_count = validate_count
         self._held: TrainingState | None = None  # what network and optimiser stand at
 
     def init(self) -> TrainingState:

@@ -40,7 +40,9 @@ class SolverUpdates:
     """
 
     def __init__(self, solver: Any, seeds: Seeds, *, fixed: bool = False) -> None:
-        self.solver, self.seeds, self.fixed = solver, seeds, fixed
+        self.solver = solver
+        self.seeds = seeds
+        self.fixed = fixed
         self.halve_every: int | None = None
         check_solver_object(solver)
         if getattr(solver, "step_rule", "fixed") == "adaptive":
@@ -124,7 +126,8 @@ class OptimizerUpdates:
             )
         if make_scheduler is not None and not callable(make_scheduler):
             raise InvalidTypeError(f"scheduler must be a function of the optimiser, got {make_scheduler!r}")
-        self.seeds, self.estimator = seeds, estimator or LinearSolve()
+        self.seeds = seeds
+        self.estimator = estimator or LinearSolve()
         self.parameters = {name: value for name, value in network.named_parameters() if value.requires_grad}
         self.optimizer: Any = make_optimizer(list(self.parameters.values()))
         self.scheduler: Any = None if make_scheduler is None else make_scheduler(self.optimizer)

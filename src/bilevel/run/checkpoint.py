@@ -256,7 +256,8 @@ class CheckpointFiles:
     """
 
     def __init__(self, settings: Checkpoint, document: RunDocument, *, overwrite: bool = False) -> None:
-        self.settings, self.path = settings, Path(settings.path)
+        self.settings = settings
+        self.path: Path = Path(settings.path)
         check_writable(self.path, overwrite=True)
         self.resumed: bool = document.path is not None and document.path.resolve() == self.path.resolve()
         self._overwrite, self._read = overwrite, document.read

@@ -166,7 +166,7 @@ class Run:
             document.copy() if document else RunDocument(kind=kind, identity=dict(identity or {}))
         )
         self.document.check_identity(kind, identity or {})
-        self.callbacks = list(callbacks)
+        self.callbacks: list[Any] = list(callbacks)
         self._from_file = self.document.path  # until a step shows that its content makes sense
         self.interrupted = False
         """Whether Ctrl-C ended a stage. What comes after it is for the user, and no longer written."""

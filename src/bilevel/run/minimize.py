@@ -226,7 +226,9 @@ class SolverStage(Stage):
     record_start = True
 
     def __init__(self, problem: Problem, plan: Plan, seeds: Seeds) -> None:
-        self.problem, self.plan, self.solver, self._seeds = problem, plan, plan.solver, seeds
+        self.problem = problem
+        self.plan = plan
+        self.solver, self._seeds = plan.solver, seeds
         self._form: MovingSetRewrite | None = None
         self.start_point: tuple[Vector, Vector] | None = None  # of a run that this call begins
         self._flawed = False  # derivatives do not agree with differences: nothing is claimed

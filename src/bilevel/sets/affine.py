@@ -255,7 +255,8 @@ class AffineJacobian(ProjectionJacobian):
     is_projector = True
 
     def __init__(self, rows: Tensor, dimension: Tensor) -> None:
-        self._rows, self.dimension = rows, dimension
+        self.dimension = dimension
+        self._rows = rows
 
     def apply(self, v: Tensor) -> Tensor:
         return v - (v @ self._rows.T) @ self._rows

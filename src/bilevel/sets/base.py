@@ -306,7 +306,9 @@ class GuardedJacobian(ProjectionJacobian):
 
     def __init__(self, inner: ProjectionJacobian, mark: Tensor) -> None:
         self._inner, self._mark = inner, mark
-        self.is_projector, self.support, self.dimension = inner.is_projector, inner.support, inner.dimension
+        self.is_projector: bool = inner.is_projector
+        self.support: Any = inner.support
+        self.dimension: Any = inner.dimension
 
     def apply(self, v: Tensor) -> Tensor:
         return self._inner.apply(widened(v)).to(v.dtype) * self._mark.to(v.dtype)

@@ -49,7 +49,8 @@ class Box(ConvexSet):
     parameters: tuple[str, ...] = ("lower", "upper")
 
     def __init__(self, lower: float | Tensor = -math.inf, upper: float | Tensor = math.inf) -> None:
-        self.lower, self.upper = bound("lower", lower), bound("upper", upper)
+        self.lower: float | Tensor = bound("lower", lower)
+        self.upper: float | Tensor = bound("upper", upper)
         check_order(type(self).__name__, self.lower, self.upper)
 
     def _bounds(self, z: Tensor) -> tuple[Tensor, Tensor]:

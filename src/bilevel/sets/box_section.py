@@ -75,9 +75,11 @@ class BoxSection(ConvexSet):
         weight: float | Tensor = 1.0,
         total: float | Tensor = 1.0,
     ) -> None:
-        self.lower, self.upper = bound("lower", lower), bound("upper", upper)
+        self.lower: float | Tensor = bound("lower", lower)
+        self.upper: float | Tensor = bound("upper", upper)
         check_order(type(self).__name__, self.lower, self.upper)
-        self.weight, self.total = parameter("weight", weight), parameter("total", total)
+        self.weight: float | Tensor = parameter("weight", weight)
+        self.total: float | Tensor = parameter("total", total)
         if isinstance(self.weight, Tensor) and self.weight.ndim:
             self._corners(*plain(*self._parts(self.weight)))
 

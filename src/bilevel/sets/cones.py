@@ -65,7 +65,7 @@ class EigenJacobian(ProjectionJacobian):
         top = (values > 0).sum(-1)
         self.dimension: Any = top * (2 * values.shape[-1] - top + 1) // 2
         if can_look_at_values():
-            self.is_projector = bool(((top == 0) | (top == values.shape[-1])).all())
+            self.is_projector: bool = bool(((top == 0) | (top == values.shape[-1])).all())
 
     def apply(self, v: Tensor) -> Tensor:
         inner = self._gain * (self._vectors.mT @ symmetric(v.to(self._vectors)) @ self._vectors)
@@ -131,7 +131,7 @@ class SecondOrderConeJacobian(ProjectionJacobian):
         size = z.shape[-1]
         self.dimension: Any = (size * self._inside + (size - 1) * between).squeeze(-1)
         if can_look_at_values():
-            self.is_projector = not bool(between.any())
+            self.is_projector: bool = not bool(between.any())
 
     def apply(self, v: Tensor) -> Tensor:
         head, tail = v[..., :1], v[..., 1:]

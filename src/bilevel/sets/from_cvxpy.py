@@ -59,7 +59,8 @@ class ConicSet(ConvexSet):
             import cvxpy
         except ImportError:
             raise MissingExtraError("from_cvxpy", "sets") from None
-        self.constraints, self.shape = constraints, shape
+        self.constraints = constraints
+        self.shape = shape
         self.event_ndim: Any = len(shape)
         self._solver = cvxpy.CLARABEL
         self._variable, self._point = cvxpy.Variable(shape), cvxpy.Parameter(shape)

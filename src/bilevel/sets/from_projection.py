@@ -48,7 +48,8 @@ class ProjectionSet(ConvexSet):
     parameters: tuple[str, ...] = ("function", "event_ndim", "name")
 
     def __init__(self, function: Callable[[Tensor], Tensor], event_ndim: int, name: str) -> None:
-        self.function, self.name = function, name
+        self.function = function
+        self.name = name
         self.event_ndim: Any = event_ndim
         self._seen_to_project = False
 

@@ -49,7 +49,8 @@ class GroupL1Ball(ConvexSet):
         elif groups < 1:
             raise InvalidInputError(f"a group has at least 1 entry, got groups={groups}")
         self._layout = Layout(groups)
-        self.groups, self.radius = groups, parameter("radius", radius, low=0.0)
+        self.groups = groups
+        self.radius: float | Tensor = parameter("radius", radius, low=0.0)
 
     def _norms(self, z: Tensor) -> Tensor:
         """|z_g| for each group, with derivative 0 at 0."""

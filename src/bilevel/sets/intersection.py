@@ -64,7 +64,9 @@ class Intersection(ConvexSet):
             raise InvalidInputError(f"tol must lie between 0 and 1, got {tol}")
         if max_rounds < 1:
             raise InvalidInputError(f"max_rounds must be at least 1, got {max_rounds}")
-        self.sets, self.tol, self.max_rounds = sets, tol, max_rounds
+        self.tol = tol
+        self.max_rounds = max_rounds
+        self.sets = sets
         self.event_ndim: Any = sets[0].event_ndim
         self.separable: bool = all(part.separable for part in sets)
         self.polyhedral: bool = all(part.polyhedral for part in sets)
@@ -286,7 +288,8 @@ class Best:
 
     def __init__(self, z: Tensor, nearest: Tensor, ndim: int) -> None:
         """`nearest` has the P_i(z) along dimension 0."""
-        self.z, self.ndim = z, ndim
+        self.z = z
+        self.ndim = ndim
         self.y, self.normals = z.clone(), torch.zeros_like(nearest)
         self.weight = z.new_ones(z.shape[: z.ndim - ndim] + (1,) * ndim)
         self.error = torch.full_like(event_norm(z, ndim), torch.inf)

@@ -39,7 +39,8 @@ class Diagonal(ProjectionJacobian):
     """
 
     def __init__(self, mask: Tensor, gain: Tensor | None = None) -> None:
-        self.support, self.is_projector = mask, gain is None
+        self.support = mask
+        self.is_projector: bool = gain is None
         self._diagonal = mask if gain is None else mask * gain
 
     @cached_property
@@ -111,7 +112,8 @@ class Matrix(ProjectionJacobian):
 
     def __init__(self, matrix: Tensor, event_ndim: int, dimension: Any = None, is_projector: bool = False) -> None:
         self._matrix, self._event_ndim = matrix, event_ndim
-        self.dimension, self.is_projector = dimension, is_projector
+        self.dimension = dimension
+        self.is_projector = is_projector
 
     def apply(self, v: Tensor) -> Tensor:
         flat = v.to(self._matrix).flatten(v.ndim - self._event_ndim)

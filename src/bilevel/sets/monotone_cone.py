@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -66,7 +68,8 @@ class BlockMeanJacobian(ProjectionJacobian):
     is_projector = True
 
     def __init__(self, blocks: Tensor) -> None:
-        self._blocks, self.dimension = blocks, blocks[..., -1] + 1
+        self._blocks = blocks
+        self.dimension: Any = blocks[..., -1] + 1
 
     def apply(self, v: Tensor) -> Tensor:
         return block_mean(v, self._blocks)

@@ -52,11 +52,12 @@ class ProductSet(ConvexSet):
         for name, part in sets.items():
             if not isinstance(part, ConvexSet):
                 raise InvalidTypeError(f"sets[{name!r}] must be a convex set, got {part!r}")
-        self.sets, self.sizes = dict(sets), None if sizes is None else list(sizes)
+        self.sets: dict[str, ConvexSet] = dict(sets)
+        self.sizes: list[int] | None = None if sizes is None else list(sizes)
         self.separable: bool = all(part.separable for part in self.sets.values())
         self.polyhedral: bool = all(part.polyhedral for part in self.sets.values())
         if self.sizes is None:
-            self.event_ndim = {name: part.event_ndim for name, part in self.sets.items()}
+            self.event_ndim: Any = {name: part.event_ndim for name, part in self.sets.items()}
             return
         if len(self.sizes) != len(self.sets) or not all(isinstance(k, int) and k > 0 for k in self.sizes):
             raise InvalidInputError(f"sizes must be {len(self.sets)} positive integers, one per set, got {self.sizes}")
@@ -175,7 +176,8 @@ class ProductJacobian(ProjectionJacobian):
     """H acts on each part by the Jacobian of that part."""
 
     def __init__(self, jacobians: dict[str, ProjectionJacobian], sizes: list[int] | None, z: Any) -> None:
-        self.jacobians, self._sizes, self._z = jacobians, sizes, z
+        self.jacobians = jacobians
+        self._sizes, self._z = sizes, z
         self.is_projector: bool = all(jacobian.is_projector for jacobian in jacobians.values())
 
     @cached_property

@@ -174,7 +174,8 @@ class GroupL1Penalty(Proximal):
             raise InvalidInputError(
                 f"groups must be an integer tensor of shape (n,) with values from 0, got {groups!r}"
             )
-        self.groups, self.count = groups.long(), int(groups.max()) + 1
+        self.groups: Tensor = groups.long()
+        self.count: int = int(groups.max()) + 1
         self.weight: float | Tensor = parameter("weight", weight, low=0.0, error=InvalidInputError)
         if isinstance(self.weight, Tensor) and self.weight.ndim and self.weight.shape != (self.count,):
             raise InvalidInputError(

@@ -56,7 +56,9 @@ class SoftThresholdJacobian(ProjectionJacobian):
     """
 
     def __init__(self, left: Tensor, values: Tensor, right: Tensor, shrunk: Tensor) -> None:
-        self.left, self.right, self.top = left, right, shrunk > 0
+        self.left = left
+        self.right = right
+        self.top: Tensor = shrunk > 0
         kept = shrunk.clamp_min(0)
         total = values.unsqueeze(-1) + values.unsqueeze(-2)
         tiny = torch.finfo(values.dtype).tiny

@@ -203,7 +203,8 @@ class FlattenedJacobian(ProjectionJacobian):
 
     def __init__(self, inner: ProjectionJacobian, shape: tuple[int, ...]) -> None:
         self._inner, self._shape = inner, shape
-        self.is_projector, self.dimension = inner.is_projector, inner.dimension
+        self.is_projector: bool = inner.is_projector
+        self.dimension: Any = inner.dimension
         self.support: Any = None if inner.support is None else inner.support.unflatten(-1, shape)
 
     def apply(self, v: Tensor) -> Tensor:

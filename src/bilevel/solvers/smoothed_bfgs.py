@@ -281,7 +281,9 @@ class _Walk:
     """One step of the method: accepted points, and turns from one descent to the next."""
 
     def __init__(self, settings: SmoothedBFGS, problem: Problem, state: SmoothedBFGSState) -> None:
-        self.settings, self.problem, self.state = settings, problem, state
+        self.settings = settings
+        self.problem = problem
+        self.state = state
         self.reason = ""
 
     def next_state(self) -> SmoothedBFGSState:

@@ -16,7 +16,7 @@ from ..sets.base import ConvexSet, event_norm
 from .cases import Case, SetCases
 from .oracle import Oracle
 
-log = logging.getLogger("bilevel.testing")
+log: logging.Logger = logging.getLogger("bilevel.testing")
 """How many cases the oracle could not judge; shown by `pytest -o log_cli=true --log-cli-level=INFO`."""
 
 AGREEMENT = 1e-7

@@ -26,7 +26,7 @@ from ..run_folder import RunRecord
 from .curves import is_reached, value_after
 
 CAPTIONS: dict[str, Any] = tomllib.loads(Path(__file__).with_name("captions.toml").read_text(encoding="utf-8"))
-TIMES = {"hyper-cleaning": (1, 5, 10, 20, 30, 60), "few-shot": (30, 60, 120, 300, 600)}
+TIMES: dict[str, tuple[int, ...]] = {"hyper-cleaning": (1, 5, 10, 20, 30, 60), "few-shot": (30, 60, 120, 300, 600)}
 """Seconds of training after which runs are compared."""
 PERCENT = {"accuracy", "solved_accuracy", "training_class_accuracy", "half_width", "zero_share", "own_zero_share"}
 """Measures that runs store as shares and tables show in percent."""
