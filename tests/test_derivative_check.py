@@ -79,6 +79,24 @@ def test_every_call_warns_once_for_each_problem(call):
     CALLS[call](given)  # a second warning would be an error here
 
 
+@pytest.mark.parametrize("part", ["f", "g", "h in x", "h in y", "none"])
+def test_problems_with_function_constraints_are_looked_at(part):
+    def maybe(name, u):
+        return u.detach() + 0 * u if part == name else u
+
+    problem = bilevel.Problem(
+        lambda x, y: (maybe("f", y) - 1).square().sum(),
+        lambda x, y: (y - maybe("g", x)).square().sum(),
+        inequality=lambda x, y: torch.stack([maybe("h in y", y).square().sum() - 1, maybe("h in x", x) @ y - 2]),
+        y0=ZERO,
+    )
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        bilevel.minimize(problem, ZERO + 0.1, steps=3)
+    named = [str(each.message)[0] for each in heard if issubclass(each.category, ProblemWarning)]
+    assert named == [part[0]] * (part != "none")
+
+
 def test_the_check_names_the_cause_and_warns_of_nothing():
     assert bilevel.check_hypergradient(cut(), ZERO + 0.5).cause is Cause.DETACHED_LOWER
 

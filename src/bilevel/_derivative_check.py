@@ -38,6 +38,7 @@ CUT = ": look for detach(), item(), numpy(), torch.no_grad(), a wrong backward, 
 RANDOM = ": use model.eval() against dropout, and a sampler for batches"
 LOWER = [("g", "y"), ("grad_y g", "y"), ("grad_y g", "x")]
 UPPER = [("f", "x"), ("f", "y"), ("g", "x")]
+INEQUALITY = [("h", "x"), ("h", "y")]
 """The derivatives that are compared: of which function, and in which variable."""
 
 
@@ -59,7 +60,7 @@ class SlopeTest(NamedTuple):
 def slope_test(
     problem: Problem, part: str, variable: str, x: Vector, y: Vector, generator: torch.Generator, z: Vector
 ) -> SlopeTest:
-    """f, g, grad_y g or the projection of z on Y along a random direction of x or y, and what its derivative says."""
+    """f, g, grad_y g, h or the projection of z on Y along a random direction of x or y; what its derivative says."""
     lin, point = problem.linearize(x, y), x if variable == "x" else y
     d, r = unit(point, generator), unit(y, generator)  # grad_y g and the projection are seen in the direction r
     if part == "f":
@@ -70,6 +71,10 @@ def slope_test(
     elif part == "grad_y g":
         value = lambda x, y: SPACE.dot(r, problem.lower_grad(x, y))  # noqa: E731
         gradient = lin.lower_cross(r) if variable == "x" else lin.lower_hvp(r)
+    elif part == "h":  # seen in the direction u
+        u = unit(lin.inequality_value, generator)
+        value = lambda x, y: u @ problem.call_inequality(x, y).detach()  # noqa: E731
+        gradient = lin.inequality_vjp(u)[variable == "y"]
     else:
         value = lambda x, y: SPACE.dot(r, problem.constraint_at(x).project(z))  # noqa: E731
         gradient = problem.constraint_vjp(x, z, r)
@@ -142,8 +147,8 @@ def warn_of_flaws(
 ) -> bool:
     """Warn (`ProblemWarning`) if f, g or the set is random, or a derivative grossly wrong; once per problem and shape.
 
-    Whether that is so is returned every time. Problems of bilevel itself, on several ranks or with function
-    constraints are not looked at.
+    Whether that is so is returned every time. Problems of bilevel itself or on several ranks are not looked
+    at.
 
     Parameters
     ----------
@@ -158,7 +163,7 @@ def warn_of_flaws(
     """
     key = (upper, beside, *(tuple(u.shape) for u in (*leaves(x), *leaves(y))))
     own = type(problem) is not Problem and type(problem).__module__.startswith("bilevel.")
-    if own or problem.ranks.size > 1 or problem.inequality is not None or problem.flaws is None:
+    if own or problem.ranks.size > 1 or problem.flaws is None:
         return False
     if key not in problem.flaws:
         with torch.random.fork_rng(devices=[]):  # a run that draws from the generator finds it as it was
@@ -208,7 +213,8 @@ class _FirstLook:
     def wrong_slope(self) -> str:
         """The first derivative that is wrong along two directions, or two of three."""
         motion = [("the projection on Y", "x")] if self.problem.moving else []
-        for part, variable in [*LOWER, *motion, *(UPPER if self.upper else [])]:
+        functions = [] if self.problem.inequality is None else INEQUALITY
+        for part, variable in [*LOWER, *motion, *functions, *(UPPER if self.upper else [])]:
             wrong = [self._wrong(part, variable) for _ in range(2)]
             if any(wrong) and not all(wrong):
                 wrong.append(self._wrong(part, variable))
