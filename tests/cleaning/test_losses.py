@@ -1,5 +1,8 @@
 """Row losses: definitions, probabilities, large scores and low precision."""
 
+import warnings
+
+import numpy as np
 import pytest
 import torch
 
@@ -123,3 +126,34 @@ def test_names_and_refusals():
         bilevel.IncompatibleError, match="the logistic loss takes 2 classes, got 3: use the softmax loss"
     ):
         Logistic().columns(3)
+
+
+class Halved(Softmax):
+    """A loss of a user with one derivative that is half of what it should be."""
+
+    def __init__(self, wrong):
+        self.wrong = wrong
+
+    def part(self, name):
+        return 0.5 if name == self.wrong else 1.0
+
+    def per_label_jvp(self, s, v):
+        return self.part("per_label_jvp") * super().per_label_jvp(s, v)
+
+    def gradient(self, s, q):
+        return self.part("gradient") * super().gradient(s, q)
+
+    def curvature(self, s, q):
+        return lambda v: self.part("curvature") * super(Halved, self).curvature(s, q)(v)
+
+
+@pytest.mark.parametrize("wrong", ["per_label_jvp", "gradient", "curvature", "nothing"])
+def test_a_loss_with_a_wrong_derivative_is_named_when_it_is_fitted(wrong):
+    generator = np.random.default_rng(0)
+    X, y = generator.normal(size=(40, 2)), np.arange(40) % 3
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        bilevel.HyperCleaner(loss=Halved(wrong), noise="rows", steps=1).fit(X, y, trusted=np.arange(40) < 12)
+    named = [str(each.message) for each in heard if issubclass(each.category, bilevel.errors.ProblemWarning)]
+    assert len(named) == (wrong != "nothing")
+    assert all(f"{wrong} of Halved is" in text for text in named)

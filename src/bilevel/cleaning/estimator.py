@@ -64,7 +64,7 @@ from .inputs import (
     taken_on_trust,
     truth_values,
 )
-from .losses import Loss, loss_of, object_of
+from .losses import Loss, loss_of, object_of, warn_of_wrong_derivatives
 from .noise import BY_NAME, NoiseModel, noise_of
 from .options import SOLVERS
 from .training import REMEDY, CleaningFit, Rows, Settings, Training, TrainingEvent
@@ -496,8 +496,10 @@ class HyperCleaner(ClassifierMixin, BaseEstimator):
         if self.noise != "auto" and noise_of(self.noise, auto=True).name not in BY_NAME:
             raise InvalidInputError(f"noise must be RowWeights(), ClassPairs() or Transition(), got {self.noise!r}")
         count = len(self.classes_)
+        loss = loss_of(self.loss, count)
+        warn_of_wrong_derivatives(loss, count)
         return Settings(
-            classes=count, noise=self.noise, loss=loss_of(self.loss, count), radius=self.radius,
+            classes=count, noise=self.noise, loss=loss, radius=self.radius,
             constraint=self.constraint, ridge=self.ridge, intercept=self.fit_intercept, solver=solver,
             steps=None if self.steps is None else check_count("steps", self.steps), batch_size=self.batch_size,
             seed=seed,

@@ -10,6 +10,7 @@ The plain case q = e_b is a row with the label b. Every method takes a batch: s 
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid, softplus
 
-from ..errors import IncompatibleError, InvalidInputError, InvalidTypeError
+from ..errors import IncompatibleError, InvalidInputError, InvalidTypeError, ProblemWarning
 
 __all__ = ["Logistic", "Softmax", "SmoothedHinge", "Squared"]
 
@@ -291,6 +292,30 @@ def loss_of(loss: str | Loss, classes: int | None = None) -> Loss:
     if classes is not None and isinstance(loss, str) and loss == "auto":
         return Logistic() if classes == 2 else Softmax()
     return object_of("loss", loss, BY_NAME, Loss, auto=classes is not None)
+
+
+def warn_of_wrong_derivatives(loss: Loss, classes: int) -> None:
+    """Warn (`ProblemWarning`) if derivatives of a user's own loss differ from differences at random scores."""
+    if type(loss).__module__.startswith("bilevel."):
+        return
+    generator, h = torch.Generator().manual_seed(0), 1e-5
+    s, v = torch.randn(2, 20, loss.columns(classes), generator=generator, dtype=torch.float64)
+    q = torch.rand(20, classes, generator=generator, dtype=torch.float64)
+
+    def slope(function: LinearMap) -> Tensor:
+        return (function(s + h * v) - function(s - h * v)) / (2 * h)
+
+    derivatives = {
+        "per_label_jvp": (loss.per_label_jvp(s, v), slope(loss.per_label)),
+        "gradient": ((loss.gradient(s, q) * v).sum(1), slope(lambda u: (q * loss.per_label(u)).sum(1))),
+        "curvature": (loss.curvature(s, q)(v), slope(lambda u: loss.gradient(u, q))),
+    }
+    for name, (given, expected) in derivatives.items():
+        if not torch.allclose(given, expected, rtol=1e-3, atol=1e-4):
+            off = float((given - expected).norm() / expected.norm())
+            text = f"{name} of {type(loss).__name__} is {off:.0%} off differences at random scores: correct it"
+            warnings.warn(text, ProblemWarning, stacklevel=4)
+            return
 
 
 def object_of(argument: str, value: Any, kinds: Mapping[str, type], base: Any, *, auto: bool = False) -> Any:
