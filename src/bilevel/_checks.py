@@ -321,12 +321,6 @@ def check_choice(name: str, value: Any, choices: Sequence[str]) -> Any:
     return value
 
 
-def check_fields(settings: Any, *names: str, check: Callable[..., Any] = check_number, **options: Any) -> None:
-    """`check` each of these fields of a dataclass: positive numbers, unless another check or its options are given."""
-    for name in names:
-        object.__setattr__(settings, name, check(name, getattr(settings, name), **options))
-
-
 def setting(default: Any, **options: Any) -> Any:
     """A field of `Settings` with another range: options of `check_number` or `check_count`."""
     return field(default=default, metadata={"range": options})
@@ -357,7 +351,7 @@ def _checks_of(cls: type) -> dict[str, Callable[[str, Any], Any]]:
             check = functools.partial(check_number, or_auto="auto" in words, **options)
         elif int in parts:
             check = functools.partial(check_count, **options)
-        elif words:
+        elif all(get_origin(part) is Literal for part in parts):
             check = functools.partial(check_choice, choices=words)
         else:
             continue

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from .._checks import check_number, check_object
+from .._checks import Settings, check_object
 from ..linearization import Linearization
 from ..random import RandomStreams
 from ..spaces import Vector
@@ -15,7 +15,7 @@ from .smoothing import Exact
 
 
 @dataclass(frozen=True, kw_only=True)
-class AveragedAdjoint:
+class AveragedAdjoint(Settings):
     """h = f_x - G_xy w with w <- (1 - a_k) w + a_k H (w - eta (G_yy w - f_y)),  a_k = min(1, 10 / sqrt(100 + k)).
 
     The inverse of a batch's Hessian is a biased estimate of the inverse of the mean. This step of w is linear in the
@@ -46,7 +46,7 @@ class AveragedAdjoint:
     smoothing: Smoothing = Exact()  # noqa: RUF009  (frozen)
 
     def __post_init__(self) -> None:
-        check_number("eta", self.eta, or_auto=True)
+        super().__post_init__()
         check_object("smoothing", self.smoothing, "Exact()", "sample", "point")
 
     def estimate(

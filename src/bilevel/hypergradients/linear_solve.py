@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from .. import tolerances
-from .._checks import check_count, check_number, check_object
+from .._checks import Settings, check_object, setting
 from ..errors import InvalidInputError
 from ..krylov import LinearSolution, conjugate_gradients
 from ..linearization import Linearization
@@ -18,7 +18,7 @@ from .smoothing import Exact, TwoPoint
 
 
 @dataclass(frozen=True, kw_only=True)
-class LinearSolve:
+class LinearSolve(Settings):
     """h = f_x - G_xy w with w = eta H [I - (I - eta G_yy) H]^{-1} f_y, by conjugate gradients.
 
     Where H is an orthogonal projector Pi on a face (polyhedral sets), w = Pi (Pi G_yy Pi)^+ Pi f_y, which does not
@@ -48,17 +48,14 @@ class LinearSolve:
     LinearSolve(tol=1e-06, max_iterations=1000, eta='auto', smoothing=Exact())
     """
 
-    tol: float | None = None
+    tol: float | None = setting(None, high=1.0)
     max_iterations: int = 1000
     eta: float | Literal["auto"] = "auto"
     smoothing: Smoothing = Exact()  # noqa: RUF009  (frozen)
 
     def __post_init__(self) -> None:
-        check_number("eta", self.eta, or_auto=True)
+        super().__post_init__()
         check_object("smoothing", self.smoothing, "Exact()", "sample", "point")
-        if self.tol is not None:
-            check_number("tol", self.tol, high=1.0)
-        check_count("max_iterations", self.max_iterations)
         if isinstance(self.smoothing, TwoPoint):
             raise InvalidInputError(
                 "LinearSolve cannot use smoothing=TwoPoint(): its draws are not symmetric and may exceed norm 1; "

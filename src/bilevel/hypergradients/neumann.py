@@ -8,7 +8,7 @@ from typing import Literal
 
 import torch
 
-from .._checks import check_choice, check_count, check_number, check_object
+from .._checks import Settings, check_object
 from ..curvature import largest_curvature
 from ..linearization import Linearization
 from ..random import RandomStreams
@@ -19,7 +19,7 @@ from .smoothing import Perturbed
 
 
 @dataclass(frozen=True, kw_only=True)
-class Neumann:
+class Neumann(Settings):
     """h = f_x - eta G_xy H_0 sum_{q<Q} prod_{i<=q} [(I - eta G_yy) H_i] f_y.
 
     With truncation="random" (equation for the stochastic hypergradient, section 3.3 of the paper) c is drawn uniformly
@@ -51,10 +51,8 @@ class Neumann:
     smoothing: Smoothing = Perturbed()  # noqa: RUF009  (frozen)
 
     def __post_init__(self) -> None:
-        check_number("eta", self.eta, or_auto=True)
+        super().__post_init__()
         check_object("smoothing", self.smoothing, "Exact()", "sample", "point")
-        check_count("terms", self.terms)
-        check_choice("truncation", self.truncation, ("random", "full"))
 
     def estimate(
         self,

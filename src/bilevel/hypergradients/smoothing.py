@@ -13,7 +13,7 @@ from typing import Literal
 
 import torch
 
-from .._checks import check_count, check_number
+from .._checks import Settings, setting
 from ..errors import InvalidInputError, PrecisionWarning
 from ..random import RandomStreams
 from ..sets.base import ConvexSet, ProjectionJacobian
@@ -51,7 +51,7 @@ class Exact:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Perturbed:
+class Perturbed(Settings):
     """The analytic Jacobian at z + radius * u, u uniform in the unit ball: unbiased, norm <= 1, one product.
 
     Parameters
@@ -73,10 +73,7 @@ class Perturbed:
     Perturbed(radius=0.001)
     """
 
-    radius: float | Literal["auto"] = 1e-6
-
-    def __post_init__(self) -> None:
-        check_number("radius", self.radius, or_auto=True, remedy=NO_SMOOTHING)
+    radius: float | Literal["auto"] = setting(1e-6, remedy=NO_SMOOTHING)
 
     def point(self, constraint: ConvexSet, z: Vector, space: Space, streams: RandomStreams, index: int = 0) -> Vector:
         """z + radius u for draw `index` of this step."""
@@ -101,7 +98,7 @@ def _annealed(constraint: ConvexSet, z: Vector, space: Space, step: int) -> floa
 
 
 @dataclass(frozen=True, kw_only=True)
-class TwoPoint:
+class TwoPoint(Settings):
     """The paper's estimator: (d/n) sum_i (P(z + delta u_i) - P(z - delta u_i)) u_i' / (2 delta).
 
     The directions are uniform on the unit *sphere* (in the ball the mean would be d/(d+2) times the true value: erratum
@@ -129,16 +126,10 @@ class TwoPoint:
     TwoPoint(radius=1e-06, directions=32, orthonormal=False, block=64)
     """
 
-    radius: float = 1e-6
+    radius: float = setting(1e-6, remedy=NO_SMOOTHING)
     directions: int | None = None
     orthonormal: bool = False
     block: int = 64
-
-    def __post_init__(self) -> None:
-        check_number("radius", self.radius, remedy=NO_SMOOTHING)
-        check_count("block", self.block)
-        if self.directions is not None:
-            check_count("directions", self.directions)
 
     def point(self, constraint: ConvexSet, z: Vector, space: Space, streams: RandomStreams, index: int = 0) -> Vector:
         """z: the differences are centred there."""

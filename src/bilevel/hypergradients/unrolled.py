@@ -7,7 +7,7 @@ from typing import Literal
 
 import torch
 
-from .._checks import check_count, check_number
+from .._checks import Settings
 from ..linearization import Linearization
 from ..random import RandomStreams
 from ..spaces import Vector, leaves
@@ -15,7 +15,7 @@ from .base import Hypergradient, gradient_step, resolve_eta, space_of
 
 
 @dataclass(frozen=True, kw_only=True)
-class Unrolled:
+class Unrolled(Settings):
     """d/dx f(x, y_K(x)) with y_{t+1} = P_Y(y_t - eta grad_y g(x, y_t)), y_0 held fixed.
 
     Backwards, with a = f_y(x, y_K): u = H_t a; h -= eta G_xy u; a = u - eta G_yy u. Memory grows with `steps`.
@@ -39,10 +39,6 @@ class Unrolled:
 
     steps: int = 100
     eta: float | Literal["auto"] = "auto"
-
-    def __post_init__(self) -> None:
-        check_number("eta", self.eta, or_auto=True)
-        check_count("steps", self.steps)
 
     def estimate(
         self,

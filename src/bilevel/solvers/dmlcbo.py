@@ -35,7 +35,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from .._checks import check_choice, check_count, check_fields, check_object
+from .._checks import Settings, check_object, setting
 from ..curvature import Eigenpair, update_curvature
 from ..errors import AdaptivityWarning, InvalidInputError
 from ..hypergradients import AveragedAdjoint, Estimator, LinearSolve, Neumann
@@ -104,7 +104,7 @@ class DMLCBOState(State):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DMLCBO:
+class DMLCBO(Settings):
     """Single loop, momentum at both levels, a hypergradient through the projection.
 
     Parameters
@@ -156,25 +156,20 @@ class DMLCBO:
     pace: int = 100
     hypergradient: Estimator | Literal["auto"] = "auto"
     rate: float = 1.0
-    delay: float = 100.0
+    delay: float = setting(100.0, closed="left")
     upper_momentum: float = 10.0
     lower_momentum: float = 10.0
     smallest_scale: float = 1e-6
     largest_scale: float | Literal["auto"] = "auto"
     offset: float = 1e-8
-    moment_decay: float = 0.99
+    moment_decay: float = setting(0.99, high=1.0, closed="left")
     adaptivity: Literal["scalar", "elementwise"] = "scalar"
     refresh: int = 100
 
     def __post_init__(self) -> None:
         if self.hypergradient != "auto":
             check_object("hypergradient", self.hypergradient, "LinearSolve()", "estimate")
-        check_fields(self, "rate", "smallest_scale", "offset", "upper_momentum", "lower_momentum")
-        check_fields(self, "upper_step", "lower_step", "largest_scale", or_auto=True)
-        check_fields(self, "delay", closed="left")
-        check_fields(self, "moment_decay", high=1.0, closed="left")
-        check_choice("adaptivity", self.adaptivity, ("scalar", "elementwise"))
-        check_fields(self, "refresh", "pace", check=check_count)
+        super().__post_init__()
         if self.largest_scale != "auto" and self.smallest_scale > self.largest_scale:
             raise InvalidInputError(
                 f"smallest_scale (c_l) is {self.smallest_scale:g}, above largest_scale (c_u) {self.largest_scale:g}"

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._checks import check_choice, check_count, check_fields, check_number
+from .._checks import Settings, check_choice, check_number, setting
 from .._serializable import serializable
 from ..errors import InvalidTypeError, NotConvergedError
 from ..newton import (
@@ -203,7 +203,7 @@ class SmoothedBFGSState(State):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SmoothedBFGS:
+class SmoothedBFGS(Settings):
     """BFGS on F with the lower level solved by Newton steps, and smoothed problems to leave kinks and poor minima.
 
     No unit of x, y, f or g enters: steps, radii and tolerances are relative to F, predicted decreases or rounding.
@@ -227,16 +227,14 @@ class SmoothedBFGS:
     draws: int = 16
     smoothed_steps: int = 25
     tol: float = 1e-4
-    effort: float = 10.0
+    effort: float = setting(10.0, closed="left")
 
     needs = (JACOBIAN, ONE_PROCESS)
 
     def __post_init__(self) -> None:
         if not (isinstance(self.rounds, tuple) and self.rounds and all(isinstance(r, Round) for r in self.rounds)):
             raise InvalidTypeError(f'rounds must be a tuple such as (Round("first"), ...), got {self.rounds!r}')
-        check_fields(self, "draws", "smoothed_steps", check=check_count)
-        check_fields(self, "tol")
-        check_fields(self, "effort", closed="left")
+        super().__post_init__()
 
     def init(self, problem: Problem, x: Vector, y: Vector, seeds: Seeds) -> SmoothedBFGSState:
         """The first point, its lower level solved."""
