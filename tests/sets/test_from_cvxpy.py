@@ -43,7 +43,24 @@ class TestFromCvxpy(SetTestCase):
         """The ball squared and in units of its radius: as a norm, the solver's own residual is too large too often."""
         return [cvxpy.sum_squares((y - Y.center) / Y.radius) <= 1, *Y.rule(y)[1:]]
 
-    test_kinks = pytest.mark.slow(SetTestCase.test_kinks)
+    @pytest.mark.slow
+    def test_kinks(self):
+        super().test_kinks()
+
+    @pytest.mark.slow
+    def test_parameter_derivatives(self):
+        super().test_parameter_derivatives()
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("ratio", [1.0, 1e3, 1e6, 1e12])
+    @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+    def test_gradients_leave_the_value(self, ratio, dtype):
+        super().test_gradients_leave_the_value(ratio, dtype)
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+    def test_derivative_in_lower_precision(self, dtype):
+        super().test_derivative_in_lower_precision(dtype)
 
 
 CONES = {

@@ -64,6 +64,7 @@ def test_an_optimum_far_away_is_reached():
     assert float((solution.x - 1000.0).abs().max()) < 10.0
 
 
+@pytest.mark.slow
 def test_batches_reach_the_value_of_all_rows():
     """Batches of 5 of 15 and 25 rows, six unknowns: at least 80 % of the decrease that all rows give."""
     x0, y0 = torch.zeros(25, dtype=DOUBLE), torch.zeros(6, dtype=DOUBLE)

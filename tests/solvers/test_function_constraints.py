@@ -54,7 +54,11 @@ def test_bic_gaffa_reaches_the_minimum_with_function_constraints(name):
     assert float(FUNCTIONS[name](solution.x, solution.y).max()) <= 5e-3
 
 
-@pytest.mark.parametrize(("name", "steps"), [("half-space", 80), ("l2 ball", 100), ("non-negative", 300)])
+@pytest.mark.parametrize(("name", "steps"), [
+    ("half-space", 80),
+    pytest.param("l2 ball", 100, marks=pytest.mark.slow),
+    pytest.param("non-negative", 300, marks=pytest.mark.slow),
+])  # fmt: skip
 def test_lv_hba_reaches_the_minimum_with_function_constraints(name, steps):
     """c = 1, p = 0, gamma_1 = 1, gamma_2 = 10, step 0.3; every iterate obeys h."""
     solver = bilevel.solvers.LVHBA(penalty=1.0, growth=0.0, step_size=0.3, multiplier_gamma=10.0)
