@@ -8,9 +8,8 @@ import pyarrow.parquet as parquet
 import pytest
 from tests.ranks import on_ranks
 
-from bilevel._files import MissingFileError
 from bilevel.cleaning.table_files import PIECE, read_table
-from bilevel.errors import BilevelError, InvalidInputError
+from bilevel.errors import BilevelError, InvalidInputError, MissingFileError
 
 
 def frame(rows=23):

@@ -7,9 +7,8 @@ import tarfile
 import numpy as np
 import pytest
 
-from bilevel._files import CorruptFileError
 from bilevel.datasets import cifar100, fc100_split
-from bilevel.errors import InvalidInputError
+from bilevel.errors import CorruptFileError, InvalidInputError
 
 SUPERCLASS = np.random.default_rng(1).permutation(np.arange(100) % 20)
 EACH = {"train.bin": 2, "test.bin": 1}

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from bilevel import cli
-from bilevel._files import CorruptFileError, MissingFileError
 from bilevel.datasets import (
     CATALOGUE,
     DownloadError,
@@ -25,7 +24,7 @@ from bilevel.datasets import (
     verify,
 )
 from bilevel.datasets.contents import Files, require
-from bilevel.errors import InvalidInputError
+from bilevel.errors import CorruptFileError, InvalidInputError, MissingFileError
 
 CONTENT = {"a.bin": b"abcd", "b.bin": b"efgh"}
 

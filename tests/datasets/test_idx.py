@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bilevel._files import CorruptFileError, MissingFileError
 from bilevel.datasets import idx
+from bilevel.errors import CorruptFileError, MissingFileError
 
 ROWS = {"train": 40, "t10k": 20}
 

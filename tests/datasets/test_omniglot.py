@@ -12,9 +12,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from bilevel import _files as files
-from bilevel._files import CorruptFileError, MissingFileError
 from bilevel.datasets import ImageClasses, omniglot, omniglot_split
-from bilevel.errors import InvalidInputError
+from bilevel.errors import CorruptFileError, InvalidInputError, MissingFileError
 
 COUNTS = {"images_background": 3, "images_evaluation": 2}
 

@@ -5,8 +5,8 @@ import bz2
 import numpy as np
 import pytest
 
-from bilevel._files import CorruptFileError
 from bilevel.datasets.text_files import read_cod_rna, read_madelon
+from bilevel.errors import CorruptFileError
 
 
 def libsvm_text(X, y):
