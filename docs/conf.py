@@ -96,11 +96,12 @@ def name_thumbnails(app, doctree):
 
 
 def crop_thumbnails(app):
-    """Wide figures have several panels: the first one is legible as a thumbnail."""
+    """Wide figures have several panels: the first one is legible as a thumbnail, unless all have a common title."""
     folder = Path(app.srcdir) / "auto_gallery" / "images"
     for thumbnail in folder.glob("thumb/*_thumb.png"):
         source = folder / thumbnail.name.replace("_thumb", "_001")
-        if not source.exists():  # a build without running the examples
+        example = Path(app.srcdir) / "gallery" / thumbnail.name.replace("sphx_glr_", "").replace("_thumb.png", ".py")
+        if not source.exists() or "suptitle(" in example.read_text():  # not run, or one picture
             continue
         figure = Image.open(source)
         panels = max(1, round(figure.width / figure.height / 1.4))

@@ -1,8 +1,8 @@
 """The directive `computed`: Python code that is shown, run when the manual is built, and followed by what it printed.
 
 All blocks of a page share their names, run in order, and run in a temporary folder of the page. An error is a warning
-of Sphinx, and `make docs` has warnings as errors. Options: `:silent:` shows no output, `:hidden:` shows nothing at
-all. `root` is the folder of the repository.
+of Sphinx, and `make docs` has warnings as errors. Options: `:silent:` shows no output, `:output:` shows the output
+alone, `:hidden:` shows nothing at all. `root` is the folder of the repository.
 
 The directive `command` does the same for commands of `bilevel`, in the same folder.
 """
@@ -32,7 +32,7 @@ class Computed(Directive):
     """Run the content, show it and its output."""
 
     has_content = True
-    option_spec: ClassVar = {"silent": directives.flag, "hidden": directives.flag}
+    option_spec: ClassVar = {"silent": directives.flag, "output": directives.flag, "hidden": directives.flag}
     language = "python"
 
     def code(self) -> str:
@@ -48,7 +48,9 @@ class Computed(Directive):
             raise self.error(f"{where}: {type(error).__name__}: {error}") from error
         if "hidden" in self.options:
             return []
-        shown: list[nodes.Node] = [nodes.literal_block(content, content, language=self.language)]
+        shown: list[nodes.Node] = []
+        if "output" not in self.options:
+            shown.append(nodes.literal_block(content, content, language=self.language))
         if printed and "silent" not in self.options:
             shown.append(nodes.literal_block(printed, printed, language="text", classes=["computed-output"]))
         return shown

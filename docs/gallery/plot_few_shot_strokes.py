@@ -23,12 +23,12 @@ images = generated_images(40, 20, size=16)
 train = Episodes(images[:30], ways=5, shots=5, queries=5)
 novel = Episodes(images[30:], ways=5, shots=5, queries=10)
 
-figure, axes = plt.subplots(4, 10, figsize=(10, 4.2), layout="constrained")
+figure, axes = plt.subplots(4, 6, figsize=(6.4, 4.6), layout="constrained")
 for row, kind in zip(axes, (0, 1, 30, 31), strict=True):
-    for axis, picture in zip(row, images[kind, :10, 0], strict=True):
+    for axis, picture in zip(row, images[kind, :6, 0], strict=True):
         axis.imshow(picture, cmap="gray_r")
         axis.axis("off")
-figure.suptitle("Ten drawings of four classes: two for training (above), two novel (below)")
+figure.suptitle("Two classes for training (above), two novel ones (below)")
 plt.show()
 
 # %%
