@@ -39,6 +39,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -113,31 +114,27 @@ def tasks(arguments: argparse.Namespace, python: Path) -> Iterator[tuple[dict, C
     rows, data = arguments.rows, arguments.data
     for seed in arguments.seeds:
         for checked in (arguments.checked or [None]) if "tables" in arguments.parts else ():
-            for noise in NOISES:
-                for name in arguments.names:
-                    about = {"data": name, "noise": noise, "checked": checked, "seed": seed, "rows": rows}
-                    yield (
-                        about,
-                        lambda name=name, noise=noise, seed=seed, checked=checked: table_task(
-                            python, name, noise, seed, checked
-                        ),
-                    )
+            for name, noise in in_turn(arguments.names):
+                about = {"data": name, "noise": noise, "checked": checked, "seed": seed, "rows": rows}
+                yield about, partial(table_task, python, name, noise, seed, checked)
         for checked in arguments.checked or (50, 100, 300):
             if "news" in arguments.parts:
                 about = {"data": "Yoruba news", "noise": "real", "checked": checked, "seed": seed, "rows": rows}
-                yield about, lambda seed=seed, checked=checked: news_task(data / "yoruba-news", checked, seed)
+                yield about, partial(news_task, data / "yoruba-news", checked, seed)
             if "entities" in arguments.parts:
                 about = {"data": "Hausa entities", "noise": "real", "checked": checked, "seed": seed, "rows": rows}
-                yield about, lambda seed=seed, checked=checked: entity_task(data / "hausa-ner", checked, seed, rows)
+                yield about, partial(entity_task, data / "hausa-ner", checked, seed, rows)
             for name in PICTURES if "pictures" in arguments.parts else ():
                 for noise in ("uniform", "class-dependent"):
                     about = {"data": name, "noise": noise, "checked": checked, "seed": seed, "rows": rows}
-                    yield (
-                        about,
-                        lambda name=name, noise=noise, seed=seed, checked=checked: picture_task(
-                            data, name, noise, checked, seed
-                        ),
-                    )
+                    yield about, partial(picture_task, data, name, noise, checked, seed)
+
+
+def in_turn(names: list[str]) -> Iterator[tuple[str, str]]:
+    """Every table with every kind of noise, such that a run that is stopped early has seen about as much of each."""
+    for turn in range(len(NOISES)):
+        for number, name in enumerate(names):
+            yield name, NOISES[(number + turn) % len(NOISES)]
 
 
 # --- methods ----------------------------------------------------------------------------------------------------------

@@ -302,6 +302,14 @@ class TestFinalModel:
         np.testing.assert_allclose(P.sum(1), 1.0)
         assert P[:, 2].max() > 0.3
 
+    def test_geometric_mean_of_two_models(self):
+        evidence, _ = evidence_of(0)
+        model = LINEAR.fit(evidence.X, np.maximum(evidence.given, 0))
+        p = np.random.default_rng(0).dirichlet(np.ones(3), len(evidence.given))
+        np.testing.assert_allclose(correction.geometric_mean(p, [], evidence.X), p)
+        mean = np.sqrt(p * (model.predict_proba(evidence.X) + 1e-4))
+        np.testing.assert_allclose(correction.geometric_mean(p, [model], evidence.X), mean / mean.sum(1, keepdims=True))
+
     def test_more_than_half_of_the_labels_wrong(self):
         """60 % wrong, always the next label: 100 verified rows say so."""
         X, right, _ = rows(0, n=900, distance=2.5)

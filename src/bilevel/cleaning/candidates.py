@@ -116,7 +116,7 @@ class _Trial:
         if several(evidence.given[kept]):
             self.filter = fitted(mixture.first, evidence.X, evidence.given, kept)
             self.seen["filter"] = probabilities(self.filter, evidence.X, evidence.classes)
-        self.models = LinearModels(evidence, _sampled(evidence.given, free, SAMPLE, seed), seed)
+        self.models = LinearModels(evidence, sample_of_each(evidence.given, free, SAMPLE, seed), seed)
         small = evidence.X.shape[0] * evidence.X.shape[1] * evidence.classes <= FEW
         self.linear = (GOLD, *BILEVEL) if small else (GOLD,)
 
@@ -156,14 +156,6 @@ def brier_scores(P: np.ndarray, evidence: Evidence, rows: np.ndarray) -> np.ndar
     seen = np.unique(evidence.right[evidence.checked])
     P = P[:, seen] + TINY
     return ((P / P.sum(1, keepdims=True) - (seen == evidence.right[rows, None])) ** 2).sum(1)
-
-
-def _sampled(given: np.ndarray, rows: np.ndarray, count: int, seed: int) -> np.ndarray:
-    return rows if len(rows) <= count else sample_of_each(given, rows, count, seed)
-
-
-def _standard_error(values: np.ndarray) -> float:
-    return float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else float("inf")
 
 
 def missing_classes(P: np.ndarray, correction: Correction, tau: float) -> int:
@@ -211,7 +203,9 @@ def most_stable(rows: Mapping[str, np.ndarray], absent: Mapping[str, int] | None
     """
     best = min(rows, key=lambda name: rows[name].mean())
     behind = {name: scores - rows[best] for name, scores in rows.items()}
-    close = [name for name, each in behind.items() if name == best or each.mean() <= _standard_error(each)]
+    close = [
+        name for name, each in behind.items() if name == best or each.mean() <= each.std(ddof=1) / len(each) ** 0.5
+    ]
     return min(close, key=lambda name: 0 if absent is None else absent[name])
 
 
@@ -267,7 +261,7 @@ def chosen_model(correction: Correction, choice: str, seed: int = 0) -> Any:
             return SingleModel(model, evidence.classes)
         corrected = final_model(correction)
         return replace(corrected, others={**corrected.others, "filter": model})
-    noisy = _sampled(evidence.given, evidence.unchecked, MOST_ROWS, seed)
+    noisy = sample_of_each(evidence.given, evidence.unchecked, MOST_ROWS, seed)
     P = correction.probabilities[evidence.checked]
     return SingleModel(LinearModels(evidence, noisy, seed).fit(choice, evidence.checked, P), evidence.classes)
 
@@ -308,7 +302,7 @@ def advise(correction: Correction, seed: int = 0) -> Advice | None:
         rows = evidence.checked[held]
         right = evidence.right[rows]
         for name, labels in _labels_by_way(without_labels(correction, held, seed), rows).items():
-            train = _sampled(labels, np.flatnonzero(labels >= 0), SAMPLE, seed)
+            train = sample_of_each(labels, np.flatnonzero(labels >= 0), SAMPLE, seed)
             if not several(labels[train]):
                 return None
             model = fitted(mixture.models[mixture.heaviest], evidence.X, labels, train)

@@ -16,7 +16,8 @@ from .._checks import check_choice
 from ..errors import InvalidInputError, LabelWarning
 from .candidates import chosen_model, compare
 from .correction import Correction, Evidence, balancing_power, correct, decide, suspected
-from .out_of_fold import row_numbers
+from .inputs import joined, truth_values
+from .out_of_fold import of_labels, row_numbers
 
 if TYPE_CHECKING:
     from .columns import ColumnEncoder
@@ -68,6 +69,20 @@ class CorrectedFit(FittedDecision):
     selection: Mapping[str, float]
     held_out: np.ndarray | None
 
+    def issues(self, count: int) -> dict[str, np.ndarray]:
+        """The columns of `HyperCleaner.label_issues` for the first rows, labels as numbers."""
+        found, Q = self.correction, self.correction.posterior[:count]
+        given, right, suggested = found.evidence.given[:count], found.evidence.right[:count], Q.argmax(1)
+        labels = np.where(given >= 0, given, right)
+        return {
+            "is_label_issue": found.is_issue[:count],
+            "label_quality": of_labels(Q, labels),
+            "given_label": labels,
+            "predicted_label": self.predict(found.p[:count]),
+            "suggested_label": suggested,
+            "suggested_probability": of_labels(Q, suggested),
+        }
+
 
 def fit_corrected(
     evidence: Evidence,
@@ -93,10 +108,33 @@ def fit_corrected(
 # --- what the user gives ----------------------------------------------------------------------------------------------
 
 
-def check_decision(decision: Any) -> str:
-    """One of `DECISIONS`."""
-    check_choice("decision", decision, DECISIONS)
-    return decision
+def known_labels(
+    X: Any, y: np.ndarray, classes: np.ndarray, *, trusted: Any = None, X_trusted: Any = None, y_trusted: Any = None,
+    verified: Any = None, wrong: Any = None, groups: Any = None,
+) -> Evidence:  # fmt: skip
+    """What is known of the labels of the rows of X, then of those of X_trusted; see `HyperCleaner.fit`."""
+    count, beside = len(y), 0 if X_trusted is None else X_trusted.shape[0]
+    for name, column in (("wrong", wrong), ("groups", groups)):
+        if column is not None and np.shape(column) != (count,):
+            raise InvalidInputError(
+                f"{name} must have one value per row of X, shape ({count},), got shape {np.shape(column)}"
+            )
+    given = np.searchsorted(classes, y)
+    right = np.full(count, -1) if verified is None else verified_labels(verified, count, classes)
+    if trusted is not None:
+        # Rows that are known to be right were often corrected: they say nothing of how many labels are wrong.
+        mask = truth_values(trusted, count)
+        right[mask], given = given[mask], np.where(mask, -1, given)
+    if beside:
+        right = np.concatenate([right, verified_labels(y_trusted, beside, classes)])
+        X = joined(X, X_trusted)
+        if groups is not None:
+            groups = np.concatenate([np.asarray(groups).astype(str), [f"trusted row {i}" for i in range(beside)]])
+    wrong = np.zeros(count, bool) if wrong is None else np.asarray(wrong, bool)
+    return Evidence.of(
+        X, np.pad(given, (0, beside), constant_values=-1), right, len(classes), wrong=np.pad(wrong, (0, beside)),
+        groups=groups,
+    )  # fmt: skip
 
 
 def verified_labels(verified: Any, count: int, classes: np.ndarray) -> np.ndarray:
@@ -230,7 +268,7 @@ def wrong_among_suspected(
         return None
     given, right = evidence.given[evidence.checked], evidence.right[evidence.checked]
     flagged = suspected(fit.held_out, given, found.prior)
-    flagged &= np.take_along_axis(fit.held_out, np.maximum(given, 0)[:, None], axis=1)[:, 0] < limit
+    flagged &= of_labels(fit.held_out, given) < limit
     if fair is not None:
         flagged &= fair[evidence.checked]
     n, k = int(flagged.sum()), int((flagged & (given != right)).sum())

@@ -36,6 +36,7 @@ from .out_of_fold import (
     log_likelihood,
     mix,
     models_of,
+    of_labels,
     out_of_fold,
     probabilities,
     ridge_logistic,
@@ -79,7 +80,7 @@ class Evidence:
     def of(cls, X: Any, given: Any, right: Any, classes: int, *, wrong: Any = None, groups: Any = None) -> Evidence:
         """Evidence with rows tied that are equal or of one group."""
         given, right = np.asarray(given, np.int64), np.asarray(right, np.int64)
-        wrong = np.zeros(len(given), bool) if wrong is None else np.asarray(wrong, bool)
+        wrong = np.zeros(len(given), bool) if wrong is None else wrong
         tied = np.arange(len(given)) if X is None and groups is None else tied_rows(X, groups)
         return cls(X, given, right, wrong, tied, classes)
 
@@ -222,9 +223,7 @@ class Correction:
     @property
     def label_quality(self) -> np.ndarray:
         """Q(g|x,g), the probability that the given label is right, shape (n,); NaN where none was given."""
-        given = self.evidence.given
-        quality = np.take_along_axis(self.posterior, np.maximum(given, 0)[:, None], axis=1)[:, 0]
-        return np.where(given >= 0, quality, np.nan)
+        return of_labels(self.posterior, self.evidence.given)
 
     @property
     def is_issue(self) -> np.ndarray:
@@ -348,8 +347,7 @@ def final_model(correction: Correction) -> CorrectedModel:
 
 def suspected(Q: np.ndarray, given: np.ndarray, prior: np.ndarray) -> np.ndarray:
     """Labels with Q(g) < 1/2 that are not argmax_c Q_c / prior_c^(1/2) either, shape (n,); none where given is -1."""
-    quality = np.take_along_axis(Q, np.maximum(given, 0)[:, None], axis=1)[:, 0]
-    return (given >= 0) & (quality < 0.5) & ((Q / prior**0.5).argmax(1) != given)
+    return (of_labels(Q, given) < 0.5) & ((Q / prior**0.5).argmax(1) != given)
 
 
 # --- the decision -----------------------------------------------------------------------------------------------------

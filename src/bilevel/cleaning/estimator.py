@@ -25,70 +25,29 @@ from sklearn.utils.validation import (
     validate_data,
 )
 
-from .. import solvers
-from .._checks import check_count, check_number
-from .._fingerprint import fingerprint
-from ..errors import CheckpointWarning, InvalidInputError, TrustWarning
+from .._checks import check_choice, check_count
+from ..errors import CheckpointWarning, InvalidInputError
 from ..ranks import Ranks
 from ..run.checkpoint import Checkpoint
 from ..run.engine import Run
 from ..sets.base import ConvexSet
 from ..solvers import Solver
-from ..solvers.base import FIXED_SET, needs_of
+from . import corrected_fit, inputs
 from .candidates import Advice, advise
-from .corrected_fit import (
-    CorrectedFit,
-    check_decision,
-    check_pred_probs,
-    contradictions,
-    encode_frames,
-    fit_corrected,
-    next_rows,
-    verified_labels,
-    warn_of_lost_classes,
-    wrong_among_suspected,
-)
-from .correction import Evidence
+from .corrected_fit import CorrectedFit
 from .design import Design, dtype_for
-from .inputs import (
-    FitRows,
-    classes_of,
-    joined,
-    of_pixels,
-    plain_labels,
-    refuse_gaps,
-    refuse_missing_labels,
-    refuse_other_order,
-    refuse_texts,
-    take,
-    taken_on_trust,
-    truth_values,
-)
-from .losses import Loss, loss_of, object_of, warn_of_wrong_derivatives
-from .noise import BY_NAME, NoiseModel, noise_of
-from .options import SOLVERS
-from .training import REMEDY, CleaningFit, Rows, Settings, Training, TrainingEvent
+from .inputs import FitRows
+from .learning import TrainingEvent
+from .linear_fit import LINEAR, common_facts, settings_of
+from .losses import Loss, loss_of
+from .noise import NoiseModel
+from .training import REMEDY, CleaningFit, Training
 
-DTYPES: list[Any] = [
-    np.float64,
-    np.float32,
-    np.float16,
-    np.uint8,
-    np.int8,
-    np.uint16,
-    np.int16,
-    np.uint32,
-    np.int32,
-    np.int64,
-]
+DTYPES: list[Any] = [np.float64, np.float32, np.float16, np.uint8, np.int8,
+                     np.uint16, np.int16, np.uint32, np.int32, np.int64]  # fmt: skip
 """Numbers that are taken as they are, those of a memory-mapped file block by block; others become the first."""
 CORRECTION_STAGES = {"models of the labels": 0.0, "correction": 0.6, "comparison": 0.65, "model": 0.85}
 """About the share of the work done when a stage begins."""
-
-
-LINEAR: dict[str, Any] = {"loss": "auto", "radius": "auto", "constraint": None, "ridge": 1e-3, "fit_intercept": True,
-          "solver": "auto", "steps": None, "batch_size": None}  # fmt: skip
-"""Settings that only linear models have, and their defaults."""
 
 
 class HyperCleaner(ClassifierMixin, BaseEstimator):
@@ -291,26 +250,28 @@ class HyperCleaner(ClassifierMixin, BaseEstimator):
         earlier: Any = None
         with ranks.guard("looking at its rows"):
             for name, column in (("y", y), ("trusted", trusted)):
-                refuse_other_order(X, column, name)
+                inputs.refuse_other_order(X, column, name)
             X, y = self._checked(X, y, reset=True)
             check_classification_targets(y)
             earlier = None if resume is None else Checkpoint.of(resume).load()
             if earlier is not None and self.random_state is None:  # "any seed": that of the fit that was stopped
                 before: Any = earlier.identity.get("random_state")
                 drawn = before if isinstance(before, int) else 0
-            if (X_trusted is None) != (y_trusted is None):
-                raise InvalidInputError("X_trusted and y_trusted go together: give both or neither")
-            mask = self._mask(trusted, y, drawn, ranks, beside=X_trusted is not None)
+            inputs.refuse_half(X_trusted, y_trusted)
+            if trusted is None and X_trusted is None:
+                mask = inputs.taken_on_trust(y, self.trusted_fraction, drawn, ranks)
+            else:
+                mask = np.zeros(len(y), bool) if trusted is None else inputs.truth_values(trusted, len(y))
             if X_trusted is not None:
                 X_trusted, y_trusted = self._checked(
                     X_trusted, y_trusted, reset=False, names=("X_trusted", "y_trusted")
                 )
             rows = FitRows(X, y, mask, X_trusted, y_trusted, ranks)
         self.classes_ = rows.classes
-        settings = self._settings(ranks.gather(drawn)[0])
+        settings = settings_of(vars(self), len(rows.classes), ranks.gather(drawn)[0])
         noisy, known = rows.noisy_and_trusted()
         if ranks.size > 1:
-            ranks.agree(_common_facts(settings, known), "give every rank the same trusted rows, columns and settings")
+            ranks.agree(common_facts(settings, known), "give every rank the same trusted rows, columns and settings")
         stored = checkpoint is not None or resume is not None
         run = Run(
             "HyperCleaner.fit", identity={**rows.identity(), **settings.identity} if stored else {}, ranks=ranks,
@@ -335,31 +296,39 @@ class HyperCleaner(ClassifierMixin, BaseEstimator):
         """
         if not isinstance(self.noise, str) or self.noise not in ("auto", "correction"):
             return False
-        default = all(getattr(self, name) is value or getattr(self, name) == value for name, value in LINEAR.items())
+        default = all(getattr(self, name) == DEFAULTS[name] for name in LINEAR)
         asked = asked or self.estimator is not None or self.decision != "argmax"
-        return self.noise == "correction" or (alone and default and (asked or not of_pixels(X)))
+        return self.noise == "correction" or (alone and default and (asked or not inputs.of_pixels(X)))
 
     def _fit_correction(
         self, X: Any, y: Any, trusted: Any, X_trusted: Any, y_trusted: Any, **evidence: Any
     ) -> HyperCleaner:
         """`fit` with noise="correction"."""
-        if (X_trusted is None) != (y_trusted is None):
-            raise InvalidInputError("X_trusted and y_trusted go together: give both or neither")
-        check_decision(self.decision)
+        inputs.refuse_half(X_trusted, y_trusted)
+        if X_trusted is not None and evidence["pred_probs"] is not None:
+            raise InvalidInputError("pred_probs are of the rows of X: give trusted or verified, not X_trusted")
+        check_choice("decision", self.decision, corrected_fit.DECISIONS)
         seed, original = seed_of(self.random_state), (X, y, X_trusted, y_trusted)
         for name, column in (("y", y), ("trusted", trusted), ("verified", evidence["verified"])):
-            refuse_other_order(X, column, name)
+            inputs.refuse_other_order(X, column, name)
         y, features, beside = self._correction_rows(X, y, X_trusted, y_trusted, evidence)
-        self.classes_: np.ndarray = classes_of(y)
-        known, P = self._known_labels(y, trusted, y_trusted, features, beside, evidence)
-        fit = fit_corrected(
-            known, estimator=self.estimator, pred_probs=P, decision=self.decision, seed=seed,
-            progress=lambda stage: self._stage(stage),
+        self.classes_: np.ndarray = inputs.classes_of(y)
+        P = corrected_fit.check_pred_probs(evidence["pred_probs"], len(y), len(self.classes_))
+        known = corrected_fit.known_labels(
+            features, y, self.classes_, trusted=trusted, X_trusted=beside, y_trusted=y_trusted,
+            **{name: evidence[name] for name in ("verified", "wrong", "groups")},
         )  # fmt: skip
-        self._keep_correction(fit, len(y), beside is not None)
-        self.contradictions_ = contradictions(features, np.searchsorted(self.classes_, y))
+        fit = corrected_fit.fit_corrected(
+            known, estimator=self.estimator, pred_probs=P, decision=self.decision, seed=seed, progress=self._stage
+        )
+        self.correction_, self.noise_, self.selection_ = fit, "correction", dict(fit.selection)
+        self.trusted_, self.separate_trusted_ = known.right[: len(y)] >= 0, beside is not None
+        self._issues = fit.issues(len(y))
+        self.sample_weight_, self.radius_, self.transition_ = self._issues["label_quality"], None, None
+        self.history_, self.n_iter_, self.status_ = [], 1, "finished"
+        self.contradictions_ = corrected_fit.contradictions(features, np.searchsorted(self.classes_, y))
         self._fitted_on, self._index = original, getattr(X, "index", None)
-        warn_of_lost_classes(fit, self.classes_)
+        corrected_fit.warn_of_lost_classes(fit, self.classes_)
         return self
 
     def _stage(self, stage: str) -> None:
@@ -370,22 +339,22 @@ class HyperCleaner(ClassifierMixin, BaseEstimator):
         self, X: Any, y: Any, X_trusted: Any, y_trusted: Any, evidence: dict[str, Any]
     ) -> tuple[np.ndarray, Any, Any]:
         """Labels, features of the rows of X, and of X_trusted; a DataFrame is encoded column by column."""
-        refuse_missing_labels(y, "y")
-        y = column_or_1d(plain_labels(y), warn=True)
+        inputs.refuse_missing_labels(y, "y")
+        y = column_or_1d(inputs.plain_labels(y), warn=True)
         if y.dtype.kind == "f":
             assert_all_finite(y, input_name="y")
         check_classification_targets(y)
         self._encoder = None
         if X is None:
-            if evidence["pred_probs"] is None or X_trusted is not None:
-                raise InvalidInputError("X may be None only with pred_probs, and without X_trusted")
+            if evidence["pred_probs"] is None:
+                raise InvalidInputError("X may be None only with pred_probs")
             return y, None, None
         if hasattr(X, "iloc"):
             check_consistent_length(X, y)
             labels = y if y_trusted is None else np.concatenate([y, np.asarray(y_trusted)])
             _check_feature_names(self, X, reset=True)
             _check_n_features(self, X, reset=True)
-            self._encoder, frames = encode_frames(X, [X_trusted], labels, evidence["kinds"])
+            self._encoder, frames = corrected_fit.encode_frames(X, [X_trusted], labels, evidence["kinds"])
             self.columns_ = self._encoder.decisions_
             features, *others = (self._encoder.transform(frame) for frame in frames)
             return y, features, others[0] if others else None
@@ -393,7 +362,7 @@ class HyperCleaner(ClassifierMixin, BaseEstimator):
             raise InvalidInputError(f"kinds are of the columns of a DataFrame, got X of type {type(X).__name__}")
         X, y = validate_data(self, X, y, accept_sparse="csr", dtype=np.float64, ensure_all_finite=False,
                              ensure_min_samples=2)  # fmt: skip
-        refuse_gaps(X, "X", None, allow_nan=True)
+        inputs.refuse_gaps(X, "X", None, allow_nan=True)
         if X_trusted is not None:
             X_trusted = self._numbers(X_trusted, "X_trusted")
         return y, X, X_trusted
@@ -401,57 +370,8 @@ class HyperCleaner(ClassifierMixin, BaseEstimator):
     def _numbers(self, X: Any, name: str) -> Any:
         """New rows as numbers; gaps are allowed."""
         X = validate_data(self, X, reset=False, accept_sparse="csr", dtype=np.float64, ensure_all_finite=False)
-        refuse_gaps(X, name, None, allow_nan=True)
+        inputs.refuse_gaps(X, name, None, allow_nan=True)
         return X
-
-    def _known_labels(
-        self, y: np.ndarray, trusted: Any, y_trusted: Any, features: Any, beside: Any, evidence: dict[str, Any]
-    ) -> tuple[Evidence, np.ndarray | None]:
-        """What is known of the labels of the rows of X, then of those of X_trusted."""
-        count, classes = len(y), self.classes_
-        given = np.searchsorted(classes, y)
-        right = np.full(count, -1) if evidence["verified"] is None else verified_labels(
-            evidence["verified"], count, classes)  # fmt: skip
-        if trusted is not None:
-            # Rows that are known to be right were often corrected: they say nothing of how many labels are wrong.
-            mask = truth_values(trusted, count)
-            right[mask], given = given[mask], np.where(mask, -1, given)
-        for name in ("wrong", "groups"):
-            if evidence[name] is not None and np.shape(evidence[name]) != (count,):
-                shape = np.shape(evidence[name])
-                raise InvalidInputError(f"{name} must have one value per row of X, shape ({count},), got shape {shape}")
-        wrong = np.zeros(count, bool) if evidence["wrong"] is None else np.asarray(evidence["wrong"], bool)
-        groups = None if evidence["groups"] is None else np.asarray(evidence["groups"])
-        P = check_pred_probs(evidence["pred_probs"], count, len(classes))
-        if beside is not None:
-            extra = verified_labels(y_trusted, beside.shape[0], classes)
-            given, right = np.concatenate([given, np.full(len(extra), -1)]), np.concatenate([right, extra])
-            wrong, features = np.concatenate([wrong, np.zeros(len(extra), bool)]), joined(features, beside)
-            groups = None if groups is None else np.concatenate(
-                [groups.astype(str), [f"trusted row {i}" for i in range(len(extra))]])  # fmt: skip
-            if P is not None:
-                raise InvalidInputError("pred_probs are of the rows of X: give trusted or verified, not X_trusted")
-        return Evidence.of(features, given, right, len(classes), wrong=wrong, groups=groups), P
-
-    def _keep_correction(self, fit: CorrectedFit, count: int, beside: bool) -> None:
-        """The attributes of a cleaner fitted by correction."""
-        found = fit.correction
-        Q, right, given = found.posterior[:count], found.evidence.right[:count], found.evidence.given[:count]
-        labels = np.where(given >= 0, given, right)
-        quality = np.take_along_axis(Q, labels[:, None], axis=1)[:, 0]
-        self.correction_, self.noise_, self.selection_ = fit, "correction", dict(fit.selection)
-        self.trusted_, self.separate_trusted_ = right >= 0, beside
-        self.sample_weight_, self.radius_, self.transition_ = quality, None, None
-        self.history_, self.n_iter_, self.status_ = [], 1, "finished"
-        suggested = Q.argmax(1)
-        self._issues = {
-            "is_label_issue": found.is_issue[:count],
-            "label_quality": quality,
-            "given_label": labels,
-            "predicted_label": fit.predict(found.p[:count]),
-            "suggested_label": suggested,
-            "suggested_probability": np.take_along_axis(Q, suggested[:, None], axis=1)[:, 0],
-        }
 
     def _tell(self, row: Any, event: TrainingEvent) -> None:
         self.callback(event)  # type: ignore[misc]
@@ -460,50 +380,15 @@ class HyperCleaner(ClassifierMixin, BaseEstimator):
         """X, and y if it is given, as arrays of numbers without gaps."""
         columns = getattr(X, "columns", None)
         for labels in y:
-            refuse_missing_labels(labels, names[1])
-        refuse_texts(X, names[0])
+            inputs.refuse_missing_labels(labels, names[1])
+        inputs.refuse_texts(X, names[0])
         found = validate_data(
-            self, X, *map(plain_labels, y), reset=reset, accept_sparse="csr", dtype=DTYPES, ensure_all_finite=False,
-            ensure_min_samples=2 if reset else 1,
+            self, X, *map(inputs.plain_labels, y), reset=reset, accept_sparse="csr", dtype=DTYPES,
+            ensure_all_finite=False, ensure_min_samples=2 if reset else 1,
         )  # fmt: skip
         X, *labels = found if y else (found,)
-        refuse_gaps(X, names[0], columns)
+        inputs.refuse_gaps(X, names[0], columns)
         return X, *labels
-
-    def _mask(self, trusted: Any, y: np.ndarray, seed: int, ranks: Ranks, *, beside: bool) -> np.ndarray:
-        """Which rows of X are trusted; none need be if there are trusted rows `beside` X."""
-        if trusted is not None:
-            return truth_values(trusted, len(y))
-        if beside:
-            return np.zeros(len(y), bool)
-        if ranks.size > 1:
-            raise InvalidInputError("several ranks take no rows on trust: give trusted, or X_trusted and y_trusted")
-        share = check_number("trusted_fraction", self.trusted_fraction, high=1.0)
-        warnings.warn(
-            f"no trusted rows were given, so {share:.0%} of the rows are held out and their labels are ASSUMED TO BE "
-            "RIGHT; give fit(X, y, trusted=mask) to say which labels are known",
-            TrustWarning,
-            stacklevel=3,
-        )
-        return taken_on_trust(y, share, seed)
-
-    def _settings(self, seed: int) -> Settings:
-        solver = solver_of(self.solver)
-        if FIXED_SET in needs_of(solver) and self.radius == "auto" and self.constraint is None:
-            raise InvalidInputError(
-                f"solver={self.solver!r} needs a set that stays as it is: give a radius, such as radius=1.0, not 'auto'"
-            )
-        if self.noise != "auto" and noise_of(self.noise, auto=True).name not in BY_NAME:
-            raise InvalidInputError(f"noise must be RowWeights(), ClassPairs() or Transition(), got {self.noise!r}")
-        count = len(self.classes_)
-        loss = loss_of(self.loss, count)
-        warn_of_wrong_derivatives(loss, count)
-        return Settings(
-            classes=count, noise=self.noise, loss=loss, radius=self.radius,
-            constraint=self.constraint, ridge=self.ridge, intercept=self.fit_intercept, solver=solver,
-            steps=None if self.steps is None else check_count("steps", self.steps), batch_size=self.batch_size,
-            seed=seed,
-        )  # fmt: skip
 
     def _keep(self, cleaned: CleaningFit, rows: FitRows) -> None:
         """The attributes of a fitted cleaner, and what `label_issues` says of the rows of X."""
@@ -559,7 +444,9 @@ class HyperCleaner(ClassifierMixin, BaseEstimator):
     def _corrected_probabilities(self, X: Any) -> np.ndarray:
         fit: Any = self.correction_
         if fit.model is None:
-            raise InvalidInputError("this cleaner has seen probabilities only, no features: it predicts no new rows")
+            raise InvalidInputError(
+                "pred_probs took the place of models, so this cleaner predicts no new rows; fit it without pred_probs"
+            )
         if self._encoder is not None:
             import pandas as pd
 
@@ -585,7 +472,8 @@ class HyperCleaner(ClassifierMixin, BaseEstimator):
             )
         import pandas as pd
 
-        rows, drawn = next_rows(self.correction_.correction, check_count("count", count), seed_of(self.random_state))
+        found, seed = self.correction_.correction, seed_of(self.random_state)
+        rows, drawn = corrected_fit.next_rows(found, check_count("count", count), seed)
         index = rows if self._index is None else self._index[rows]
         return pd.DataFrame({"row": rows, "drawn_at_random": drawn}, index=index)
 
@@ -619,8 +507,8 @@ class HyperCleaner(ClassifierMixin, BaseEstimator):
         fair = None
         if drawn_at_random is not None:
             fair = np.zeros(len(self.correction_.correction.evidence.given), bool)
-            fair[: len(self.trusted_)] = truth_values(drawn_at_random, len(self.trusted_))
-        return wrong_among_suspected(self.correction_, fair)
+            fair[: len(self.trusted_)] = inputs.truth_values(drawn_at_random, len(self.trusted_))
+        return corrected_fit.wrong_among_suspected(self.correction_, fair)
 
     def label_issues(self) -> Any:
         """One line for each row of X: is_label_issue, label_quality, given_label, predicted_label.
@@ -673,9 +561,9 @@ class HyperCleaner(ClassifierMixin, BaseEstimator):
         kept = np.flatnonzero(~self._issues["is_label_issue"])
         if _num_samples(X) != len(self.trusted_):
             raise InvalidInputError(f"X has {_num_samples(X)} rows, but the cleaner was fitted to {len(self.trusted_)}")
-        features, labels = take(X, kept), np.asarray(y)[kept]
+        features, labels = inputs.take(X, kept), np.asarray(y)[kept]
         if X_trusted is not None:
-            features, labels = joined(features, X_trusted), np.concatenate([labels, np.asarray(y_trusted)])
+            features, labels = inputs.joined(features, X_trusted), np.concatenate([labels, np.asarray(y_trusted)])
         model: Any = clone(estimator)
         return model.fit(features, labels)
 
@@ -714,39 +602,12 @@ class HyperCleaner(ClassifierMixin, BaseEstimator):
         return tags
 
 
+DEFAULTS = HyperCleaner().get_params(deep=False)
+
+
 def seed_of(random_state: Any) -> int:
     """The seed of training that scikit-learn's `random_state` stands for."""
     return int(check_random_state(random_state).randint(2**31))
-
-
-def solver_of(solver: str | Solver) -> Solver | None:
-    """The solver itself, also by its name; None for "auto"."""
-    if isinstance(solver, str) and solver == "auto":
-        return None
-    if isinstance(solver, str) and solver == "dmlcbo":  # x are logits: they have a unit
-        return solvers.DMLCBO(upper_step=0.1)
-    if hasattr(solver, "init") and hasattr(solver, "step") and not isinstance(solver, type):
-        return solver  # type: ignore[return-value]
-    kinds = {name: getattr(solvers, kind) for name, kind in SOLVERS.items()}
-    return object_of("solver", solver, kinds, (), auto=True)
-
-
-def _common_facts(settings: Settings, trusted: Rows) -> dict[str, Any]:
-    """What must be the same on every rank: all of them decide, and compute the model, to the same bits."""
-    design: Any = trusted.design.rows(torch.arange(len(trusted)))
-    if settings.batch_size is not None:
-        raise InvalidInputError(
-            f"batch_size={settings.batch_size}: rows that ranks divide are all used in each step; leave it out"
-        )
-    return {
-        **settings.identity,
-        "the shape and type of trusted rows": f"{design.shape} {design.dtype}",
-        "the content of trusted rows": fingerprint(design.array, trusted.labels),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-        "the number of threads": torch.get_num_threads(),
-        "the processor": torch.backends.cpu.get_cpu_capability(),
-    }
 
 
 def _best(scores: np.ndarray) -> np.ndarray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,11 +12,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from .._checks import check_number
 from .._fingerprint import fingerprint, row_fingerprint
-from ..errors import InvalidInputError
+from ..errors import InvalidInputError, TrustWarning
 from ..ranks import Ranks
 from .design import Design, PickedDesign, array_blocks, dtype_for, replicated
-from .training import Rows
+from .learning import Rows
 
 PIXEL = re.compile(r"(?:pixel|px)[ _-]?(\d+)", re.IGNORECASE)
 """Names of columns that are pixels."""
@@ -143,8 +145,17 @@ def truth_values(trusted: Any, count: int) -> np.ndarray:
     return mask.astype(bool)
 
 
-def taken_on_trust(y: np.ndarray, share: float, seed: int) -> np.ndarray:
-    """A mask with this share of the rows, of every class alike."""
+def taken_on_trust(y: np.ndarray, share: float, seed: int, ranks: Ranks) -> np.ndarray:
+    """A mask with this share of the rows, of every class alike, with a warning: nobody has checked them."""
+    if ranks.size > 1:
+        raise InvalidInputError("several ranks take no rows on trust: give trusted, or X_trusted and y_trusted")
+    share = check_number("trusted_fraction", share, high=1.0)
+    warnings.warn(
+        f"no trusted rows were given, so {share:.0%} of the rows are held out and their labels are ASSUMED TO BE "
+        "RIGHT; give fit(X, y, trusted=mask) to say which labels are known",
+        TrustWarning,
+        stacklevel=3,
+    )
     count = round(share * len(y)) or 1
     if count >= len(y):
         raise InvalidInputError(f"trusted_fraction={share} leaves none of the {len(y)} rows to be cleaned")
@@ -157,6 +168,12 @@ def taken_on_trust(y: np.ndarray, share: float, seed: int) -> np.ndarray:
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------
+
+
+def refuse_half(X_trusted: Any, y_trusted: Any) -> None:
+    """Trusted rows without labels, or labels without rows."""
+    if (X_trusted is None) != (y_trusted is None):
+        raise InvalidInputError("X_trusted and y_trusted go together: give both or neither")
 
 
 def refuse_gaps(X: Any, name: str, columns: Any, *, allow_nan: bool = False) -> None:

@@ -36,6 +36,8 @@ SD_ALPHA, SD_CLASS = 0.3, 0.3
 """Standard deviations of the priors of alpha and d; those of the others are 1."""
 MOST_ROWS = 5_000
 """The given labels of at most so many rows enter: together they weigh no more than the checked rows."""
+STEPS = 80
+"""Of L-BFGS, at most."""
 TINY = 1e-12
 
 
@@ -102,7 +104,6 @@ def fit_label_model(
     prior_alpha: Sequence[float],
     *,
     seed: int = 0,
-    max_iter: int = 80,
     most_rows: int = MOST_ROWS,
 ) -> LabelModel:
     """The minimiser of the module's objective.
@@ -120,11 +121,14 @@ def fit_label_model(
     most_rows
         The given labels of so many rows enter at most, drawn at random.
     """
-    return _Fit(features, given, right, wrong, prior_alpha, seed, max_iter, most_rows).run()
+    return _Fit(features, given, right, wrong, prior_alpha, seed, most_rows).run()
 
 
 class _Fit:
-    def __init__(self, features, given, right, wrong, prior_alpha, seed, max_iter, most_rows) -> None:  # type: ignore[no-untyped-def]
+    def __init__(
+        self, features: Sequence[np.ndarray], given: np.ndarray, right: np.ndarray, wrong: np.ndarray,
+        prior_alpha: Sequence[float], seed: int, most_rows: int,
+    ) -> None:  # fmt: skip
         checked, wrong = np.flatnonzero(right >= 0), np.flatnonzero(wrong & (right < 0) & (given >= 0))
         others = np.setdiff1d(np.flatnonzero((right < 0) & (given >= 0)), wrong)
         if len(others) > most_rows:
@@ -132,7 +136,7 @@ class _Fit:
         F = np.stack(features)
         self.temper = min(1.0, (len(checked) + len(wrong)) / max(len(others), 1))
         self.checked, self.others, self.wrong = (_Rows(F, given, rows) for rows in (checked, others, wrong))
-        self.right, self.max_iter = torch.from_numpy(right[checked]), max_iter
+        self.right = torch.from_numpy(right[checked])
         self.seen = torch.from_numpy(np.unique(right[checked]))
         self.verified = torch.from_numpy(np.flatnonzero(given[checked] >= 0))
         classes = F.shape[2]
@@ -199,7 +203,7 @@ class _Fit:
             return value.item(), torch.cat([part.reshape(-1) for part in parts]).numpy()
 
         start = torch.cat([variable.detach().reshape(-1) for variable in variables]).numpy()
-        options = {"maxiter": self.max_iter, "gtol": 1e-4, "ftol": 1e-9}
+        options = {"maxiter": STEPS, "gtol": 1e-4, "ftol": 1e-9}
         move(minimize(value_and_gradient, start, jac=True, method="L-BFGS-B", options=options).x)
 
 

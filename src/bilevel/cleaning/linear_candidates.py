@@ -23,9 +23,10 @@ from sklearn.pipeline import Pipeline
 from ..run.engine import Run
 from .correction import Evidence
 from .design import Design
+from .learning import Rows, Settings
 from .losses import loss_of
 from .out_of_fold import standardised
-from .training import Rows, Settings, Training
+from .training import Training
 
 STRENGTH, SPARSE_STRENGTH = 0.1, 3.0
 """C of gold loss correction."""

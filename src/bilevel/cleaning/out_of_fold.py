@@ -100,8 +100,7 @@ def models_of(estimator: Any, X: Any, seed: int = 0) -> dict[str, Strengths]:
 def fitted(model: Any, X: Any, labels: np.ndarray, rows: np.ndarray | None = None, seed: int = 0) -> Any:
     """A copy of the model, fitted to these rows (default all), or to about `MOST_ROWS` of them."""
     rows = np.arange(len(labels)) if rows is None else rows
-    if len(rows) > MOST_ROWS:
-        rows = sample_of_each(labels, rows, MOST_ROWS, seed)
+    rows = sample_of_each(labels, rows, MOST_ROWS, seed)
     Z = X[rows]  # a copy
     if not sp.issparse(Z):
         Z[:, np.isnan(Z).all(0)] = 0.0  # a column without any value in these rows: scikit-learn's boosting fails
@@ -115,12 +114,16 @@ def fitted(model: Any, X: Any, labels: np.ndarray, rows: np.ndarray | None = Non
 def sample_of_each(labels: np.ndarray, rows: np.ndarray, count: int, seed: int = 0) -> np.ndarray:
     """About `count` of the rows, sorted: the same share of each label, rounded up, so that none is lost.
 
+    All rows, as they are, where these are no more.
+
     Examples
     --------
     >>> labels = np.array([0] * 100 + [1])
     >>> np.bincount(labels[sample_of_each(labels, np.arange(101), 10)])
     array([10,  1])
     """
+    if len(rows) <= count:
+        return rows
     share, order = count / len(rows), np.random.default_rng(seed).permutation(rows)
     members = [order[labels[order] == label] for label in np.unique(labels[rows])]
     return np.sort(np.concatenate([each[: int(np.ceil(share * len(each)))] for each in members]))
@@ -289,9 +292,14 @@ def mix(models: Mapping[str, Strengths], X: Any, labels: np.ndarray, fold: np.nd
     return Mixture({name: chosen[name] for name in kept}, kept, classes, np.asarray(mixed), chosen[first], P[first])
 
 
+def of_labels(P: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """P(label) of each row, shape (n,); NaN where the label is -1."""
+    return np.where(labels >= 0, P[np.arange(len(labels)), labels], np.nan)
+
+
 def log_likelihood(P: np.ndarray, labels: np.ndarray) -> float:
     """The mean of log P(label)."""
-    return float(np.log(P[np.arange(len(labels)), labels] + FLOOR).mean())
+    return float(np.log(of_labels(P, labels) + FLOOR).mean())
 
 
 def mixture_weights(P: Sequence[np.ndarray], labels: np.ndarray) -> np.ndarray:
@@ -302,7 +310,7 @@ def mixture_weights(P: Sequence[np.ndarray], labels: np.ndarray) -> np.ndarray:
     >>> mixture_weights([np.array([[0.9, 0.1], [0.2, 0.8]]), np.array([[0.5, 0.5], [0.5, 0.5]])], np.array([0, 1]))
     array([1., 0.])
     """
-    likelihood = np.stack([each[np.arange(len(labels)), labels] + FLOOR for each in P])
+    likelihood = np.stack([of_labels(each, labels) + FLOOR for each in P])
     weights = np.full(len(P), 1.0 / len(P))
     for _ in range(EM_STEPS):
         responsibility = weights[:, None] * likelihood
