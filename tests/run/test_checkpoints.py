@@ -813,3 +813,17 @@ def test_a_problem_that_draws_can_be_resumed(path):
     problem = bilevel.Problem(upper, lambda x, y: (y - x).square().sum(), x0=start, y0=start)
     bilevel.minimize(problem, solver=bilevel.DMLCBO(upper_step=0.1), steps=10, checkpoint=path)
     assert bilevel.minimize(problem, resume=path, solver=bilevel.DMLCBO(upper_step=0.1), steps=5).state.step == 15
+
+
+def test_a_callback_that_changes_the_folder_does_not_move_the_checkpoint(tmp_path, monkeypatch):
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.mkdir(), second.mkdir()
+    monkeypatch.chdir(first)
+    problem = bilevel.Problem(lambda x, y: (y - 1).square().sum(), lambda x, y: (y - x).square().sum())
+    start = torch.zeros(2).double()
+    bilevel.minimize(
+        problem, start, start, steps=6, evaluate_every=2, solver=bilevel.DMLCBO(), checkpoint="run.safetensors",
+        callbacks=[lambda record, state: os.chdir(second)],
+    )  # fmt: skip
+    assert bilevel.Solution.load(first / "run.safetensors").stats["steps"] == 6
+    assert os.listdir(second) == []

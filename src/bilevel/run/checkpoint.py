@@ -256,9 +256,9 @@ class CheckpointFiles:
     """
 
     def __init__(self, settings: Checkpoint, document: RunDocument, *, overwrite: bool = False) -> None:
-        self.settings = settings
-        self.path: Path = Path(settings.path)
+        self.path: Path = Path(settings.path)  # as messages name it
         check_writable(self.path, overwrite=True)
+        self.settings = replace(settings, path=self.path.absolute())  # a callback may change the current folder
         self.resumed: bool = document.path is not None and document.path.resolve() == self.path.resolve()
         self._overwrite, self._read = overwrite, document.read
         self._remedy, self.newest_is_good = document.remedy(self.path), False
@@ -287,7 +287,7 @@ class CheckpointFiles:
             raise
         for old in self.settings.files:  # only now: until then they may have been those of a running program
             remove_temporaries(old)
-        self.newest_is_good = self.resumed and is_intact(self.path)
+        self.newest_is_good = self.resumed and is_intact(self.settings.path)
         return self
 
     def _check_free(self) -> None:
@@ -298,7 +298,7 @@ class CheckpointFiles:
                     f"{old} exists and was left as it is: {self._remedy} continues from it; for a new run, choose "
                     "another name or delete it"
                 )
-        if self.resumed and self._read != version_of(self.path):
+        if self.resumed and self._read != version_of(self.settings.path):
             raise InvalidInputError(
                 f"{self.path} was written by another run after this one had read it, and was left as it is: "
                 "resume again"
@@ -316,11 +316,13 @@ class CheckpointFiles:
         """
         ours = self.place is not None or self._overwrite
         try:
-            document.save(self.path, overwrite=ours, previous=self.settings.previous if self.newest_is_good else None)
+            previous = self.settings.previous if self.newest_is_good else None
+            document.save(self.settings.path, overwrite=ours, previous=previous)
         except (WriteError, InvalidInputError) as error:
             if self.place is None and isinstance(error, InvalidInputError):
                 raise
-            warnings.warn(f"{error}. {self}", CheckpointWarning, stacklevel=3)
+            told = str(error).replace(str(self.settings.path), str(self.path))
+            warnings.warn(f"{told}. {self}", CheckpointWarning, stacklevel=3)
             return False
         if self.place is None:
             self.settings.previous.unlink(missing_ok=True)  # of another run, which may be overwritten
