@@ -90,10 +90,10 @@ def test_problems_with_function_constraints_are_looked_at(part):
         inequality=lambda x, y: torch.stack([maybe("h in y", y).square().sum() - 1, maybe("h in x", x) @ y - 2]),
         y0=ZERO,
     )
-    with warnings.catch_warnings(record=True) as heard:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         bilevel.minimize(problem, ZERO + 0.1, steps=3)
-    named = [str(each.message)[0] for each in heard if issubclass(each.category, ProblemWarning)]
+    named = [str(each.message)[0] for each in caught if issubclass(each.category, ProblemWarning)]
     assert named == [part[0]] * (part != "none")
 
 

@@ -61,9 +61,9 @@ def frame() -> pd.DataFrame:
 )
 def test_names_that_lead_nowhere(here, command, message, capsys):
     assert cli.main(command) == 2
-    told = capsys.readouterr().err
-    assert message in told
-    assert told.startswith("bilevel: ")
+    shown = capsys.readouterr().err
+    assert message in shown
+    assert shown.startswith("bilevel: ")
 
 
 @pytest.mark.parametrize("text", ["a = " + "[" * 5000 + "]" * 5000, "a = " + "9" * 5000, "a = \0", "\udcff"])

@@ -149,7 +149,7 @@ def test_sums_within_f_and_g():
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"divided": ("y",)}, r"divided=\('y',\): projections and linear systems need all of y"),
         ({"divided": "z"}, r"divided=\('z',\): write \('x',\)"),
@@ -158,8 +158,8 @@ def test_sums_within_f_and_g():
         ({"divided": "x", "upper_constraint": sets.L2Ball(1.0)}, r"projecting x on L2Ball.* needs all of x"),
     ],
 )
-def test_what_cannot_be_divided_is_refused(options, told):
-    with pytest.raises(InvalidInputError, match=told):
+def test_what_cannot_be_divided_is_refused(options, message):
+    with pytest.raises(InvalidInputError, match=message):
         bilevel.Problem(lambda x, y: y.sum(), lambda x, y: (y - x).square().sum(), **options)
 
 
@@ -172,8 +172,8 @@ def diagnosed(ranks):
 
 
 def test_diagnostics_need_all_of_x():
-    told = on_ranks(diagnosed, 2)
-    assert all("divided among 2 ranks: use it in one process" in text for text in told)
+    texts = on_ranks(diagnosed, 2)
+    assert all("divided among 2 ranks: use it in one process" in text for text in texts)
 
 
 def test_a_box_is_taken_for_a_divided_x():

@@ -139,7 +139,7 @@ def failing(ranks, where):
 
 
 @pytest.mark.parametrize(
-    ("where", "told"),
+    ("where", "message"),
     [
         ("before a sum", "RankError: rank 1, its rows: there is no file rows.npy"),
         ("at the end", "RankError: rank 1, its rows: ZeroDivisionError"),
@@ -148,8 +148,8 @@ def failing(ranks, where):
         ("nowhere", None),
     ],
 )
-def test_an_error_of_one_rank_is_raised_on_all(where, told):
-    assert on_ranks(failing, 2, where) == [told] * 2
+def test_an_error_of_one_rank_is_raised_on_all(where, message):
+    assert on_ranks(failing, 2, where) == [message] * 2
 
 
 def different_questions(ranks):

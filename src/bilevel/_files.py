@@ -43,10 +43,10 @@ if TYPE_CHECKING:  # `bilevel status` and the workers of a sweep start without t
 
 LARGEST_HEADER = 100_000_000  # of the safetensors format
 OLD_FORMATS = ("bilevel.Solution", "bilevel.Journal", "bilevel.MetaLearner")
-SENSELESS = (ValueError, LookupError, TypeError, AttributeError, RuntimeError, ArithmeticError, AssertionError)
+MALFORMED = (ValueError, LookupError, TypeError, AttributeError, RuntimeError, ArithmeticError, AssertionError)
 """What Python and torch raise when the content of a file has other types, shapes or names than it should."""
-NOT_LOCKED, MOMENT = ".new", 60.0
-"""The ending of temporary folders until they are locked, and more seconds than they have it."""
+NOT_LOCKED, LOCKING_SECONDS = ".new", 60.0
+"""The ending of temporary folders until they are locked, and more seconds than locking takes."""
 _UNSIGNED = "0" * 64
 _DIGEST = re.compile(rb'"sha256":"([0-9a-f]{64})"')  # quotes inside the document are escaped: it cannot match there
 
@@ -132,7 +132,7 @@ def load_document(
     except OSError as error:
         kind = CorruptFileError if error.errno == errno.EIO else InvalidInputError
         raise kind(f"{path}: the file cannot be read ({error.strerror})") from None
-    except (SafetensorError, *SENSELESS) as error:
+    except (SafetensorError, *MALFORMED) as error:
         raise InvalidInputError(f"{path}: this is not {what} saved by bilevel ({str(error)[:200]})") from error
 
 
@@ -292,7 +292,7 @@ def _private_folder(folder: Path) -> Iterator[Path]:
 def _is_abandoned(folder: Path) -> bool:
     """Whether the program that made this temporary folder has ended; False where that cannot be told."""
     try:
-        if folder.suffix == NOT_LOCKED and time.time() - folder.stat().st_mtime < MOMENT:
+        if folder.suffix == NOT_LOCKED and time.time() - folder.stat().st_mtime < LOCKING_SECONDS:
             return False
         handle = os.open(folder, os.O_RDONLY)
     except OSError:

@@ -274,28 +274,28 @@ class Ranks:
 
         The store may be in the process of rank 0, and blocks for ever where that is stopped: a thread asks it.
         """
-        missing, told, ended = set(range(self.size)) - {self.rank}, [], threading.Event()
+        missing, answers, ended = set(range(self.size)) - {self.rank}, [], threading.Event()
         keepers = {0} if self._torchrun is None else set(missing)
         if self._attempt is not None:
-            threading.Thread(target=self._call_roll, args=(missing, keepers, told, ended), daemon=True).start()
+            threading.Thread(target=self._call_roll, args=(missing, keepers, answers, ended), daemon=True).start()
             if not ended.wait(2 * ROLL_CALL):
                 missing &= keepers
-        if told:
-            return told[0]
+        if answers:
+            return answers[0]
         others = " or ".join(f"rank {rank}" for rank in sorted(missing)) or "the connection to the others"
         return (
             f"rank {self.rank} lost {others} ({error}): a rank ended or hangs, and its own message tells why; a run "
             "that writes a checkpoint can be resumed"
         )
 
-    def _call_roll(self, missing: set[int], keepers: set[int], told: list[str], ended: threading.Event) -> None:
+    def _call_roll(self, missing: set[int], keepers: set[int], answers: list[str], ended: threading.Event) -> None:
         """Take the ranks that answer from the missing ones, until one of them has told why it ended."""
         ends = time.monotonic() + ROLL_CALL
         try:
             self._attempt.set(f"lost/{self.rank}", "")
-            while missing and not told and time.monotonic() < ends:
+            while missing and not answers and time.monotonic() < ends:
                 if self._attempt.check(["cause"]):
-                    told.append(self._attempt.get("cause").decode())
+                    answers.append(self._attempt.get("cause").decode())
                 missing -= {rank for rank in missing if self._attempt.check([f"lost/{rank}"])}
                 time.sleep(0.05)
         except (RuntimeError, OSError):  # the store is gone

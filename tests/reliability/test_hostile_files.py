@@ -87,9 +87,9 @@ def test_the_command_line_shows_no_control_characters(folder, file, capsys, monk
     commands = [["resume", path], ["predict", path, path], ["clean", path, "--label", "a", "--trusted", path]]
     for command in commands:
         assert cli.main(command) == 2
-        told = capsys.readouterr()
-        assert "Traceback" not in told.err
-        assert all(sign.isprintable() or sign == "\n" for sign in told.err + told.out)
+        shown = capsys.readouterr()
+        assert "Traceback" not in shown.err
+        assert all(sign.isprintable() or sign == "\n" for sign in shown.err + shown.out)
     assert os.listdir(tmp_path) == []
 
 

@@ -44,11 +44,11 @@ with connect(timeout={TIMEOUT}) as ranks:
 def test_a_lost_rank_is_named_within_the_time_out(size, lost, number, record_property):
     port, processes = str(free_port()), []
     for rank in range(size):
-        told = {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank), "MASTER_PORT": port}
+        variables = {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank), "MASTER_PORT": port}
         processes.append(
             subprocess.Popen(
                 [sys.executable, "-c", RANK, str(lost), str(int(number))], text=True,
-                env=os.environ | told | {"MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"},
+                env=os.environ | variables | {"MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"},
                 stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             )
         )  # fmt: skip

@@ -16,7 +16,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import bilevel
 from bilevel import sets
-from bilevel.run.solution import flat
+from bilevel.run.solution import record_values
 
 START = torch.zeros(2).double()
 RUN = {"steps": 40, "evaluate_every": 10}
@@ -49,9 +49,9 @@ def test_every_record_is_a_line(kind, tmp_path):
     rows = rows_of(path)
     assert [int(row["step"]) for row in rows] == [0, 10, 20, 30, 40]
     for row, record in zip(rows, solution.history, strict=True):
-        assert list(row) == list(flat(record))
+        assert list(row) == list(record_values(record))
         for name in ("upper", "lower_residual", "stationarity", "projections"):
-            assert float(row[name]) == float(flat(record)[name])  # to the last digit
+            assert float(row[name]) == float(record_values(record)[name])  # to the last digit
     assert rows[0]["contraction"] in ("", None)
 
 
@@ -190,7 +190,7 @@ def test_tensorboard_has_every_number(tmp_path):
     )
     events = events_of(tmp_path)
     for name in ("upper", "lower_residual", "stationarity", "projections", "seconds"):
-        expected = [(record.step, float(np.float32(flat(record)[name]))) for record in solution.history]
+        expected = [(record.step, float(np.float32(record_values(record)[name]))) for record in solution.history]
         assert events[f"bilevel/{name}"] == expected  # TensorBoard keeps float32
     assert "bilevel/contraction" not in events  # there is none
 

@@ -24,7 +24,7 @@ def problem():
         upper=lambda x, y: (y - 0.5).square().sum(), lower=lambda x, y: (y - x).square().sum(),
         constraint=bilevel.sets.L1Ball(1.0), x0=torch.zeros(2).double(), y0=torch.zeros(2).double())
 
-def one(path, barrier, told, late):
+def one(path, barrier, results, late):
     options = {"resume": path} if way == "resume" else {"solver": bilevel.DMLCBO(upper_step=0.1)}
     def wait(record, state):  # both have looked at the file before either of them writes much
         time.sleep(0.005)
@@ -32,21 +32,21 @@ def one(path, barrier, told, late):
     time.sleep(late)
     try:
         solution = bilevel.minimize(problem(), steps=40, evaluate_every=5, checkpoint=path, callbacks=[wait], **options)
-        told.put([solution.state.step, ""])
+        results.put([solution.state.step, ""])
     except bilevel.InvalidInputError as error:
-        told.put([0, str(error)])
+        results.put([0, str(error)])
 
 for trial in range(int(trials)):
     path = Path(folder) / f"{trial}.safetensors"
     if way == "resume":
         bilevel.minimize(problem(), steps=10, checkpoint=path, solver=bilevel.DMLCBO(upper_step=0.1))
-    barrier, told = fork.Barrier(2), fork.SimpleQueue()
-    pair = [fork.Process(target=one, args=(path, barrier, told, 0.01 * trial * k)) for k in range(2)]
+    barrier, results = fork.Barrier(2), fork.SimpleQueue()
+    pair = [fork.Process(target=one, args=(path, barrier, results, 0.01 * trial * k)) for k in range(2)]
     for process in pair:
         process.start()
     for process in pair:
         process.join()
-    print(json.dumps([told.get(), told.get(), bilevel.Solution.load(path).state.step]))
+    print(json.dumps([results.get(), results.get(), bilevel.Solution.load(path).state.step]))
 """
 
 

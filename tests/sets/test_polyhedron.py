@@ -159,8 +159,8 @@ def test_the_least_violation_is_told_however_small(gap, offset):
     ):
         with pytest.raises(EmptySetError, match="every y breaks a row by") as found:
             make()
-        told = float(str(found.value).split("by ")[1].split()[0])
-        assert told == pytest.approx(gap / 2, rel=0.05)
+        stated = float(str(found.value).split("by ")[1].split()[0])
+        assert stated == pytest.approx(gap / 2, rel=0.05)
 
 
 def test_a_set_thinner_than_rounding_is_not_empty():

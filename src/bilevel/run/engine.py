@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-from .._files import SENSELESS
+from .._files import MALFORMED
 from ..errors import BilevelError, EmptySetError, InvalidInputError, NonFiniteError, NotConvergedError
 from ..ranks import Ranks
 from .checkpoint import Checkpoint, CheckpointFiles, Fact, Outcome, RunDocument
@@ -197,7 +197,7 @@ class Run:
         with self._resources:
             if error is not None and self._files is not None:
                 self._rescue(error, self._files)
-        if isinstance(error, SENSELESS) and not isinstance(error, BilevelError) and self._from_file:
+        if isinstance(error, MALFORMED) and not isinstance(error, BilevelError) and self._from_file:
             raise InvalidInputError(
                 f"{self._from_file}: going on from this file failed ({type(error).__name__}: {str(error)[:200]}). What "
                 "is in the file does not fit this run, or a function of yours fails: use an older copy, or start anew"

@@ -173,26 +173,31 @@ def minimize(
     ('CONVERGED', [0.5, -0.2])
     """
     check_problem(problem)
-    ranks, asked = problem.ranks, {"evaluate_every": evaluate_every, "tol": tol, "delta": delta, "output": output}
+    ranks = problem.ranks
     with ranks.guard("reading the arguments of minimize"):
         check_solver_object(solver)
         callbacks = checked_callbacks(callbacks)
-        if resume is not None and (x0 is not None or y0 is not None):
-            raise InvalidInputError("pass either x0 and y0 (a new run) or resume=... (an existing one), not both")
         if seconds is not None:
             check_number("seconds", seconds)
+        if resume is not None and (x0 is not None or y0 is not None):
+            raise InvalidInputError("pass either x0 and y0 (a new run) or resume=... (an existing one), not both")
         earlier, place = document_of(resume), None if checkpoint is None else Checkpoint.of(checkpoint)
         check_logs(callbacks, earlier.history if earlier else (), place.files if place else ())
-        asked |= {"steps": steps, "solver": solver, "checkpoint_every": place.every if place else None}
-        plan = Plan.settle(None if earlier is None else (earlier.plan, earlier.state.current), **asked)
-        plan = replace(plan, logs={**plan.logs, **named_logs(callbacks)})
+        plan = Plan.settle(
+            earlier and (earlier.plan, earlier.state.current), solver=solver, steps=steps, tol=tol, delta=delta,
+            output=output, evaluate_every=evaluate_every, logs=named_logs(callbacks),
+            checkpoint_every=place.every if place else None,
+        )  # fmt: skip
         if plan.delta is not None:
             check_set_only("delta", problem)
             if ranks.size > 1:
                 raise InvalidInputError(f"delta={delta!r} is for one process, and there are {ranks.size} ranks")
     ranks.agree({"the arguments of minimize": f"{plan}, seed={seed}"}, "call it alike on every rank")
-    options: dict[str, Any] = {"checkpoint": place, "resume": earlier, "callbacks": callbacks, "progress": progress}
-    with Run("minimize", identity=earlier.identity if earlier else {}, ranks=ranks, **options) as run:
+    identity = earlier.identity if earlier else {}
+    with Run(
+        "minimize", identity=identity, ranks=ranks, checkpoint=place, resume=earlier, callbacks=callbacks,
+        progress=progress,
+    ) as run:  # fmt: skip
         with ranks.guard("looking at the start of the run"):
             if plan.solver is None or isinstance(plan.solver, str):
                 chosen, choice = choose_solver(problem, *check_start(uncounted(problem), x0, y0))

@@ -21,7 +21,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from .._files import OutputExistsError, WriteError, check_name, check_writable, write_atomically
 from ..errors import InvalidInputError, InvalidTypeError, MissingExtraError, ObserverWarning
-from .solution import Record, flat
+from .solution import Record, record_values
 
 
 @runtime_checkable
@@ -139,10 +139,10 @@ class CSVFile(_TextLog):
     """
 
     def _head(self, record: Record) -> str:
-        return _csv_line(flat(record))
+        return _csv_line(record_values(record))
 
     def _line(self, record: Record) -> str:
-        return _csv_line("" if value is None else value for value in flat(record).values())
+        return _csv_line("" if value is None else value for value in record_values(record).values())
 
 
 class JSONLines(_TextLog):
@@ -165,7 +165,7 @@ class JSONLines(_TextLog):
     """
 
     def _line(self, record: Record) -> str:
-        values = {key: value if _is_number(value) else None for key, value in flat(record).items()}
+        values = {key: value if _is_number(value) else None for key, value in record_values(record).items()}
         return json.dumps(values, allow_nan=False) + "\n"
 
 
@@ -214,7 +214,7 @@ class TensorBoard:
             self(history[0], None)
 
     def __call__(self, record: Record, state: Any) -> None:
-        for name, value in flat(record).items():
+        for name, value in record_values(record).items():
             if name != "step" and _is_number(value):
                 self._writer.add_scalar(f"bilevel/{name}", value, record.step)
         self._writer.flush()

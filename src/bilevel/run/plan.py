@@ -64,6 +64,7 @@ class Plan(Settings):
         old, state = earlier
         if "steps" in asked:
             asked["steps"] = check_count("steps", asked["steps"]) + state.step
+        asked["logs"] = {**old.logs, **asked["logs"]}
         new = replace(old, **{"steps": max(old.steps, state.step), **asked})
         if new.output != old.output and "sampled" in (new.output, old.output):
             raise InvalidInputError(

@@ -243,7 +243,7 @@ class Solution:
 
     def rows(self) -> list[dict[str, float | None]]:
         """The history as flat rows, ready for a data frame or a CSV writer."""
-        return [flat(record) for record in self.history]
+        return [record_values(record) for record in self.history]
 
     def certificate(self, delta: float, *, problem: Any = None, **settings: Any) -> Certificate:
         """(delta, eps)-stationarity of x: see `bilevel.certificate`; a loaded solution needs the problem again."""
@@ -310,7 +310,7 @@ class Solution:
         return f"Solution(status={self.status.name}, steps={self.stats.get('steps', 0):g}{last})"
 
 
-def flat(record: Record) -> dict[str, Any]:
+def record_values(record: Record) -> dict[str, Any]:
     """The numbers of a record by name, those of `costs` among them."""
     values = asdict(record)
     values.update(values.pop("costs"))
