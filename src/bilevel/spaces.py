@@ -124,8 +124,8 @@ class Space:
         if not isinstance(a, dict):
             return a + scale * b
         if isinstance(scale, dict):
-            return {name: u + scale[name] * b[name] for name, u in a.items()}
-        return {name: u + scale * b[name] for name, u in a.items()}
+            return {name: u + scale[name] * b[name] for name, u in a.items()}  # type: ignore[index]
+        return {name: u + scale * b[name] for name, u in a.items()}  # type: ignore[index]
 
     def scaled(self, a: Vector, scale: Any) -> Vector:
         """scale * a."""
@@ -135,7 +135,7 @@ class Space:
         """(1 - weight) a + weight b, exactly b at weight 1."""
         if not isinstance(a, dict):
             return torch.lerp(a, b, weight)  # type: ignore[arg-type]
-        return {name: torch.lerp(u, b[name], weight) for name, u in a.items()}
+        return {name: torch.lerp(u, b[name], weight) for name, u in a.items()}  # type: ignore[index]
 
     def ravel(self, a: Vector) -> Tensor:
         """All entries as one flat tensor, where this rank has them all."""
