@@ -138,7 +138,7 @@ def load_document(
 
 def _checked_format(document: Any, format: str, version: int) -> dict[str, Any]:
     if isinstance(document, dict) and document.get("format") in OLD_FORMATS and document["format"] != format:
-        raise InvalidInputError("the file was written by version 0.1 and cannot be read: start the run anew")
+        raise InvalidInputError("the file was written by version 0.1 and cannot be read: start the run again")
     if not isinstance(document, dict) or document.get("format") != format:
         raise InvalidInputError(f"this file holds no {format}")
     if document.get("version") not in range(1, version + 1):

@@ -591,7 +591,7 @@ def test_files_of_version_0_1_are_refused_in_one_sentence(path, format):
     files.write_atomically(path, writer)
     with pytest.raises(bilevel.InvalidInputError) as caught:
         bilevel.minimize(problem(), resume=path)
-    message = "the file was written by version 0.1 and cannot be read: start the run anew"
+    message = "the file was written by version 0.1 and cannot be read: start the run again"
     assert str(caught.value) == f"run.safetensors: {message}"
 
 

@@ -168,7 +168,7 @@ def prepare(options: CleanOptions, ranks: Ranks, training: Table | None = None) 
     if seen:
         names = " or ".join(path.name for path in (options.table, options.trusted) if path is not None)
         notes.append(
-            f"{seen:,} of the rows measured on are also in {names}, by the columns used: these accuracies flatter"
+            f"{seen:,} of the rows measured on are also in {names}, by the columns used: accuracies are too optimistic"
         )
     return CleaningData(
         table=training.beside(table.frame[[name for name in table.columns if name not in training.columns]]),

@@ -1,4 +1,4 @@
-"""Few-shot meta-learning: a network whose last layer is a support vector machine, solved anew for every task.
+"""Few-shot meta-learning: a network whose last layer is a support vector machine, solved for every task.
 
 Names are loaded when first used: `bilevel fewshot --help` loads no torch.
 """

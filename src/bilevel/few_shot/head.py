@@ -1,4 +1,4 @@
-"""A support vector machine as the last layer of a network, solved anew for every task."""
+"""A support vector machine as the last layer of a network, solved for every task."""
 
 from __future__ import annotations
 

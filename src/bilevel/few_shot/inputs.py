@@ -94,7 +94,7 @@ def check_labels(labels: Tensor, mask: Tensor, ways: int) -> None:
         at = outside.nonzero()[0].tolist()
         raise InvalidInputError(
             f"labels has {int(labels[tuple(at)])} at index {at}, but a {ways}-way head takes 0 to {ways - 1}: "
-            "number the classes of each task anew, or make the head with more ways"
+            "number the classes of each task from 0, or make the head with more ways"
         )
     counts = torch.nn.functional.one_hot(labels.where(mask, 0).long(), ways).where(mask.unsqueeze(-1), 0).sum(-2)
     if bool((counts == 0).any()):

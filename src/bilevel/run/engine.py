@@ -200,7 +200,7 @@ class Run:
         if isinstance(error, MALFORMED) and not isinstance(error, BilevelError) and self._from_file:
             raise InvalidInputError(
                 f"{self._from_file}: going on from this file failed ({type(error).__name__}: {str(error)[:200]}). What "
-                "is in the file does not fit this run, or a function of yours fails: use an older copy, or start anew"
+                "is in the file does not fit this run, or a function of yours fails: use an older copy, or start again"
             ) from error
 
     def _rescue(self, error: BaseException, files: CheckpointFiles) -> None:

@@ -346,7 +346,7 @@ def check_holds_values(name: str, tensor: Tensor) -> None:
     """Refuse tensors that have no numbers in memory, or have them in another way than by strides."""
     if tensor.is_meta:
         raise InvalidInputError(
-            f"{name} is on the device 'meta', where tensors have a shape and no values: make it anew"
+            f"{name} is on the device 'meta', where tensors have a shape but no values: create it on a real device"
         )
     if tensor.layout is not torch.strided:
         raise InvalidTypeError(f"{name} has the layout {tensor.layout}: use to_dense()")
