@@ -7,15 +7,17 @@ import json
 import subprocess
 import sys
 import zipfile
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 
 from bilevel import cli
-from bilevel.cleaning import table_files
 from bilevel.cleaning.headers import distinct
 from bilevel.cleaning.options import NEEDS_RADIUS, SOLVERS
+from bilevel.cleaning.table_files import check_size, read_table
+from bilevel.errors import InvalidInputError
 
 
 def clean(*arguments: str) -> int:
@@ -91,7 +93,7 @@ def test_compressed_tables(forest, capsys, name):
             archive.writestr("train.csv", text)
     else:
         forest.write(name, (gzip if name.endswith(".gz") else lzma).compress(text))
-    table = table_files.read_table(forest.folder / name).frame
+    table = read_table(forest.folder / name).frame
     pd.testing.assert_frame_equal(table, pd.read_csv(forest.folder / "train.csv"))
     forest.write("bad.csv.gz", b"not compressed")
     assert cli.main(["clean", "bad.csv.gz", "--label", "species"]) == 2
@@ -176,13 +178,16 @@ def test_vectors_beside_the_table(forest, capsys, kind):
     assert "one for each of the table, --trusted, in this order" in capsys.readouterr().err
 
 
-def test_a_table_that_does_not_fit_into_memory_is_refused_with_its_size(forest, capsys, monkeypatch):
-    monkeypatch.setattr(table_files, "LARGEST_TABLE", 5_000)
-    monkeypatch.setattr(table_files, "PIECE", 100)
-    assert clean("--trusted", "trusted.csv") == 2
+def test_a_table_that_does_not_fit_into_memory_is_refused_with_its_size(forest, capsys):
+    with (forest.folder / "huge.csv").open("wb") as file:
+        file.write(b"height,species\n1.0,oak\n")
+        file.truncate(4 * 10**12)  # a hole, which takes no space on the disk
+    assert forest.clean(table="huge.csv") == 2
     message = capsys.readouterr().err
-    assert "rows and would fill" in message
+    assert "huge.csv would fill 1,000.0 GB of memory, and this machine can spare" in message
     assert "leave out rows or columns" in message
+    with pytest.raises(InvalidInputError, match="table.csv has about 7 rows and would fill 1,000.0 GB of memory"):
+        check_size(Path("table.csv"), 10**12, rows=7)
 
 
 def test_names_of_columns_become_distinct():

@@ -11,9 +11,10 @@ import csv
 import gzip
 import io
 import lzma
+import math
 import shlex
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -48,6 +49,33 @@ class TextHeader:
     encoding: str
     newline: str | None
     notes: tuple[str, ...]
+
+
+def listed(names: Iterable[Any], limit: int = 12) -> str:
+    """A few names for a message.
+
+    Examples
+    --------
+    >>> listed(["a", "b"]), listed(range(20), limit=3)
+    ("'a', 'b'", '0, 1, 2 and 17 more')
+    """
+    names = list(names)
+    shown = ", ".join(shortened(name) for name in names[:limit])
+    return shown + (f" and {len(names) - limit} more" if len(names) > limit else "")
+
+
+def shortened(value: Any, limit: int = 40) -> str:
+    """A cell for a message: quoted when it is a text, and cut when it is long."""
+    text = repr(value.item() if hasattr(value, "item") else value)  # NumPy's numbers as Python's
+    return text if len(text) <= limit else f"{text[: limit - 4]}...{text[0]}"
+
+
+def is_number(text: str) -> bool:
+    """Whether a text says a finite number."""
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
 
 
 def ending(path: Path) -> str:
@@ -178,21 +206,13 @@ def distinct(names: Sequence[str]) -> tuple[str, ...]:
 
 def check_names(path: Path, names: Sequence[str]) -> None:
     """Raise if the first line is no header."""
-    if len(names) > 1 and all(_is_number(name) for name in names):
-        shown = ", ".join(map(repr, names[:4])) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+    if len(names) > 1 and all(is_number(name) for name in names):
         raise InvalidInputError(
-            f"{path} has no header: its first line holds numbers ({shown}), but must hold the names of the columns"
+            f"{path} has no header: its first line holds numbers ({listed(names, 4)}), but must hold the names of the "
+            "columns"
         )
     if odd := next((name for name in names if "\0" in name), None):
         raise InvalidInputError(f"{path}: the name of the column {odd!r} has a zero byte in it: is this a text file?")
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def column_names(path: Path) -> tuple[str, ...] | None:
@@ -277,20 +297,15 @@ def check_headers(options: CleanOptions, arguments: Sequence[str] = ()) -> None:
         if there is not None and options.label in names and options.label not in there:
             problems.found.append(
                 f"{path} lacks a column of {options.table}: {options.label!r}, the label; its columns are "
-                f"{_some(there)}.{did_you_mean(options.label, there)}"
+                f"{listed(there)}.{did_you_mean(options.label, there)}"
             )
     problems.report(arguments)
 
 
 def _note_missing(problems: Problems, table: Path, names: Sequence[str], option: str, name: str) -> None:
     hint = did_you_mean(name, names)
-    which = ", and there is no such file" if option == "--verified" else ": its columns are " + _some(names)
+    which = ", and there is no such file" if option == "--verified" else ": its columns are " + listed(names)
     which = "" if problems.found else which  # once is enough
     problems.found.append(f"{table} has no column {name!r}, which {option} names{which}.{hint}")
     if hint:
         problems.replacements[name] = next(each for each in names if repr(each) in hint)
-
-
-def _some(names: Sequence[str], limit: int = 12) -> str:
-    more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return ", ".join(map(repr, names[:limit])) + more

@@ -26,7 +26,7 @@ from .inputs import PIXEL
 from .options import CleanOptions
 from .table_files import read_table, read_training, read_vectors
 from .tables import Table, check_columns, gathered, is_filled, labels_of, listed, marks_of, matched_labels
-from .verified_labels import keys_of, match_rows, read_drawn, read_verified
+from .verified_labels import keys_of, match_rows, read_verified
 
 SAMPLE = 100_000
 """Rows that columns are recognised and scaled by, at most, so that every rank can have them."""
@@ -144,11 +144,10 @@ def prepare(options: CleanOptions, ranks: Ranks, training: Table | None = None) 
     if options.trusted_column is not None:
         with ranks.guard(f"reading column {options.trusted_column!r}"):
             marked = marks_of(training, options.trusted_column) & ~empty
-    verified, wrong = read_verified(options, training, labels)
-    drawn = read_drawn(options, training)
+    known = read_verified(options, training, labels)
     tables = _other_tables(options, training, labels, notes)
     if corrects and "trusted" in tables:
-        verified = _matched_rows(table, tables, verified, notes)
+        known = known._replace(right=_matched_rows(table, tables, known.right, notes))
     noisy = ~marked & ~empty
     encoder = _fit_encoder(options, table, (given, labels, ~empty), tables, ranks, pixels=pixels, scaled=not corrects)
     large = table.total > SAMPLE and all(kind == np.float32 for kind in table.frame[encoder.columns_].dtypes)
@@ -162,8 +161,8 @@ def prepare(options: CleanOptions, ranks: Ranks, training: Table | None = None) 
     parts = {"train": everything.pick(noisy), "trusted": LabelledRows(replicated(own.features, ranks), labels[codes])}
     parts |= _encoded(encoder, tables, options.label, table.name)
     rows = sum(ranks.gather(int(noisy.sum())))
-    _check_sizes(options, rows, parts["trusted"].labels, verified, labels, notes, corrects=corrects)
-    trusted, measured, where = _rows_to_measure(options, parts, verified is not None)
+    _check_sizes(options, rows, parts["trusted"].labels, known.right, labels, notes, corrects=corrects)
+    trusted, measured, where = _rows_to_measure(options, parts, known.right is not None)
     seen = 0 if measured is None else _seen(measured, parts["train"], trusted, ranks)
     if seen:
         names = " or ".join(path.name for path in (options.table, options.trusted) if path is not None)
@@ -186,9 +185,7 @@ def prepare(options: CleanOptions, ranks: Ranks, training: Table | None = None) 
         seen=seen,
         notes=tuple(notes),
         corrects=corrects,
-        verified=None if verified is None else verified[noisy],
-        wrong=None if wrong is None else wrong[noisy],
-        drawn=None if drawn is None else drawn[noisy],
+        **known.rows(noisy),
         groups=None if options.group is None else training.frame[options.group].astype(str).to_numpy()[noisy],
         empty=empty if empty.any() else None,
     )

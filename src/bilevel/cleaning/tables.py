@@ -5,7 +5,6 @@ Rows are counted from 1, the first row below the header, in messages and in resu
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import InvalidInputError, MissingExtraError, did_you_mean
+from .headers import is_number, listed, shortened
 
 if TYPE_CHECKING:  # a table is read before torch is loaded
     from ..ranks import Ranks
@@ -105,25 +105,6 @@ class Table:
     def cell(self, row: int, column: str) -> str:
         """Where something is, for messages; `row` counts from 0 in these rows."""
         return f"{self.name}, row {self.first + row + 1} {self.place}, column {column!r}"
-
-
-def listed(names: Iterable[Any], limit: int = 12) -> str:
-    """A few names for a message.
-
-    Examples
-    --------
-    >>> listed(["a", "b"]), listed(range(20), limit=3)
-    ("'a', 'b'", '0, 1, 2 and 17 more')
-    """
-    names = list(names)
-    shown = ", ".join(shortened(name) for name in names[:limit])
-    return shown + (f" and {len(names) - limit} more" if len(names) > limit else "")
-
-
-def shortened(value: Any, limit: int = 40) -> str:
-    """A cell for a message: quoted when it is a text, and cut when it is long."""
-    text = repr(value.item() if isinstance(value, np.generic) else value)
-    return text if len(text) <= limit else f"{text[: limit - 4]}...{text[0]}"
 
 
 # --- labels and marks -------------------------------------------------------------------------------------------------
@@ -275,14 +256,6 @@ def check_columns(table: Table, expected: Sequence[str], of: str) -> list[str]:
 
 def _count(names: Sequence[str]) -> str:
     return "a column" if len(names) == 1 else f"{len(names)} columns"
-
-
-def is_number(text: str) -> bool:
-    """Whether a text says a finite number."""
-    try:
-        return math.isfinite(float(text))
-    except ValueError:
-        return False
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------

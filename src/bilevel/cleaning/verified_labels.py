@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -17,30 +18,51 @@ SAME_CELLS = 0.9
 """Rows with the same key are the same if this share of their other cells is."""
 
 
-def read_verified(
-    options: CleanOptions, training: Table, labels: np.ndarray
-) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """The right label of each row, None where nobody looked, and which labels are wrong without a right one."""
+class Verified(NamedTuple):
+    """What people found, each of shape (rows,) or None where nobody said.
+
+    Parameters
+    ----------
+    right
+        The right label of each row, None where nobody looked.
+    wrong
+        Which labels are wrong, while the right one is not known.
+    drawn
+        Which rows were drawn at random to be looked at.
+    """
+
+    right: np.ndarray | None = None
+    wrong: np.ndarray | None = None
+    drawn: np.ndarray | None = None
+
+    def rows(self, mask: np.ndarray) -> dict[str, np.ndarray | None]:
+        """What is known of these rows, by the names that `CleaningData` has for it."""
+        parts = (None if part is None else part[mask] for part in self)
+        return dict(zip(("verified", "wrong", "drawn"), parts, strict=True))
+
+
+def read_verified(options: CleanOptions, training: Table, labels: np.ndarray) -> Verified:
+    """What --verified says: a column of the table, or a file of decisions."""
     if options.verified is None:
-        return None, None
+        return Verified()
     count = len(training)
     if options.verified in training.columns:
-        return _matched(training, options.verified, labels, options), np.zeros(count, bool)
+        return Verified(_matched(training, options.verified, labels, options), np.zeros(count, bool))
     path = Path(options.verified)
     if not path.is_file():
         raise InvalidInputError(
             f"--verified {options.verified}: neither a column of {training.name}, whose columns are "
             f"{listed(training.columns)}, nor a file"
         )
-    found = read_table(path, texts={"verified_label", "verdict", "given_label"})
+    found = read_table(path, texts={"verified_label", "verdict", "given_label", "drawn_at_random"})
     for name in ("row", "verdict"):
         found.require(name, "--verified")
     rows = found.column("row").to_numpy(dtype=float)
     if not ((rows % 1 == 0) & (rows >= 1) & (rows <= count)).all():
         raise InvalidInputError(f"{path}: 'row' is a number from 1 to {count}, counting the rows of {training.name}")
     places = rows.astype(int) - 1
-    given = np.asarray(labels_at(training, options.label, places))
     if "given_label" in found.columns:
+        given = training.column(options.label).iloc[places].astype(str).str.strip().to_numpy()
         theirs = found.column("given_label").astype(str).str.strip().to_numpy()
         if (differs := np.flatnonzero(theirs != given)).size:
             row = places[differs[0]] + 1
@@ -48,24 +70,11 @@ def read_verified(
                 f"{path}: row {row} has the label {theirs[differs[0]]!r} there and {given[differs[0]]!r} in "
                 f"{training.name}: it was made for another table"
             )
-    return _decided(found, path, places, labels, options, training)
-
-
-def read_drawn(options: CleanOptions, training: Table) -> np.ndarray | None:
-    """Which rows a file of decisions says to be drawn at random."""
-    if options.verified is None or options.verified in training.columns:
-        return None
-    found = read_table(Path(options.verified), texts={"drawn_at_random"})
-    if "drawn_at_random" not in found.columns:
-        return None
-    drawn = np.zeros(len(training), bool)
-    drawn[found.column("row").to_numpy(int)[marks_of(found, "drawn_at_random")] - 1] = True
-    return drawn
-
-
-def labels_at(training: Table, label: str, places: np.ndarray) -> list[str]:
-    """The given labels of some rows, as they are written."""
-    return training.column(label).iloc[places].astype(str).str.strip().tolist()
+    drawn = None
+    if "drawn_at_random" in found.columns:
+        drawn = np.zeros(count, bool)
+        drawn[places[marks_of(found, "drawn_at_random")]] = True
+    return Verified(*_decided(found, path, places, labels, options, training), drawn)
 
 
 def _decided(
