@@ -99,7 +99,7 @@ def test_decoded_pictures_are_kept_and_never_for_other_files(folder):
     np.testing.assert_array_equal(changed.images[:3], before.images[:3])
 
 
-@pytest.mark.parametrize("by", ["mode", "owner"])
+@pytest.mark.parametrize("by", ["mode", "folder", "owner"])
 def test_decoded_pictures_that_others_may_have_written_are_decoded_again(folder, by):
     """A forged file has the right name and a checksum that fits: only who may write it tells."""
     before = read(folder)
@@ -111,6 +111,9 @@ def test_decoded_pictures_that_others_may_have_written_are_decoded_again(folder,
     files.sign(kept)
     if by == "mode":
         kept.chmod(0o666)
+    elif by == "folder":
+        kept.chmod(0o600)
+        kept.parent.chmod(0o777)
     elif os.getuid() == 0:
         os.chown(kept, 65534, 65534)
     else:

@@ -93,8 +93,8 @@ def _cached(folder: Path, sources: Mapping[str, str], decode: Callable[[], Pictu
 def _check_ours(path: Path) -> None:
     """Raise if others may have written this file: its checksum says nothing about who did, or from which pictures."""
     if path.exists() and hasattr(os, "getuid"):
-        found = path.stat()
-        if found.st_uid != os.getuid() or found.st_mode & 0o022:
+        found, folder = path.stat(), path.parent.stat()  # in a folder that others may write they may exchange it
+        if found.st_uid != os.getuid() or found.st_mode & 0o022 or folder.st_mode & 0o002:
             raise InvalidInputError(f"{path} may have been written by others")
 
 
