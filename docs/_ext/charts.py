@@ -88,7 +88,7 @@ def time_to_value(figure: Figure) -> None:
         axes.barh(row, value or found["budget"], color=OURS if ours else OTHERS[0], alpha=1 if value else 0.25)
         note = f" {value:.2g} s" if value else f" not in {found['budget']:g} s"
         axes.text(value or found["budget"], row, note, va="center", fontsize=9)
-    labels = [textwrap.fill(found["chosen"][name]["label"], 60) for name in names]
+    labels = [textwrap.fill(found["chosen"][name].get("label", name), 60) for name in names]
     axes.set(yticks=range(len(names)), yticklabels=labels, xscale="log", xlabel="processor seconds to 1e-4")
     axes.set_xlim(right=5 * found["budget"])
 
