@@ -69,6 +69,7 @@ def measured() -> Iterator[Row]:
     for count, bound in ((20_000, "<= 1.5"), (100_000, "")):
         ratio = in_passes(make(count, "float64"), NOISY, blocks=3)
         yield Row(f"DMLCBO step / pass, {count} x 784, float64", ratio, bound)
+    yield refresh(make(200_000, "float32"))
     for count in (2000, 100_000):
         yield vectors(count)
 
@@ -123,6 +124,25 @@ def stepping(problem: Any, solver: Any, first: int = FIRST) -> Any:
     for _ in range(first):
         next(states)
     return states
+
+
+def refresh(problem: CleaningProblem) -> Row:
+    """Every hundredth step, with a new estimate of the curvature, against the twenty steps before it."""
+    states, ratios = stepping(problem, bilevel.DMLCBO(upper_step=0.1), 79), []
+    for _ in range(3):
+        usual = median(seconds_of(states) for _ in range(20))
+        ratios.append(seconds_of(states) / usual)
+        for _ in range(79):
+            next(states)
+    return Row(f"a step that estimates the curvature / the steps before it, {len(problem.labels)} x 784, float32",
+               median(ratios), note=f"{usual:.3f} s")  # fmt: skip
+
+
+def seconds_of(states: Any) -> float:
+    """Processor seconds of the next step."""
+    began = time.thread_time()
+    next(states)
+    return time.thread_time() - began
 
 
 def two_point(problem: CleaningProblem) -> Row:
