@@ -157,12 +157,12 @@ class ToleranceLoop(DoubleLoop):
 
     def arrive(self, problem: Problem, state: Any, x: Vector, k: int, *, again: bool = False) -> Arrival:
         """y*(x) to tolerance eps_k."""
-        batch, y, curvature = batch_of(problem, state.streams(k), state.y), state.y, state.curvature
+        batch, y, curvature = batch_of(problem, state.streams(k)), state.y, state.curvature
         if problem.moving:
             y = problem.project(problem.constraint_at(x), y)
         if k % self.refresh == 0:
             lin = problem.linearize(x, y, batch)
-            curvature = estimate_curvature(lin, state, k, self.refresh, curvature, self.lower_step)
+            curvature = estimate_curvature(lin, state, k, self.refresh, self.lower_step)
         tol = max(self.tolerance_at(k), tolerances.lower_residual(leaves(y)[0].dtype))
         accelerated = self.inner == "accelerated"
         solved = solve_near(

@@ -73,8 +73,8 @@ class AiPOD(Settings):
     def init(self, problem: Problem, x: Vector, y: Vector, seeds: Seeds) -> AiPODState:
         """Nothing but the curvature is computed ahead."""
         state = AiPODState(x=x, y=y, seeds=seeds)
-        lin = problem.linearize(x, y, batch_of(problem, state.streams(), y))
-        state.curvature = estimate_curvature(lin, state, 0, self.refresh, math.nan)
+        lin = problem.linearize(x, y, batch_of(problem, state.streams()))
+        state.curvature = estimate_curvature(lin, state, 0, self.refresh)
         state.correction, state.upper_correction = (
             problem.y_space(lin.constraint).zeros_like(y),
             tree_map(zeros_like, x),
@@ -85,8 +85,8 @@ class AiPOD(Settings):
         """S projected steps of y, then one implicit step of x; y moves along with a coupled set."""
         k, streams = state.step + 1, state.streams(state.step + 1)
         y, correction = self._solve_lower(problem, state, streams)
-        lin = problem.linearize(state.x, y, batch_of(problem, streams, y, self.lower_steps))
-        curvature = estimate_curvature(lin, state, k, self.refresh, state.curvature)
+        lin = problem.linearize(state.x, y, batch_of(problem, streams, self.lower_steps))
+        curvature = estimate_curvature(lin, state, k, self.refresh)
         sample = self.hypergradient.estimate(lin, streams, curvature=curvature, start=state.adjoint)
         x, upper_correction = self._move(problem, state, sample.gradient)
         return replace(
@@ -100,7 +100,7 @@ class AiPOD(Settings):
         constraint = problem.constraint_at(state.x)
         space, y, beta = problem.y_space(constraint), state.y, self._beta(state)
         for s in range(self.lower_steps):
-            gradient = problem.lower_grad(state.x, y, batch_of(problem, streams, y, s))
+            gradient = problem.lower_grad(state.x, y, batch_of(problem, streams, s))
             y = problem.project(constraint, space.add(y, gradient, -beta))
         return y, state.correction
 

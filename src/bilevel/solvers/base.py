@@ -299,7 +299,7 @@ def check_compatible(solver: Any, problem: Problem, constraint: ConvexSet, y: Ve
     )
 
 
-def batch_of(problem: Problem, streams: RandomStreams, y: Vector, index: int = 0) -> Any:
+def batch_of(problem: Problem, streams: RandomStreams, index: int = 0) -> Any:
     """Batch `index` of a step: a pure function of the seed and the step number; None means all the data."""
     if problem.sampler is None:
         return None
@@ -318,11 +318,11 @@ def changes_between_calls(lin: Linearization) -> bool:
 
 
 def estimate_curvature(
-    lin: Linearization, state: State, k: int, refresh: int, current: float, lower_step: float | str = "auto"
+    lin: Linearization, state: Any, k: int, refresh: int, lower_step: float | Literal["auto"] = "auto"
 ) -> float:
     """L, or 1 over a given step; estimated again at fixed step numbers so that a resumed run has the same bits."""
     if k % refresh:
-        return current
+        return state.curvature
     return largest_curvature(lin, streams=state.streams(k)) if isinstance(lower_step, str) else 1.0 / lower_step
 
 

@@ -93,7 +93,7 @@ class BiCGAFFA(LagrangianPenalty):
     def step(self, problem: Problem, state: BiCGAFFAState) -> BiCGAFFAState:
         """theta and lambda, then x, y and z."""
         k, z = state.step, state.multipliers
-        batch = batch_of(problem, state.streams(), state.y)
+        batch = batch_of(problem, state.streams())
         lin = problem.linearize(state.x, state.y, batch)
         state = self.measured(lin, state, self.lower_step)
         response = self._best_response(lin, z)

@@ -231,7 +231,7 @@ class DMLCBO(Settings):
         """v_1 = grad_y g, w_1 = one hypergradient sample, m_i = their squares."""
         self._warn_if_elementwise(problem, x)
         streams = RandomStreams(seeds, 0)
-        lin = problem.linearize(x, y, batch_of(problem, streams, y))
+        lin = problem.linearize(x, y, batch_of(problem, streams))
         curvature, direction = self._curvature(lin, streams, Eigenpair(math.nan, None))
         noisy = self.upper_step == "auto" and (problem.sampler is not None or changes_between_calls(lin))
         estimator, v = self._estimator(noisy), lin.lower_grad_y
@@ -243,7 +243,7 @@ class DMLCBO(Settings):
         elif noisy and self.keeps_pace:
             weight = self.lower_momentum * self.averaging(1)
             y, v = self._noisy_steps(problem, streams, x, y, v, curvature=curvature, weight=weight, count=FIRST_STEPS)
-            lin = problem.linearize(x, y, batch_of(problem, streams, y))
+            lin = problem.linearize(x, y, batch_of(problem, streams))
         sample = estimator.estimate(lin, streams, curvature=curvature)
         h, v = sample.gradient, lin.lower_grad_y if not noisy else v
         x_space, y_space = problem.x_space, problem.y_space(lin.constraint)
@@ -292,7 +292,7 @@ class DMLCBO(Settings):
         average, streams = self.averaging(k), RandomStreams(state.seeds, k)
         x = self._next_x(problem, state, average)
         y, lower_momentum, curvature, lag = self._next_y(problem, state, streams, x, average)
-        lin = problem.linearize(x, y, batch_of(problem, streams, y))
+        lin = problem.linearize(x, y, batch_of(problem, streams))
         known = Eigenpair(curvature, state.curvature_direction)
         curvature, direction = self._curvature(lin, streams, known, noisy=state.noisy)
         sample = self._estimator(state.noisy).estimate(lin, streams, curvature=curvature, start=state.adjoint)
@@ -406,7 +406,7 @@ class DMLCBO(Settings):
         space, step = problem.y_space(constraint), safe_step(curvature)
         for i in range(1, count + 1):
             y = space.lerp(y, problem.project(constraint, space.add(y, v, -step)), weight)
-            v = space.lerp(v, problem.lower_grad(x, y, batch_of(problem, streams, y, i)), weight)
+            v = space.lerp(v, problem.lower_grad(x, y, batch_of(problem, streams, i)), weight)
         return y, v
 
     def _averaged_y(self, problem: Problem, state: DMLCBOState, average: float) -> Vector:

@@ -67,7 +67,7 @@ class EAiPOD(AiPOD):
         space, beta, p = problem.y_space(constraint), self._beta(state), float(self.probability)
         y, r = state.y, state.correction
         for s in range(self.lower_steps):
-            gradient = problem.lower_grad(state.x, y, batch_of(problem, streams, y, s))
+            gradient = problem.lower_grad(state.x, y, batch_of(problem, streams, s))
             y_hat = space.add(space.add(y, gradient, -beta), r, beta)
             if s < self.lower_steps - 1 and _skips(streams, s, p):
                 y = y_hat  # and r stays

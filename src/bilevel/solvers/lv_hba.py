@@ -93,7 +93,7 @@ class LVHBA(LagrangianPenalty):
     def step(self, problem: Problem, state: LVHBAState) -> LVHBAState:
         """theta and lambda, then (x, y) and z."""
         k, multipliers, z = state.step, state.multipliers, state.multiplier_centers
-        batch = batch_of(problem, state.streams(), state.y)
+        batch = batch_of(problem, state.streams())
         lin = problem.linearize(state.x, state.y, batch)
         state = self.measured(lin, state, self.step_size)
         alpha = step_or(self.step_size, 0.5 * safe_step(state.curvature_with(multipliers)))

@@ -93,11 +93,11 @@ class MEHA(Settings):
     def step(self, problem: Problem, state: MEHAState) -> MEHAState:
         """theta, then x, then y at the new x."""
         k = state.step
-        batch = batch_of(problem, state.streams(), state.y)
+        batch = batch_of(problem, state.streams())
         lin = problem.linearize(state.x, state.y, batch)
         curvature = state.curvature
         if "auto" in (self.lower_step, self.envelope_step):
-            curvature = estimate_curvature(lin, state, k, self.refresh, curvature)
+            curvature = estimate_curvature(lin, state, k, self.refresh)
         beta = step_or(self.lower_step, 0.5 * safe_step(curvature))
         eta = step_or(self.envelope_step, 1.0 / (max(curvature, 0.0) + 1.0 / self.gamma))
         space, x_space, weight = problem.y_space(lin.constraint), problem.x_space, 1.0 / self.penalty_at(k)

@@ -34,17 +34,7 @@ from ..problem import Problem
 from ..projected_gradient import safe_step
 from ..random import Seeds
 from ..spaces import Vector
-from .base import (
-    FIXED_SET,
-    PROJECTION,
-    Need,
-    State,
-    batch_of,
-    estimate_curvature,
-    like_y,
-    step_or,
-    upper_move,
-)
+from .base import FIXED_SET, PROJECTION, Need, State, batch_of, estimate_curvature, like_y, step_or, upper_move
 
 Directions = dict[str, Vector]
 
@@ -107,12 +97,12 @@ class PenaltyMomentum(Settings):
     def step(self, problem: Problem, state: PenaltyMomentumState) -> PenaltyMomentumState:
         """One step of z, y and x."""
         k = state.step
-        batch = batch_of(problem, state.streams(), state.y)
+        batch = batch_of(problem, state.streams())
         point = {"x": state.x, "y": state.y, "z": state.z}
         curvature = state.curvature
         if self.lower_step == "auto":
             lin = problem.linearize(state.x, state.y, batch)
-            curvature = estimate_curvature(lin, state, k, self.refresh, curvature)
+            curvature = estimate_curvature(lin, state, k, self.refresh)
         gamma = step_or(self.lower_step, 0.5 * safe_step(curvature))
         constraint = problem.constraint_at(state.x)
         space, x_space = problem.y_space(constraint), problem.x_space

@@ -79,10 +79,10 @@ class ProjectedSOBA(Settings):
 
     def step(self, problem: Problem, state: ProjectedSOBAState) -> ProjectedSOBAState:
         """One step of each of the three."""
-        lin = problem.linearize(state.x, state.y, batch_of(problem, state.streams(), state.y))
+        lin = problem.linearize(state.x, state.y, batch_of(problem, state.streams()))
         curvature = state.curvature
         if self.lower_step == "auto":
-            curvature = estimate_curvature(lin, state, state.step, self.refresh, curvature)
+            curvature = estimate_curvature(lin, state, state.step, self.refresh)
         eta = step_or(self.lower_step, safe_step(curvature))
         space = problem.y_space(lin.constraint)
 

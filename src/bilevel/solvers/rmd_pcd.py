@@ -128,7 +128,7 @@ class RMDPCD(DoubleLoop):
             state.coordinate = int(self._takes_coordinates(problem, state))
         if problem.moving and k > 0 and not again:
             y = problem.project(problem.constraint_at(x), y)
-        lin = problem.linearize(x, y, batch_of(problem, state.streams(k), y))
+        lin = problem.linearize(x, y, batch_of(problem, state.streams(k)))
         if not again:
             self._estimate(lin, state, k)
         return self._run(lin, state)
@@ -160,7 +160,7 @@ class RMDPCD(DoubleLoop):
     def _estimate(self, lin: Linearization, state: RMDPCDState, k: int) -> None:
         """L for full steps, L_j for coordinate steps, at fixed step numbers."""
         if not state.coordinate:
-            state.curvature = estimate_curvature(lin, state, k, self.refresh, state.curvature, self.lower_step)
+            state.curvature = estimate_curvature(lin, state, k, self.refresh, self.lower_step)
         elif k % self.refresh == 0:
             space = _y_space(lin)
             diagonal = torch.stack([_column(lin, j)[j] for j in range(space.size(lin.y))])

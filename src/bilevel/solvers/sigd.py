@@ -78,9 +78,9 @@ class _Perturbed(Settings):
         constraint = problem.constraint_at(x)
         space = problem.y_space(constraint)
         y = problem.project(constraint, state.y) if problem.moving else state.y
-        batch = batch_of(problem, state.streams(), y)
+        batch = batch_of(problem, state.streams())
         first = problem.linearize(x, y, batch)
-        curvature = estimate_curvature(first, state, state.step, self.refresh, state.curvature)
+        curvature = estimate_curvature(first, state, state.step, self.refresh)
         eta = safe_step(curvature)
         q = space.scaled(space.ball(y, streams.generator("smoothing", device=leaves(y)[0].device)), self.perturbation)
         for _ in range(self.inner_steps):

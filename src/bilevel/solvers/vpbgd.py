@@ -95,8 +95,8 @@ class VPBGD(Settings):
     def init(self, problem: Problem, x: Vector, y: Vector, seeds: Seeds) -> VPBGDState:
         """w starts at y."""
         state = VPBGDState(x=x, y=y, seeds=seeds, auxiliary=y)
-        lin = problem.linearize(x, y, batch_of(problem, state.streams(), y))
-        state.curvature = estimate_curvature(lin, state, 0, self.refresh, math.nan, self.lower_step)
+        lin = problem.linearize(x, y, batch_of(problem, state.streams()))
+        state.curvature = estimate_curvature(lin, state, 0, self.refresh, self.lower_step)
         return state
 
     def step(self, problem: Problem, state: VPBGDState) -> VPBGDState:
@@ -105,21 +105,13 @@ class VPBGD(Settings):
         x, gamma = state.x, self.penalty(k)
         constraint = problem.constraint_at(x)
         space, x_space = problem.y_space(constraint), problem.x_space
-        batch = batch_of(problem, state.streams(k), state.y)
+        batch = batch_of(problem, state.streams(k))
         lin = problem.linearize(x, state.y, batch)
-        curvature = state.curvature
-        if k % self.refresh == 0:
-            curvature = estimate_curvature(lin, state, k, self.refresh, curvature, self.lower_step)
+        curvature = estimate_curvature(lin, state, k, self.refresh, self.lower_step)
         solved = solve_from(
-            problem,
-            x,
-            state.auxiliary,
-            curvature=curvature,
-            tol=None,
-            max_steps=self.lower_steps,
-            accelerated=False,
+            problem, x, state.auxiliary, curvature=curvature, tol=None, max_steps=self.lower_steps, accelerated=False,
             batch=batch,
-        )
+        )  # fmt: skip
         w, curvature = solved.y, solved.curvature
 
         upper_curvature = state.upper_curvature
