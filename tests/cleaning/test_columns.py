@@ -59,6 +59,8 @@ def kind_of(name: str, values, labels=None, **others) -> tuple[str, str]:
         ("row", [*range(N // 2), *range(N // 2)], "number"),  # half of the numbers are not different
         ("order", [*range(N - 30), *range(30)], "ignore"),  # counted anew in a second file
         ("first_name", [f"Jo{i % 200}" for i in range(N)], "ignore"),
+        ("e-mail", [f"jo{i % 250}@x.org" for i in range(N)], "ignore"),
+        ("Phone", [f"+49 170 {i:03d} 007" for i in range(N)], "ignore"),
         ("product_name", [f"{WORDS[i % 9]} {WORDS[i % 7]} {i}" for i in range(N)], "text"),
         ("nothing", [None] * N, "ignore"),
     ],
@@ -142,6 +144,14 @@ def test_times_are_seconds_whatever_the_day_is():
     rows = pd.DataFrame({"at": ["14:29", "1:02:03.5", "2:29 PM", "12:01 am", "noon"]})
     found = ColumnEncoder().fit(table).transform(rows)[:, 0]
     np.testing.assert_array_equal(found, [52140.0, 3723.5, 52140.0, 60.0, np.nan])
+
+
+def test_truth_values_with_gaps_are_those_without(table):
+    table = table[["size"]].assign(flag=RNG.random(N) < 0.5)
+    rows = pd.DataFrame({"size": 1.0, "flag": [True, False, None, "TRUE", "false"]})
+    for flags in (table["flag"], table["flag"].astype(object).where(np.arange(N) > 9, None)):
+        found = ColumnEncoder().fit(table.assign(flag=flags)).transform(rows)[:, 1]
+        np.testing.assert_array_equal(found, [1.0, 0.0, np.nan, 1.0, 0.0])
 
 
 def test_spaces_and_leading_zeros_make_no_other_category():

@@ -18,6 +18,8 @@ UNITS = re.compile(r"^([-+(]?)\s*(?:[$€£¥₹]|EUR|USD|GBP|CHF)\s*|\s*(?:[$�
 DECIMAL_COMMA = re.compile(r"^[-+]?(?:\d{1,3}(?:[.' ]\d{3})+|\d+),\d+$")
 THOUSANDS = re.compile(r"^[-+]?[1-9]\d{0,2}(?:,\d{3})+(?:\.\d+)?$")
 """1,234 could be either: it is the second if every number of the column with a comma could be."""
+TRUTH = re.compile(r"^(?:(true)|false)$", re.IGNORECASE)
+"""Truth values as texts, which a column of them has if it has gaps."""
 CLOCK = re.compile(r"^(\d{1,3}):([0-5]\d)(?::([0-5]\d(?:\.\d+)?))?\s*(?:([ap])\.?m\.?)?$", re.IGNORECASE)
 """A time of day or a duration: hours, minutes and seconds."""
 MONTH = r"(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*"
@@ -60,9 +62,9 @@ def count_words(column: Any) -> float:
 
 
 def numbers_of(column: Any, *, comma: bool = False) -> Any:
-    """Numbers, also with units, thousands and decimal commas, and seconds of times; other cells are NaN."""
+    """Numbers, also with units, thousands and decimal commas, 1 and 0 for truth values, seconds of times; else NaN."""
     if not pd.api.types.is_numeric_dtype(column):
-        texts = _bare(column)
+        texts = _bare(column).str.replace(TRUTH, lambda word: "1" if word[1] else "0", regex=True)
         numbers: Any = pd.to_numeric(texts, errors="coerce")
         left = numbers.isna() & texts.notna() if not comma else texts.notna()
         if left.any():  # neither 12 nor 1.5

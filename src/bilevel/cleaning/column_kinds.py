@@ -29,7 +29,7 @@ SINGLE_WORDS = 1.5
 """Words in a cell, on average, below which it holds single words."""
 EXCEPTIONS = 0.005
 """A column that determines the label in all but this share of the rows is a copy of it."""
-UNIQUE = 0.95
+UNIQUE = 0.8
 """A column of single words that are different in at least this share of the rows names the rows."""
 COLLISIONS = 5.0
 """Integers drawn at random repeat: if so many repeats are expected and hardly any occur, they number the rows."""
@@ -37,7 +37,9 @@ ID_NAME = re.compile(
     r"^(?!.*(?:paid|bid|aid|acid|grid|fluid|humid|lipid|liquid|mid|solid|steroid|valid|void)s?$)"
     r".*ids?(?:[^a-z]?(?:str|code|no|nr|num|number))?$"
 )
-NUMBER_NAME = re.compile(r"(?:^|[^a-z])(?:key|index|idx|rows?|rownames?|serial|number|num|nr|no)$|^unnamed")
+NUMBER_NAME = re.compile(
+    r"(?:^|[^a-z])(?:key|index|idx|rows?|rownames?|serial|number|num|nr|no|phone|tel|fax|e.?mail|url|iban|ssn|vin)$|^unnamed"
+)
 """Such a column names rows if more than half of its cells are different; a column of ids even if fewer are."""
 PERSON = "first|last|full|given|middle|family|nick|user|customer|client|patient|employee|person|student|player|owner"
 PERSON_NAME = re.compile(rf"^(?:names?|sur_?name|(?:.*[^a-z])?(?:{PERSON})[^a-z]?names?)$")
@@ -132,12 +134,12 @@ def _kind_of(name: Any, column: Any) -> tuple[str, str]:
             return "ignore", "numbers the rows: (almost) no integer occurs twice"
         if whole and different > 2 and (ID_NAME.search(word) or CODE_NAME.search(word)):
             return "category", f"{different:,} codes{_rare(different)}"
-        return "number", _about_numbers(known, len(column), int(numbers.isna().sum()))
+        return "number", _about_numbers(known, numbers, len(column))
     if reads_as_dates(known):
         return "date", f"{different:,} different dates"
     words = count_words(known)
     if different >= max(20, UNIQUE * len(known)) and words < SINGLE_WORDS:
-        return "ignore", "identifies rows: single words, (almost) every one is different"
+        return "ignore", "identifies rows: single words, most are different"
     if different > MOST_CATEGORIES and words >= SINGLE_WORDS:
         return "text", f"{different:,} different texts"
     return "category", f"{different:,} values{_rare(different)}"
@@ -147,10 +149,11 @@ def _rare(different: int) -> str:
     return f", of which the {MOST_CATEGORIES} most frequent count" if different > MOST_CATEGORIES + 1 else ""
 
 
-def _about_numbers(known: Any, rows: int, odd: int) -> str:
+def _about_numbers(known: Any, numbers: Any, rows: int) -> str:
+    odd = int(numbers.isna().sum())
     gaps = rows - len(known) + odd
     return (
-        f"{known.nunique():,} different numbers"
+        f"{numbers.nunique():,} different numbers"
         + (f", {gaps:,} {'gap' if gaps == 1 else 'gaps'}" if gaps else "")
         + (", decimal commas" if has_decimal_comma(known) else "")
         + (f" ({odd:,} cells are no numbers)" if odd else "")
