@@ -193,14 +193,15 @@ class Race:
     def _table(self) -> str:
         lines = ["| what ran | " + " | ".join(f"seconds to {gap} (steps)" for gap in GAPS)
                  + f" | times {OURS}, to 1e-4 | closest |", "|" + " --- |" * 6]  # fmt: skip
-        ours = self.median(OURS, GOAL)
+        ours = self.median(OURS, GOAL) if OURS in self.state["chosen"] else math.nan
         for name in (name for name in self.methods if name in self.state["chosen"]):
             best = self.state["chosen"][name]
             cells = [
                 f"{self.mark(name)}{self.median(name, gap):.2f} ({best['reached'][gap][0]})"
                 if gap in best["reached"] else f"not in {self.state['budget']:g} s" for gap in GAPS
             ]  # fmt: skip
-            ratio = f"{self.median(name, GOAL) / ours:.1f}" if GOAL in best["reached"] else "-"
+            ratio = self.median(name, GOAL) / ours
+            ratio = f"{ratio:.1f}" if math.isfinite(ratio) else "-"
             lines.append(f"| {best['label']} | {' | '.join(cells)} | {ratio} | {best['closest']:.1e} |")
         lines += [f"| {name} does not run: {why} | | | | - | - |" for name, why in self.state["failed"].items()]
         lines += [f"| {name}, not measured yet | | | | - | - |" for name in self._missing()]
