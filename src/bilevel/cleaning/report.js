@@ -13,6 +13,7 @@
   };
   const label = (place) => (place === null || place < 0 ? "" : data.classes[place]);
   const percent = (share) => (share === null ? "" : share < 0.001 ? "< 0.1 %" : `${(100 * share).toFixed(1)} %`);
+  const count = (number) => number.toLocaleString("en").replaceAll(",", "\u202f");
   const ROW = 0, GIVEN = 1, SUGGESTED = 2, QUALITY = 3, PROBABILITY = 4, ISSUE = 5, CELLS = 6;
   const byRow = new Map(data.rows.map((row) => [row[ROW], row]));
 
@@ -67,8 +68,9 @@
     const table = make("table", null, "facts");
     const head = table.createTHead().insertRow();
     const given = label(row[GIVEN]), suggested = label(row[SUGGESTED]);
-    const titles = ["column", "this row", "speaks against the label", `typical of ${given}`];
-    if (suggested !== given) titles.push(`typical of ${suggested}`);
+    const titles = ["column", "this row"]; // of prose, words speak against the label
+    if (!data.prose) titles.push("speaks against the label", `typical of ${given}`);
+    if (!data.prose && suggested !== given) titles.push(`typical of ${suggested}`);
     for (const title of titles) { const th = make("th", title); th.scope = "col"; head.append(th); }
     const body = table.createTBody();
     const names = [...data.details].sort((a, b) => (against.get(b) || 0) - (against.get(a) || 0));
@@ -77,6 +79,7 @@
       const line = body.insertRow();
       const th = make("th", name); th.scope = "row"; line.append(th);
       line.append(make("td", values[data.details.indexOf(name)]));
+      if (data.prose) continue;
       const last = make("td");
       if (against.get(name) > 0) {
         const share = against.get(name) / most;
@@ -215,7 +218,7 @@
       return line;
     });
     $("rows").tBodies[0].replaceChildren(...lines);
-    $("found").textContent = `${found.length.toLocaleString("en")} of ${data.total.toLocaleString("en")} rows; ${Math.min(shown, found.length).toLocaleString("en")} are shown.`;
+    $("found").textContent = `${count(found.length)} of ${count(data.total)} rows; ${count(Math.min(shown, found.length))} are shown.`;
     $("more").hidden = found.length <= shown;
   };
   headings.forEach((heading, place) => {
