@@ -120,8 +120,9 @@ def stored(ranks, path, steps, resume=None):
     """x of all rows, and y, of a run that writes checkpoints; the rows are divided unevenly."""
     problem = sharded(ranks, {"intercept": False})
     problem.x0 = problem.start()
-    options = {"evaluate_every": 20, "checkpoint": bilevel.Checkpoint(path, every=10), "output": "best"}
-    found = minimize(problem, steps=steps, resume=resume, **options)
+    options = {"solver": bilevel.DMLCBO(), "evaluate_every": 20, "output": "best"}
+    place = bilevel.Checkpoint(path, every=10)
+    found = minimize(problem, steps=steps, resume=resume, checkpoint=place, **options)
     x = [weight for part in ranks.gather(found.x.tolist()) for weight in part]
     return {"x": x, **{name: entry.tolist() for name, entry in found.y.items()}}
 
