@@ -293,9 +293,9 @@ def notes_on_probabilities(data: CleaningData) -> tuple[str, ...]:
     if not data.corrects or data.verified is not None:
         return ()
     return (
-        "The probabilities rest on a prior (about a fifth of the labels is wrong), because no row is known by both its "
-        "given and its correct label: the order of the rows is evidence, the level of the probabilities is not. "
-        "--verified names rows of the table that were checked.",
+        "No row is known with both its given and its correct label, so the probabilities assume that about a fifth of "
+        "the labels is wrong. Rely on the order of the rows, not on the probabilities, until rows of the table are "
+        "checked and named with --verified.",
     )
 
 
