@@ -4,7 +4,8 @@
                                        [--checked N ...] [--rows 2500] [--out results/cleaning-real.json]
 
 - tables: nine raw tables of R packages (benchmarks/peers/real_tables.py), 30 % wrong labels of three kinds, 50 to 200
-  checked rows beside them, or --checked N (at most a quarter of a table).
+  checked rows beside them, or --checked N (at most a quarter of a table). --names also takes ten other tables, by
+  which nothing was chosen.
 - news: Yoruba headlines with labels by rules; entities: Hausa words with tags by word lists; pictures: MNIST and
   Fashion-MNIST, 40 % wrong labels. --data names a folder with yoruba-news/, hausa-ner/, mnist/ and fashion-mnist/.
 
@@ -48,7 +49,8 @@ for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
 
 import numpy as np
 
-from .cleaning_real_data import NAMES, NOISES, PICTURES, SCRIPTS, Task, entity_task, news_task, picture_task, table_task
+from . import cleaning_real_data as data_of
+from .cleaning_real_data import NAMES, NOISES, OTHERS, PICTURES, SCRIPTS, Task
 from .cleaning_real_figures import OURS, REFERENCE, markdown
 from .environments import peer_python
 from .harness import hardware
@@ -74,7 +76,8 @@ def main() -> None:
                                      formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
     parser.add_argument("--data", type=Path, help="folder with yoruba-news/, hausa-ner/, mnist/ and fashion-mnist/")
     parser.add_argument("--parts", nargs="+", default=["tables"], choices=PARTS)
-    parser.add_argument("--names", nargs="+", default=list(NAMES), help="tables")
+    parser.add_argument("--names", nargs="+", default=list(NAMES), choices=(*NAMES, *OTHERS), metavar="NAME",
+                        help=f"tables: {', '.join(NAMES)} by default, or {', '.join(OTHERS)}")  # fmt: skip
     parser.add_argument("--seeds", type=int, nargs="+", default=[2, 3, 4], help="0, 1 and 10 were used for development")
     parser.add_argument(
         "--checked", type=int, nargs="+", help="checked rows; default: 50 to 200 by table, else 50 100 300"
@@ -116,18 +119,18 @@ def tasks(arguments: argparse.Namespace, python: Path) -> Iterator[tuple[dict, C
         for checked in (arguments.checked or [None]) if "tables" in arguments.parts else ():
             for name, noise in in_turn(arguments.names):
                 about = {"data": name, "noise": noise, "checked": checked, "seed": seed, "rows": rows}
-                yield about, partial(table_task, python, name, noise, seed, checked)
+                yield about, partial(data_of.table_task, python, name, noise, seed, checked)
         for checked in arguments.checked or (50, 100, 300):
             if "news" in arguments.parts:
                 about = {"data": "Yoruba news", "noise": "real", "checked": checked, "seed": seed, "rows": rows}
-                yield about, partial(news_task, data / "yoruba-news", checked, seed)
+                yield about, partial(data_of.news_task, data / "yoruba-news", checked, seed)
             if "entities" in arguments.parts:
                 about = {"data": "Hausa entities", "noise": "real", "checked": checked, "seed": seed, "rows": rows}
-                yield about, partial(entity_task, data / "hausa-ner", checked, seed, rows)
+                yield about, partial(data_of.entity_task, data / "hausa-ner", checked, seed, rows)
             for name in PICTURES if "pictures" in arguments.parts else ():
                 for noise in ("uniform", "class-dependent"):
                     about = {"data": name, "noise": noise, "checked": checked, "seed": seed, "rows": rows}
-                    yield about, partial(picture_task, data, name, noise, checked, seed)
+                    yield about, partial(data_of.picture_task, data, name, noise, checked, seed)
 
 
 def in_turn(names: list[str]) -> Iterator[tuple[str, str]]:

@@ -14,6 +14,9 @@ import numpy as np
 from .environments import PEERS
 
 NAMES = ("telco", "credit", "diamonds", "storms", "jobs", "penguins", "flights", "titanic", "chile")
+OTHERS = ("subscribers", "colleges", "mortgages", "leaves", "biopsies", "countries", "developers", "crabs", "voters",
+          "schools")  # fmt: skip
+"""Tables by which nothing was chosen."""
 NOISES = ("uniform", "pairs", "confusable")
 PICTURES = ("mnist", "fashion-mnist")
 SCRIPTS = Path(__file__).resolve().parent / "peers"

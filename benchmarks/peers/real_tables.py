@@ -34,6 +34,19 @@ TABLES = {
     "titanic": ("carData", "TitanicSurvival", "survived", [], 800, 80),
     "chile": ("carData", "Chile", "vote", [], 1800, 150),
 }
+OTHERS = {
+    "subscribers": ("modeldata", "mlc_churn", "churn", [], 1000, 150),
+    "colleges": ("ISLR", "College", "Private", [], 450, 80),
+    "mortgages": ("AER", "HMDA", "deny", [], 1000, 150),
+    "leaves": ("modeldata", "leaf_id_flavia", "species", [], 1000, 200),
+    "biopsies": ("MASS", "biopsy", "class", [], 400, 60),
+    "countries": ("causaldata", "gapminder", "continent", [], 900, 100),
+    "developers": ("modeldata", "stackoverflow", "Remote", [], 1000, 150),
+    "crabs": ("MASS", "crabs", "sp", [], 110, 40),
+    "voters": ("mlmRev", "Socatt", "party", [], 600, 100),
+    "schools": ("AER", "GSOEP9402", "school", [], 350, 80),
+}
+"""Tables that played no part in any choice: to judge by."""
 RATE = 0.3
 
 
@@ -113,7 +126,7 @@ def main(tables=TABLES):
     parser.add_argument("--checked", type=int, help="checked rows, at most a quarter of the table")
     asked = parser.parse_intermixed_args()
     for name in asked.names or tables:
-        write(asked.dest, name, tables[name], asked.seed, asked.noise, asked.checked)
+        write(asked.dest, name, {**tables, **OTHERS}[name], asked.seed, asked.noise, asked.checked)
 
 
 if __name__ == "__main__":
