@@ -34,7 +34,7 @@ UNIQUE = 0.8
 COLLISIONS = 5.0
 """Integers drawn at random repeat: if so many repeats are expected and hardly any occur, they number the rows."""
 ID_NAME = re.compile(
-    r"^(?!.*(?:paid|bid|aid|acid|grid|fluid|humid|lipid|liquid|mid|solid|steroid|valid|void)s?$)"
+    r"^(?!.*(?:paid|bid|aid|acid|covid|grid|fluid|humid|hybrid|kid|lid|lipid|liquid|mid|rapid|solid|steroid|valid|void)s?$)"
     r".*ids?(?:[^a-z]?(?:str|code|no|nr|num|number))?$"
 )
 NUMBER_NAME = re.compile(

@@ -253,26 +253,28 @@ def summary(result: CleaningResult) -> Grid:
 
 def suspicious_rows(result: CleaningResult) -> Grid:
     """The first few rows a person should look at, a rich table."""
-    grid = Grid(box=box.SIMPLE_HEAD, title=Text("Most suspicious rows", "bold"), title_justify="left")
-    grid.add_column("row", justify="right")
-    grid.add_column("given label", overflow="fold")
-    grid.add_column("the model sees", overflow="fold")
-    grid.add_column("quality", justify="right")
-    for row in result.suspects(SHOWN).to_dict("records"):
-        labels = (printable(str(row["given_label"])), printable(str(row["predicted_label"])))
-        grid.add_row(str(row["row"]), *labels, quality_text(row["label_quality"]))
-    return grid
+    return rows_grid("Most suspicious rows", result.suspects(SHOWN), "the model sees", "predicted_label")
 
 
 def next_rows(result: CleaningResult) -> Grid:
     """The rows whose check would help most, a rich table."""
-    grid = Grid(box=box.SIMPLE_HEAD, title=Text("Rows to check next", "bold"), title_justify="left")
-    for name in ("row", "given label", "suggested label", "quality", "drawn at random"):
-        grid.add_column(name, justify="right" if name in ("row", "quality") else "left", overflow="fold")
-    for row in result.to_check.merge(result.rows, on="row").to_dict("records"):
-        labels = (printable(str(row["given_label"])), printable(str(row["suggested_label"])))
-        drawn = "yes" if row["drawn_at_random"] else ""
-        grid.add_row(str(row["row"]), *labels, quality_text(row["label_quality"]), drawn)
+    rows = result.to_check.merge(result.rows, on="row")
+    return rows_grid("Rows to check next", rows, "suggested label", "suggested_label")
+
+
+def rows_grid(title: str, rows: pd.DataFrame, heading: str, other: str) -> Grid:
+    """Rows with their given label and another one; which were drawn at random, if that is known."""
+    grid = Grid(box=box.SIMPLE_HEAD, title=Text(title, "bold"), title_justify="left")
+    grid.add_column("row", justify="right")
+    grid.add_column("given label", overflow="fold")
+    grid.add_column(heading, overflow="fold")
+    grid.add_column("quality", justify="right")
+    drawn = "drawn_at_random" in rows
+    if drawn:
+        grid.add_column("drawn at random")
+    for row in rows.to_dict("records"):
+        cells = (printable(str(row["given_label"])), printable(str(row[other])), quality_text(row["label_quality"]))
+        grid.add_row(str(row["row"]), *cells, *(["yes" if row["drawn_at_random"] else ""] if drawn else []))
     return grid
 
 
