@@ -244,7 +244,7 @@ class CleaningCurve:
         """The last point, unless it was evaluated."""
         if self.columns["step"][-1] != solution.stats["steps"]:
             stats = solution.stats
-            self.add(int(stats["steps"]), float(stats["seconds"]), solution.x, solution.y, stats["data_passes"])
+            self.add(int(stats["steps"]), float(stats["seconds"]), solution.x, solution.y, stats.get("data_passes", 0))
 
     def add(self, step: int, seconds: float, x: Any, y: Any, data_passes: float = 0.0) -> None:
         """One row."""

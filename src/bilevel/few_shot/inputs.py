@@ -9,6 +9,8 @@ from torch import Tensor, nn
 
 from ..errors import InvalidInputError, InvalidTypeError, NonFiniteError
 
+INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+
 
 class TaskBatch(Protocol):
     """A batch of t tasks; `support_mask` (t, n) may be left out when all support examples are there."""
@@ -67,12 +69,7 @@ def check_finite(name: str, features: Tensor, mask: Tensor | None = None) -> Non
 
 def check_mask(labels: Any, shape: torch.Size, mask: Any) -> Tensor:
     """Labels and mask of the shape of the support examples; no mask means that all are there."""
-    if (
-        not isinstance(labels, Tensor)
-        or labels.is_floating_point()
-        or labels.dtype == torch.bool
-        or labels.is_complex()
-    ):
+    if not isinstance(labels, Tensor) or labels.dtype not in INTEGERS:
         shown = labels.dtype if isinstance(labels, Tensor) else type(labels).__name__
         raise InvalidTypeError(f"labels must be an integer tensor, got {shown}: use labels.long()")
     if labels.shape != shape:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from .._checks import check_count, check_number
 from .._fingerprint import fingerprint
@@ -23,17 +23,7 @@ from ..solvers import DMLCBO, Solver
 from .evaluation import Accuracy, EpisodeSource, evaluate, in_mode
 from .head import SVMHead
 from .problem import check_network_and_head
-from .training import (
-    MetaTraining,
-    Training,
-    TrainingRecord,
-    TrainingState,
-    best_so_far,
-    check_states,
-    images_of,
-    place,
-    tensors_of,
-)
+from .training import MetaTraining, Training, TrainingRecord, TrainingState, check_states, place, tensors_of
 from .updates import OptimizerUpdates, SolverUpdates, Updates
 
 KIND = "MetaLearner.fit"
@@ -96,7 +86,7 @@ class MetaLearner:
     Examples
     --------
     >>> from bilevel.few_shot import ConvNet, Episodes, generated_images
-    >>> episodes = Episodes(generatedimages_of(20, 8, 16), ways=3, shots=2, queries=4)
+    >>> episodes = Episodes(generated_images(20, 8, 16), ways=3, shots=2, queries=4)
     >>> learner = MetaLearner(ConvNet(image_size=16, width=4), SVMHead(ways=3), tasks_per_step=2)
     >>> learner.fit(episodes, steps=3).status.name
     'STEPS'
@@ -129,10 +119,8 @@ class MetaLearner:
         self.tasks_per_step = tasks_per_step
         self.seed = seed
         self.fixed_tasks = fixed_tasks
-        self.solver, self.ranks = (
-            DMLCBO(upper_step=0.1) if solver is None else solver,
-            Ranks() if ranks is None else ranks,
-        )
+        self.solver: Any = DMLCBO(upper_step=0.1) if solver is None else solver
+        self.ranks: Ranks = Ranks() if ranks is None else ranks
         seeds = Seeds.from_seed(seed)
         self._updates: Updates
         if optimizer is None:
@@ -227,7 +215,7 @@ class MetaLearner:
         step, message = self.state.step, document.message
         if message:
             message = f"step {step + 1} failed ({message}); the network is that of step {step}"
-        record = best_so_far(self.state, self.history)
+        record = self.state.best_so_far(self.history)
         best = None if record is None else record[0].validation_accuracy
         return Training(status, self.history, step, document.seconds, best, message)
 
@@ -242,7 +230,7 @@ class MetaLearner:
                 f"tasks_per_step is {tasks}, and there are {ranks.size} ranks: draw at least {ranks.size} tasks per "
                 f"step, or start at most {tasks} of them"
             )
-        data = {"episodes": images_of(episodes), "validate": images_of(validate)}
+        data = {"episodes": _images(episodes), "validate": _images(validate)}
         ranks.agree(data, "give every rank the same images, in the same order")
         check_states(ranks, self.state)
 
@@ -283,7 +271,7 @@ class MetaLearner:
 
     def _place_best(self) -> None:
         """Give the network the parameters of the best record, or the latest ones if there was no validation."""
-        best = best_so_far(self.state, self.history)
+        best = self.state.best_so_far(self.history)
         place(self.network, self.state.network if best is None else best[1])
 
     def _settings(self) -> dict[str, Any]:
@@ -309,3 +297,8 @@ def _limits(steps: int | None, minutes: float | None, evaluate_every: int, clock
         check_number("minutes", minutes)
     check_count("evaluate_every", evaluate_every)
     return Limits(steps or math.inf, 60 * (minutes or math.inf), evaluate_every, clock)
+
+
+def _images(source: EpisodeSource | None) -> str:
+    """A fingerprint of the tensors that a source of tasks holds."""
+    return fingerprint([value for value in getattr(source, "__dict__", {}).values() if isinstance(value, Tensor)])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
@@ -232,9 +233,7 @@ class TrainOptions(Experiment):
 
         if self.picture is not None:
             if self.picture.suffix.lower() not in (".png", ".svg", ".pdf"):
-                raise InvalidInputError(
-                    f"--picture {self.picture}: the name of the picture must end in .png, .svg or .pdf"
-                )
+                raise InvalidInputError(f"--picture {self.picture}: its name must end in .png, .svg or .pdf")
             check_writable(self.picture, overwrite=self.force or self.resume)
 
 
@@ -250,9 +249,7 @@ def _images(dataset: str, folder: str | Path | None) -> tuple[Any, Any, Any]:
     if dataset == "generated":
         images = generated_images(60, 20)
         return images[:30], images[30:45], images[45:]
-    parts = ("train", "validation", "test")
-    if dataset == "omniglot":
-        data = load("omniglot", folder)
-        return tuple(omniglot_split(data, part, validation=100).images for part in parts)  # type: ignore[return-value]
-    data = load("cifar-100", folder)
-    return tuple(fc100_split(data, part).images for part in parts)  # type: ignore[return-value]
+    omniglot = dataset == "omniglot"
+    data: Any = load("omniglot" if omniglot else "cifar-100", folder)
+    split: Any = partial(omniglot_split, validation=100) if omniglot else fc100_split
+    return tuple(split(data, part).images for part in ("train", "validation", "test"))  # type: ignore[return-value]

@@ -29,8 +29,8 @@ from ..ranks import Ranks
 @contextmanager
 def shared_statistics(network: nn.Module, ranks: Ranks) -> Iterator[None]:
     """Within it the network normalises by the images of all ranks, and its graph does so backwards."""
-    layers = [layer for layer in network.modules() if isinstance(layer, _BatchNorm) and _uses_batch(layer)]
-    layers = layers if ranks.size > 1 else []
+    layers = [layer for layer in network.modules() if isinstance(layer, _BatchNorm)] if ranks.size > 1 else []
+    layers = [layer for layer in layers if layer.training or layer.running_mean is None]  # not by running statistics
     for layer in layers:
         layer.forward = partial(_forward, layer, ranks)  # type: ignore[method-assign]
     try:
@@ -38,11 +38,6 @@ def shared_statistics(network: nn.Module, ranks: Ranks) -> Iterator[None]:
     finally:
         for layer in layers:
             del layer.forward
-
-
-def _uses_batch(layer: _BatchNorm) -> bool:
-    """Whether it normalises by the statistics of the batch, not by its running ones."""
-    return layer.training or layer.running_mean is None
 
 
 def _forward(layer: _BatchNorm, ranks: Ranks, images: Tensor) -> Tensor:

@@ -217,15 +217,15 @@ class FewShotProblem(Problem):
     def _scores(self, y: Any, support: Tensor, query: Tensor) -> Tensor:
         return self.head.scores(self.coded, self.coded.columns(y), support, query)
 
-    def _loss(self, scores: Tensor) -> Tensor:
-        return nn.functional.cross_entropy(scores.flatten(0, -2), self.tasks.query_labels.flatten().long())
+    def _loss(self, scores: Tensor, tasks: slice = slice(None)) -> Tensor:
+        """The mean over the queries of these tasks."""
+        return nn.functional.cross_entropy(scores.flatten(0, -2), self.tasks.query_labels[tasks].flatten().long())
 
     def _plain_upper(self, x: Any, y: Any) -> Tensor:
         """This rank's part of f, as autograd can follow it."""
-        coded, labels = self.coded.take(self.own), self.tasks.query_labels[self.own]
+        coded = self.coded.take(self.own)
         scores = self.head.scores(coded, coded.columns(y[self.own]), *self._pass(x))
-        loss = nn.functional.cross_entropy(scores.flatten(0, -2), labels.flatten().long())
-        return loss * (len(labels) / len(self.tasks.query_labels))
+        return self._loss(scores, self.own) * (len(scores) / len(self.tasks.query_labels))
 
     def _plain_lower(self, x: Any, y: Any) -> Tensor:
         """This rank's part of g, as autograd can follow it."""

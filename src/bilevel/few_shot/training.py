@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from .._checks import check_count
 from .._fingerprint import fingerprint
@@ -24,9 +24,6 @@ from .updates import Updates
 
 if TYPE_CHECKING:
     from .learner import MetaLearner
-
-Best = tuple["TrainingRecord", Parameters]
-"""The best record and its network."""
 
 
 @serializable
@@ -96,6 +93,14 @@ class TrainingState:
         """Always: a step that leads elsewhere raises an error."""
         return True
 
+    def best_so_far(self, history: list[TrainingRecord]) -> tuple[TrainingRecord, Parameters] | None:
+        """The best record so far and its network: an earlier one, or the record of this very step."""
+        last = history[-1] if history else None
+        if last is None or last.step != self.step or last.validation is None:
+            return self.best
+        better = self.best is None or last.validation > (self.best[0].validation or 0.0)
+        return (last, self.network) if better else self.best
+
 
 @dataclass(frozen=True)
 class Training:
@@ -133,15 +138,6 @@ class Training:
     message: str = ""
 
 
-def best_so_far(state: TrainingState, history: list[TrainingRecord]) -> Best | None:
-    """The best record so far and its network: an earlier one, or the record of this very step."""
-    best, last = state.best, history[-1] if history else None
-    if last is None or last.step != state.step or last.validation is None:
-        return best
-    better = best is None or last.validation > (best[0].validation or 0.0)
-    return (last, state.network) if better else best
-
-
 def check_states(ranks: Ranks, state: TrainingState) -> None:
     """Raise if rounding, or a file of another content, has made the states of ranks differ."""
     if ranks.size > 1:
@@ -155,22 +151,17 @@ class MetaTraining(Stage):
     name = "training"
 
     def __init__(
-        self,
-        learner: MetaLearner,
-        updates: Updates,
-        episodes: EpisodeSource,
-        validate: EpisodeSource | None,
-        validate_count: int,
+        self, learner: MetaLearner, updates: Updates, source: EpisodeSource, validate: EpisodeSource | None, count: int
     ) -> None:
-        check_episodes("episodes", episodes, learner.head.ways)
+        check_episodes("episodes", source, learner.head.ways)
         if validate is not None:
             check_episodes("validate", validate)
-        check_count("validate_count", validate_count)
+        check_count("validate_count", count)
         self.learner = learner
         self.updates = updates
-        self.episodes = episodes
+        self.source = source
         self.validate = validate
-        self.validate_count = validate_count
+        self.count = count
         self._held: TrainingState | None = None  # what network and optimiser stand at
 
     def init(self) -> TrainingState:
@@ -190,9 +181,8 @@ class MetaTraining(Stage):
         recorded = bool(learner.history) and learner.history[-1].step == state.step
         losses, accuracies, count = (0.0, 0.0, 0) if recorded else state.sums
         sums = (losses + loss, accuracies + accuracy, count + 1)
-        new = TrainingState(
-            k, {**state.network, **x, **problem.buffers}, updates, sums, best_so_far(learner.state, learner.history)
-        )
+        network = {**state.network, **x, **problem.buffers}
+        new = TrainingState(k, network, updates, sums, state.best_so_far(learner.history))
         place(learner.network, new.network)
         self._held = new
         return new
@@ -216,7 +206,7 @@ class MetaTraining(Stage):
         """A function of seed and step."""
         learner, ranks = self.learner, self.learner.ranks
         generator = RandomStreams(Seeds.from_seed(learner.seed), step).generator("data", TRAINING)
-        tasks = self.episodes.sample(learner.tasks_per_step, generator)
+        tasks = self.source.sample(learner.tasks_per_step, generator)
         if ranks.size > 1:
             drawn = fingerprint(tasks.support_labels, tasks.query_labels, tasks.support[:, 0])
             remedy = "sample(count, generator) must be a function of the generator alone, with the same images"
@@ -234,7 +224,7 @@ class MetaTraining(Stage):
         if self.validate is None:
             return row
         found = evaluate(
-            learner.network, learner.head, self.validate, count=self.validate_count,
+            learner.network, learner.head, self.validate, count=self.count,
             seed=learner.seed, stream=VALIDATION, ranks=learner.ranks,
         )  # fmt: skip
         return replace(row, validation=found.mean, interval=found.interval, tasks=found.count)
@@ -260,8 +250,3 @@ def place(network: nn.Module, tensors: Parameters) -> None:
 def tensors_of(network: nn.Module) -> Parameters:
     """Its parameters and buffers by name."""
     return {**dict(network.named_parameters()), **dict(network.named_buffers())}
-
-
-def images_of(source: EpisodeSource | None) -> str:
-    """A fingerprint of the tensors that a source of tasks holds."""
-    return fingerprint([value for value in getattr(source, "__dict__", {}).values() if isinstance(value, Tensor)])

@@ -45,17 +45,12 @@ class SolverUpdates:
         self.fixed = fixed
         self.halve_every: int | None = None
         check_solver_object(solver)
-        if getattr(solver, "step_rule", "fixed") == "adaptive":
-            name = type(solver).__name__
+        adaptive, name = getattr(solver, "step_rule", "fixed") == "adaptive", type(solver).__name__
+        if adaptive or (getattr(solver, "upper_step", None) == "auto" and not fixed):
+            given, other = ("step_rule='adaptive'", "step_rule='fixed', ") if adaptive else ("upper_step='auto'", "")
             raise IncompatibleError(
-                f"{name}(step_rule='adaptive') compares values of f from step to step, but each step has tasks of its "
-                f"own: use {name}(step_rule='fixed', upper_step=...)"
-            )
-        if getattr(solver, "upper_step", None) == "auto" and not fixed:
-            name = type(solver).__name__
-            raise IncompatibleError(
-                f"{name}(upper_step='auto') compares values of f from step to step, but each step has tasks of its "
-                f"own: use {name}(upper_step=0.1)"
+                f"{name}({given}) compares values of f from step to step, but each step has tasks of its own: use "
+                f"{name}({other}upper_step=0.1)"
             )
 
     def init(self, draw: Callable[[int], FewShotProblem]) -> Any:

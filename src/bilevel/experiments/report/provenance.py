@@ -77,7 +77,7 @@ def troubles(records: Sequence[RunRecord]) -> list[Trouble]:
                 groups.setdefault(("series diverged", run.reason or str(Status.SERIES_DIVERGES)), []).append(run)
             if rose := list(filter(f_rose, cell.runs)):
                 most = max(map(rise_of_f, rose))
-                why = f"F(x), lower level solved, ended above its start by {most:.2g} at most: smaller steps are needed"
+                why = f"F(x), lower level solved, ended above its start by {most:.2g} at most"
                 groups["F rose", why] = rose
             result += [Trouble(tuple(runs), what, why) for (what, why), runs in groups.items()]
     return result
