@@ -287,7 +287,7 @@ class CheckpointFiles:
             raise
         for old in self.settings.files:  # only now: until then they may have been those of a running program
             remove_temporaries(old)
-        self.newest_is_good = self.resumed and is_intact(self.settings.path)
+        self.newest_is_good = self.resumed and is_intact(self.settings.files[0])
         return self
 
     def _check_free(self) -> None:
@@ -298,7 +298,7 @@ class CheckpointFiles:
                     f"{old} exists and was left as it is: {self._remedy} continues from it; for a new run, choose "
                     "another name or delete it"
                 )
-        if self.resumed and self._read != version_of(self.settings.path):
+        if self.resumed and self._read != version_of(self.settings.files[0]):
             raise InvalidInputError(
                 f"{self.path} was written by another run after this one had read it, and was left as it is: "
                 "resume again"
