@@ -45,7 +45,7 @@ from .out_of_fold import (
     tied_rows,
 )
 
-STRENGTHS = (0.01, 0.03, 0.1, 0.3, 1.0)
+STRENGTHS = (0.01, 0.1, 1.0)
 SPARSE_STRENGTHS = (0.1, 1.0, 10.0, 100.0)
 """C of the model of the checked rows: the one with the largest likelihood out of fold."""
 TAUS = np.linspace(0.0, 0.5, 6)
