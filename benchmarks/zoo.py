@@ -40,6 +40,7 @@ from bilevel.spaces import leaves, like
 from .harness import reason_of
 from .zoo_further import FURTHER
 from .zoo_problems import CASES, Case
+from .zoo_small import KINKS, RANDOM
 from .zoo_variants import VARIANTS, make
 
 METHODS = (
@@ -79,6 +80,14 @@ class Outcome:
         missing = {name: None for name in ("gap", "seconds_to_near") if not math.isfinite(plain[name])}
         return plain | missing
 
+    @classmethod
+    def from_json(cls, plain: dict[str, Any]) -> Outcome:
+        """The inverse of `as_json`."""
+        infinite = {"gap": math.nan, "seconds_to_near": math.inf}
+        return cls(
+            **{name: infinite[name] if value is None and name in infinite else value for name, value in plain.items()}
+        )
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.zoo", description=__doc__,
@@ -90,14 +99,22 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--variants", action="store_true", help="other units, a start far away, and float32 too")
     parser.add_argument("--best", type=Path, help='known values: {"case": {"best": F}}, used for seed 0')
-    parser.add_argument("--claims", action="store_true", help="test claims of convergence")
+    parser.add_argument(
+        "--claims",
+        action="store_true",
+        help="test claims of convergence; without CASE on all cases, kink starts and random problems",
+    )
+    parser.add_argument("--add", action="store_true", help="keep the runs of other cases that FILE has")
     parser.add_argument("--out", type=Path, default=Path("build/zoo.json"))
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     known = json.loads(arguments.best.read_text()) if arguments.best else {}
     cases = arguments.cases or list(FURTHER if arguments.further else CASES)
+    if arguments.claims and not arguments.cases:
+        cases = [*CASES, *(f"{name}~cut" for name in CASES), *FURTHER, *KINKS, *RANDOM]
     names = [name + variant for name in cases for variant in _variants(name, arguments.variants)]
-    outcomes: list[Outcome] = []
+    outcomes = _stored(arguments.out) if arguments.add else []
+    outcomes = [old for old in outcomes if (old.case not in names) or (old.seed not in arguments.seeds)]
     for name in names:
         for seed in arguments.seeds:
             found = [run(name, seed, method, arguments.seconds, arguments.claims) for method in arguments.methods]
@@ -112,6 +129,10 @@ def main() -> None:
     arguments.out.with_suffix(".md").write_text(table)
     print(table)
     profile(outcomes, arguments.seconds, arguments.out.with_suffix(".png"))
+
+
+def _stored(path: Path) -> list[Outcome]:
+    return [Outcome.from_json(plain) for plain in json.loads(path.read_text())] if path.exists() else []
 
 
 def _variants(name: str, wanted: bool) -> list[str]:

@@ -13,19 +13,25 @@ from bilevel.spaces import tree_map
 
 from .zoo_further import FURTHER
 from .zoo_problems import CASES, Case
+from .zoo_small import KINKS, RANDOM
+
+ALL = {**CASES, **FURTHER, **KINKS, **RANDOM}
 
 VARIANTS = ("f1e-4", "f1e4", "g1e-3", "g1e3", "x1e-2", "x1e2", "y1e-2", "y1e2", "far", "float32")
-"""Other units of f, g, x and y, a start that is 8 away in every entry of x, and single precision."""
+"""Other units of f, g, x and y, a start that is 8 away in every entry of x, and single precision; there is also "cut",
+with derivatives that are wrong."""
 
 
 def make(name: str, seed: int) -> tuple[Case, Callable[[Any], Any]]:
     """The case "name" or "name~variant", and how its x becomes that of the case itself, in float64."""
     base, _, variant = name.partition("~")
-    case = {**CASES, **FURTHER}[base](seed, torch.float32 if variant == "float32" else torch.float64)
+    case = ALL[base](seed, torch.float32 if variant == "float32" else torch.float64)
     scale = float(variant[1:]) if variant[1:2].isdigit() else 1.0
     if variant == "far":
         signs = torch.Generator().manual_seed(1)
         case.x0 = tree_map(lambda u: u + 8.0 * _signs(u, signs), case.x0)
+    elif variant == "cut":
+        case.problem = _cut(case.problem)
     elif scale != 1.0:
         case = _rescaled(case, variant[0], scale)
     factor = scale if variant.startswith("x") else 1.0
@@ -34,6 +40,17 @@ def make(name: str, seed: int) -> tuple[Case, Callable[[Any], Any]]:
 
 def _signs(u: Tensor, generator: torch.Generator) -> Tensor:
     return torch.ones_like(u) if u.numel() == 1 else torch.randn(u.shape, generator=generator, dtype=u.dtype).sign()
+
+
+def _cut(problem: Problem) -> Problem:
+    """The same problem with half of x cut from the graph of g, as by a forgotten detach(): hypergradients are wrong."""
+
+    def lower(x: Any, y: Any, *batch: Any) -> Tensor:
+        return problem.lower(tree_map(lambda u: (u + u.detach()) / 2, x), y, *batch)
+
+    return Problem(
+        problem.upper, lower, problem.constraint, upper_constraint=problem.upper_constraint, sampler=problem.sampler
+    )
 
 
 def _rescaled(case: Case, what: str, scale: float) -> Case:

@@ -38,7 +38,7 @@ GRADIENT_ONLY = (RuntimeError, ValueError, IndexError)
 """What missing second derivatives, and sets whose Jacobian takes no stacks, raise besides."""
 FAILURES = (BilevelError, torch.linalg.LinAlgError)  # pyright: ignore[reportPrivateImportUsage]
 """What makes a trial point a failed one: line searches then go nearer."""
-CURVATURE_LIMIT = 1e6
+CURVATURE_LIMIT = 1e4
 """A point whose lower level is so many times steeper than that of the start counts as failed: nobody could solve it
 again (penalties of e^28)."""
 
