@@ -22,8 +22,6 @@ from .out_of_fold import of_labels, row_numbers
 if TYPE_CHECKING:
     from .columns import ColumnEncoder
 
-FEWEST_SUSPECTED = 5
-"""Verified rows with a suspected label below which no interval is stated."""
 DECISIONS = ("argmax", "balanced")
 
 
@@ -257,7 +255,7 @@ def wrong_among_suspected(
 
     Returns
     -------
-    Lowest and highest number, and N; None with fewer than 5 verified rows that are suspected.
+    Lowest and highest number, and N; None if no verified row is suspected.
     """
     from scipy.stats import betabinom
 
@@ -272,7 +270,7 @@ def wrong_among_suspected(
     if fair is not None:
         flagged &= fair[evidence.checked]
     n, k = int(flagged.sum()), int((flagged & (given != right)).sum())
-    if n < FEWEST_SUSPECTED:
+    if n == 0:
         return None
     low, high = betabinom(total, k + 0.5, n - k + 0.5).interval(0.95)
     return int(low), int(high), total

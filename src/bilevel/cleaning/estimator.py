@@ -499,7 +499,7 @@ class HyperCleaner(ClassifierMixin, BaseEstimator):
 
         Returns
         -------
-        (lowest, highest, all issues), or None if too few rows were verified.
+        (lowest, highest, all issues), or None if no verified row is suspected.
         """
         check_is_fitted(self)
         if not isinstance(self.correction_, CorrectedFit):
