@@ -34,6 +34,7 @@ myst_enable_extensions = ["dollarmath", "amsmath", "deflist", "colon_fence"]
 myst_heading_anchors = 3
 default_role = "py:obj"  # `name` in a docstring is a link where there is such a name, and code elsewhere
 autosummary_generate = True
+templates_path = ["_templates"]
 # Signatures: defaults as in the source, types by their last name, one argument per line where they are long.
 autodoc_preserve_defaults = True
 python_use_unqualified_type_names = True
