@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -61,10 +59,6 @@ def _cheap(problem: Problem, x: Vector, y: Vector) -> bool:
         return saved
 
     with torch.autograd.graph.saved_tensors_hooks(add, lambda saved: saved):
-        _values(problem, x, y)
+        lin = problem.linearize(x, y)
+        _ = lin.upper_value, lin.lower_value
     return count <= CHEAP_DATA
-
-
-def _values(problem: Problem, x: Vector, y: Vector) -> Any:
-    lin = problem.linearize(x, y)
-    return float(lin.upper_value), float(lin.lower_value)

@@ -30,9 +30,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from torch import Tensor
-
-from ..linearization import Linearization
 from ..problem import Problem
 from ..projected_gradient import safe_step
 from ..random import Seeds
@@ -96,7 +93,9 @@ class BiCGAFFA(LagrangianPenalty):
         batch = batch_of(problem, state.streams())
         lin = problem.linearize(state.x, state.y, batch)
         state = self.measured(lin, state, self.lower_step)
-        response = self._best_response(lin, z)
+        response = z  # lambda+
+        if problem.inequality is not None:
+            response = (z + self.multiplier_gamma * lin.inequality_value).clamp_min(0.0)
         bound = state.curvature_with(response) + self.multiplier_gamma * state.slope
         beta = step_or(self.lower_step, 0.5 * safe_step(bound))
         space, x_space, weight = problem.y_space(lin.constraint), problem.x_space, 1.0 / self.penalty_at(k)
@@ -116,9 +115,3 @@ class BiCGAFFA(LagrangianPenalty):
             d_z = -at_theta.inequality_value - (z - response) / self.multiplier_gamma
             z = (z - self.multiplier_step_at(state) * d_z).clamp(0.0, self.largest_multiplier)
         return replace(state, x=x, y=y, multipliers=z, step=k + 1)
-
-    def _best_response(self, lin: Linearization, z: Tensor) -> Tensor:
-        """lambda+."""
-        if lin.problem.inequality is None:
-            return z
-        return (z + self.multiplier_gamma * lin.inequality_value).clamp_min(0.0)
