@@ -346,7 +346,7 @@ def vjp(
 
     It is zero where an entry of `point` does not matter.
     """
-    if not (type(output) is type(point) is Tensor):
+    if isinstance(output, dict) or isinstance(point, dict):
         vectors = None if vector is None else leaves(in_order(output, vector))
         return like(point, _gradients(leaves(output), leaves(point), vectors, retain_graph, create_graph))
     if not output.requires_grad:

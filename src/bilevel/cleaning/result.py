@@ -356,7 +356,7 @@ def collect(
         columns=data.encoder.decisions_ if data.pixels is None else (),
         wrong_suspected=suspicions(cleaner, data, threshold),
         threshold=threshold,
-        advice=cleaner.advice() if rows["is_label_issue"].any() else None,
+        advice=cleaner.advice() if rows["is_label_issue"].to_numpy().any() else None,
         reliability=reliability(cleaner, data),
         review=review_of(cleaner, data, rows) if options.report is not None and data.corrects else None,
         to_check=rows_to_look_at(cleaner, data, options.next),
