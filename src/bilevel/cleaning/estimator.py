@@ -39,7 +39,7 @@ from .design import Design, dtype_for
 from .inputs import FitRows
 from .learning import TrainingEvent
 from .linear_fit import LINEAR, common_facts, settings_of
-from .losses import Loss, loss_of
+from .losses import Loss, loss_of, warn_of_wrong_derivatives
 from .noise import NoiseModel
 from .training import REMEDY, CleaningFit, Training
 
@@ -278,6 +278,7 @@ class HyperCleaner(ClassifierMixin, BaseEstimator):
             checkpoint=checkpoint, resume=earlier, callbacks=() if self.callback is None else (self._tell,),
             progress=self.verbose,
         )  # fmt: skip
+        warn_of_wrong_derivatives(settings.loss, settings.classes)  # once the loss is that of the run to be resumed
         with run:
             cleaned = Training(noisy, known, settings, run).fit()
         if run.interrupted and str(run):

@@ -15,7 +15,7 @@ from ..errors import InvalidInputError
 from ..solvers import Solver
 from ..solvers.base import FIXED_SET, needs_of
 from .learning import Rows, Settings
-from .losses import loss_of, object_of, warn_of_wrong_derivatives
+from .losses import loss_of, object_of
 from .noise import BY_NAME, noise_of
 from .options import SOLVERS
 
@@ -40,11 +40,9 @@ def settings_of(params: Mapping[str, Any], classes: int, seed: int) -> Settings:
     noise = params["noise"]
     if noise != "auto" and noise_of(noise, auto=True).name not in BY_NAME:
         raise InvalidInputError(f"noise must be RowWeights(), ClassPairs() or Transition(), got {noise!r}")
-    loss = loss_of(params["loss"], classes)
-    warn_of_wrong_derivatives(loss, classes)
     own = {name: params[name] for name in ("noise", "radius", "constraint", "ridge", "batch_size")}
     return Settings(
-        classes=classes, loss=loss, intercept=params["fit_intercept"], solver=solver,
+        classes=classes, loss=loss_of(params["loss"], classes), intercept=params["fit_intercept"], solver=solver,
         steps=None if params["steps"] is None else check_count("steps", params["steps"]), seed=seed, **own,
     )  # fmt: skip
 
