@@ -1,6 +1,6 @@
 """Untrusted files: `make_all` writes them to a folder. Run with a folder, this reads them all.
 
-    python hostile.py FOLDER
+    python -m tests.reliability.hostile FOLDER
 
 Every reader of the package is given every file, under a limit of memory, with an eye on what the program does: a line
 of JSON per reading says which error was raised, how long it took and which forbidden acts were seen.
@@ -20,10 +20,10 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-import mutants
 import numpy as np
 import torch
 from safetensors.torch import save
+from tests.reliability import mutants
 
 ROOM = 600_000_000
 """Bytes of address space the readings may add."""

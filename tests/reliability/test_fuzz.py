@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import math
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import HealthCheck, Phase, given, seed, settings
+from tests.reliability import fuzz
 
 import bilevel
 from bilevel import sets
-
-sys.path.insert(0, str(Path(__file__).parent))
-import fuzz
-
-sys.path.pop(0)
 
 PHASES = [Phase.explicit, Phase.generate, Phase.shrink]
 options: Any = {"deadline": None, "database": None, "phases": PHASES, "suppress_health_check": list(HealthCheck)}
@@ -81,7 +75,7 @@ POINT = torch.zeros(3, dtype=torch.float64)
 )
 def test_a_tensor_without_values(call):
     with pytest.raises(
-        bilevel.InvalidInputError, match="on the device 'meta', where tensors have a shape and no values"
+        bilevel.InvalidInputError, match="on the device 'meta', where tensors have a shape but no values"
     ):
         call()
 

@@ -10,16 +10,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.reliability import hostile
 
 import bilevel
 from bilevel import cli
 from bilevel.errors import escape_control_chars
 
-sys.path.insert(0, str(Path(__file__).parent))
-import hostile
-
-sys.path.pop(0)
-
+ROOT = Path(__file__).parents[2]
 WELL_MADE = {
     ("signed-run-solver.safetensors", "Solution.load"),
     ("signed-run-solver.safetensors", "Checkpoint.load"),
@@ -48,8 +45,9 @@ def folder(tmp_path_factory) -> Path:
 def readings(folder) -> list[dict]:
     """One line per file and reader, from a process with little room and an audit hook."""
     finished = subprocess.run(
-        [sys.executable, hostile.__file__, str(folder)], capture_output=True, text=True, cwd=folder, timeout=500
-    )
+        [sys.executable, "-m", hostile.__name__, str(folder)],
+        capture_output=True, text=True, cwd=folder, timeout=500, env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
     assert finished.returncode == 0, finished.stderr[-3000:]
     # `bilevel resume` speaks to its user in between.
     return [json.loads(line) for line in finished.stdout.splitlines() if line.startswith("{")]

@@ -15,15 +15,10 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
+from tests.reliability import mutants, worker
 
 import bilevel
 from bilevel.run.checkpoint import previous_of
-
-sys.path.insert(0, str(Path(__file__).parent))
-import mutants
-import worker
-
-sys.path.pop(0)
 
 
 def load_checkpoint(path: Path) -> bilevel.Solution:

@@ -5,14 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-import mutants
-
-sys.path.pop(0)
+from tests.reliability import mutants
 
 MEMORY, SECONDS = 500_000_000, 1.0
 
