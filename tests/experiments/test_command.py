@@ -61,7 +61,7 @@ def test_a_table_from_the_command_to_the_export(reproduce, finished, tmp_path, c
         frame = read(out)
         assert len(frame) == 8
         assert list(frame["final.accuracy"]) == [r.final["accuracy"] for r in records]
-        assert {"wall_seconds", "environment.torch", "environment.data", "counts.steps"} <= set(frame.columns)
+        assert {"processor_seconds", "environment.torch", "environment.data", "counts.steps"} <= set(frame.columns)
         assert set(frame["configuration.data.rows"]) == {60}
         assert set(frame["configuration.fixed.inner_steps"].dropna()) == {20}
         assert set(frame["configuration.iterations"]) == {20}

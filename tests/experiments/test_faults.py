@@ -114,7 +114,7 @@ def test_a_sweep_that_ended_by_an_error_is_not_called_running(reproduce, tmp_pat
 
 def test_a_sweep_that_was_killed_is_told_and_shared_work_counts_once(tmp_path, capsys):
     about = {"role": "final", "dataset": "d", "method": "m", "settings": {}, "seed": 0, "status": "iterations"}
-    shared = {"wall_seconds": 3600.0, "environment": {"work": "same", "threads": 1}}
+    shared = {"processor_seconds": 3600.0, "environment": {"work": "same", "threads": 1}}
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     for pid, state in ((gone.pid, "was killed (the same command goes on)"), (os.getpid(), "running")):

@@ -17,8 +17,8 @@ from bilevel.experiments.store import ResultsStore, StoreLockedError
 def outcome(number, **more):
     record = RunRecord(
         identity=f"{number:016x}", experiment="table-2", role="final", dataset="mnist", method="dmlcbo",
-        settings={"upper_step": 0.1, "Q": 3}, seed=number, status="iterations", wall_seconds=1.5, training_seconds=0.1,
-        counts={"steps": 20}, environment={"torch": "2"},
+        settings={"upper_step": 0.1, "Q": 3}, seed=number, status="iterations", processor_seconds=1.5,
+        training_seconds=0.1, counts={"steps": 20}, environment={"torch": "2"},
         curve={"step": [0, 20], "accuracy": [0.1 + 0.2, 1 / 3], "half_width": [float("inf"), 1e-300]}, **more,
     )  # fmt: skip
     return Outcome(record, {"x": np.arange(3.0)})
@@ -88,7 +88,7 @@ def test_a_run_that_another_program_stored_in_the_same_moment_is_fine(tmp_path):
         """While it is written, another program stores the same run."""
 
         def __getattribute__(self, name):
-            if name == "wall_seconds":
+            if name == "processor_seconds":
                 write_run(outcome(1), store.runs)
             return super().__getattribute__(name)
 

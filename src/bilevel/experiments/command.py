@@ -75,13 +75,14 @@ def reproduce(options: ReproduceOptions, command: str) -> int:
 
 def load_tables(options: ReproduceOptions) -> list[Configuration]:
     """The tables, with what the options change."""
-    tables = [load_configuration(name) for name in [options.configuration] if name]
-    if tables and tables[0].experiment in TARGETS and tables[0].experiment not in TARGETS[options.target]:
-        name = tables[0].experiment
-        raise InvalidInputError(
-            f"{options.configuration} is a configuration of {name}, and the target is {options.target}: ask for "
-            f"{name}, or change its `experiment`"
-        )
+    tables = [load_configuration(name) for name in options.configuration or ()]
+    for path, table in zip(options.configuration or (), tables, strict=True):
+        name = table.experiment
+        if name in TARGETS and name not in TARGETS[options.target]:
+            raise InvalidInputError(
+                f"{path} is a configuration of {name}, and the target is {options.target}: ask for {name}, or change "
+                "its `experiment`"
+            )
     tables = tables or [load_configuration(name) for name in TARGETS[options.target]]
     for table in tables:
         check_settings(table)
@@ -136,7 +137,7 @@ def status(folder: Path | None) -> int:
     for (experiment, role, dataset, method), runs in groups:
         bad = sum(run.status in ("failed", "diverged") for run in runs)
         note = f", {bad} failed or diverged" if bad else ""
-        seconds = readable(sum(run.wall_seconds for run in runs))
+        seconds = readable(sum(run.processor_seconds for run in runs))
         print(f"{experiment}  {role:5}  {dataset:14}  {method:14}  {len(runs):4} runs, {seconds}{note}")
     print(f"{len(records)} runs, {core_hours(records):.2f} core-hours")
     return SUCCESS

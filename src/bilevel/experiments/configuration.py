@@ -61,6 +61,7 @@ class FewShotData(Part):
     train_ways: Count = 20
     width: Count = 32
     normalise: bool = True
+    bfloat16: bool = False
     scale: Positive = 10.0
     tasks_per_step: Count = 1
     novel_tasks: Annotated[int, Field(ge=2)] = 50

@@ -23,7 +23,7 @@ def report_notes(tables: Sequence[Configuration], *, quick: bool = False) -> lis
     >>> (note,) = report_notes([load_configuration("table-2")])
     >>> limits, search = note.split(" Step ")
     >>> limits
-    'Table 2: final runs end after 10,000 iterations or after 20 s of training, whichever comes first; 10 seeds.'
+    'Table 2: final runs end after 10,000 iterations or 20 s of training, whichever comes first; 10 seeds.'
     >>> search.partition(", ")[2]
     '36 or 49 settings for 5 s each.'
     """
@@ -37,12 +37,12 @@ def report_notes(tables: Sequence[Configuration], *, quick: bool = False) -> lis
 
 def _limits(table: Configuration) -> str:
     run = table.run
-    ends = [f"after {run.iterations:,} iterations"]
-    ends += [] if run.limit_seconds is None else [f"after {run.limit_seconds:g} s of training"]
+    ends = [f"{run.iterations:,} iterations"]
+    ends += [] if run.limit_seconds is None else [f"{run.limit_seconds:g} s of training"]
     ends += [] if run.converged is None else [f"when F changes by less than {run.converged:g} of itself in 500 steps"]
     first = ", whichever comes first" if len(ends) > 1 else ""
     seeds = "1 seed" if run.seeds == 1 else f"{run.seeds} seeds"
-    return f"final runs end {' or '.join(ends)}{first}; {seeds}."
+    return f"final runs end after {' or '.join(ends)}{first}; {seeds}."
 
 
 def _search(table: Configuration) -> str:

@@ -40,7 +40,7 @@ class ReproduceOptions:
     data
         The data folder. Default: that of the environment variable BILEVEL_DATA, or the user's cache folder.
     configuration
-        Your own TOML file instead of that of the table.
+        Your own TOML files instead of those of the tables: one or more.
     """
 
     target: Target
@@ -54,7 +54,7 @@ class ReproduceOptions:
     scheduler: str | None = None
     results: Path | None = None
     data: Path | None = None
-    configuration: Path | None = None
+    configuration: tuple[Path, ...] | None = None
 
     @property
     def folder(self) -> Path:

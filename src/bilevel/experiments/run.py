@@ -13,7 +13,7 @@ import platform
 import time
 import warnings
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
@@ -110,9 +110,9 @@ def describe(spec: RunSpec) -> dict[str, Any]:
 
 
 def make_record(spec: RunSpec, dtype: str, began: float, **ended: Any) -> RunRecord:
-    """The record of a run that began at this time of `time.perf_counter`."""
-    seconds = time.perf_counter() - began
-    return RunRecord(**describe(spec), environment=environment(spec, dtype), wall_seconds=seconds, **ended)
+    """The record of a run that began at this time of `time.process_time`."""
+    seconds = time.process_time() - began
+    return RunRecord(**describe(spec), environment=environment(spec, dtype), processor_seconds=seconds, **ended)
 
 
 def environment(spec: RunSpec, dtype: str) -> dict[str, str | int]:
@@ -155,12 +155,18 @@ def failure_reason(error: Exception) -> str:
     return text
 
 
+def count_gradients(costs: Mapping[str, float]) -> float:
+    """Gradients of f and g, and products with second derivatives of g, so far."""
+    names = ("upper_gradients", "lower_gradients", "hessian_products", "cross_products")
+    return sum(costs.get(name, 0) for name in names)
+
+
 # --- hyper-cleaning ---------------------------------------------------------------------------------------------------
 
 
 def run_cleaning(spec: RunSpec, folder: Path) -> Outcome:
     """One method on one hyper-cleaning problem."""
-    began = time.perf_counter()
+    began = time.process_time()
     data = CleaningData(**spec.data)
     task = _cached_task(data, spec.dataset, folder, spec.seed, spec.data_hash)  # type: ignore[arg-type]
     problem = cleaning_problem(data, task)
@@ -168,7 +174,7 @@ def run_cleaning(spec: RunSpec, folder: Path) -> Outcome:
     solution, status, reason = None, "failed", ""
     try:
         solver = make_solver(spec.solver, spec.fixed | spec.settings, rows=data.rows)
-        curve.add(0, 0.0, problem.start(), problem.y0)
+        curve.add(0, 0.0, problem.start(), problem.y0, {})
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the status tells of a series that diverges
             solution = minimize(
@@ -231,7 +237,7 @@ class CleaningCurve:
 
     def __call__(self, record: Record, state: Any) -> bool:
         if self._every:
-            self.add(record.step, record.seconds, state.x, state.y, record.costs.get("data_passes", 0))
+            self.add(record.step, record.seconds, state.x, state.y, record.costs)
         return self._every and self._converged is not None and self._change() < self._converged
 
     def _change(self) -> float:
@@ -243,10 +249,10 @@ class CleaningCurve:
     def add_end(self, solution: Solution) -> None:
         """The last point, unless it was evaluated."""
         if self.columns["step"][-1] != solution.stats["steps"]:
-            stats = solution.stats
-            self.add(int(stats["steps"]), float(stats["seconds"]), solution.x, solution.y, stats.get("data_passes", 0))
+            stats: Mapping[str, Any] = solution.stats
+            self.add(int(stats["steps"]), float(stats["seconds"]), solution.x, solution.y, stats)
 
-    def add(self, step: int, seconds: float, x: Any, y: Any, data_passes: float = 0.0) -> None:
+    def add(self, step: int, seconds: float, x: Any, y: Any, costs: Mapping[str, float]) -> None:
         """One row."""
         found = solve_lower(self._problem, x, tol=TOLERANCE)
         solved: Any = found.y
@@ -255,7 +261,8 @@ class CleaningCurve:
         row = {
             "step": step,
             "training_seconds": seconds,
-            "data_passes": data_passes,
+            "data_passes": costs.get("data_passes", 0),
+            "gradients": count_gradients(costs),
             "upper_value": self._upper(x, y),
             "accuracy": accuracy,
             "solved_upper_value": self._upper(x, solved),

@@ -26,7 +26,7 @@ from ..errors import CorruptFileError
 if TYPE_CHECKING:
     import numpy as np
 
-TIMING = ("wall_seconds", "training_seconds")
+TIMING = ("processor_seconds", "training_seconds")
 """Fields that differ between two runs of the same configuration."""
 
 Curve = dict[str, list[float]]
@@ -57,7 +57,7 @@ class RunRecord:
         What ended the run.
     reason : str
         Why it failed or diverged; empty otherwise.
-    wall_seconds, training_seconds : float
+    processor_seconds, training_seconds : float
         The whole run, and the run without its evaluations.
     counts : dict
         Operations the library counts: steps, gradients, Hessian products, projections.
@@ -95,7 +95,7 @@ class RunRecord:
     status: str
     configuration: dict[str, Any] = field(default_factory=dict)
     reason: str = ""
-    wall_seconds: float = 0.0
+    processor_seconds: float = 0.0
     training_seconds: float = 0.0
     counts: dict[str, int] = field(default_factory=dict)
     environment: dict[str, str | int] = field(default_factory=dict)

@@ -254,9 +254,9 @@ def test_the_tables_can_be_made_from_the_csv(full_sweep):
 
 
 def test_cost_and_facts():
-    runs = [record(seed=seed, wall_seconds=1800.0, environment={"threads": 2}) for seed in range(2)]
-    assert core_hours(runs) == pytest.approx(2.0)
-    shared = [record(identity=name, wall_seconds=3600.0, environment={"work": "same"}) for name in "ab"]
+    runs = [record(seed=seed, processor_seconds=1800.0) for seed in range(2)]
+    assert core_hours(runs) == pytest.approx(1.0)
+    shared = [record(identity=name, processor_seconds=3600.0, environment={"work": "same"}) for name in "ab"]
     assert core_hours(shared) == pytest.approx(1.0)
     mixed = [
         record(dataset="mnist", environment={"torch": "2.6", "data": "m", "cores": 2, "work": "1"}),

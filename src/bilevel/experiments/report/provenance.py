@@ -33,17 +33,17 @@ class Trouble:
 
 
 def core_hours(records: Sequence[RunRecord]) -> float:
-    """Wall time x threads over all runs, the search of step sizes included; work that several tables share counts once.
+    """Processor time of all runs, the search of step sizes included; work that several tables share counts once.
 
     Examples
     --------
     >>> run = {"experiment": "table-2", "role": "grid", "dataset": "mnist", "method": "approx", "settings": {}}
-    >>> run |= {"seed": 0, "status": "iterations", "wall_seconds": 1800.0}
-    >>> core_hours([RunRecord(identity=name, **run, environment={"threads": 1}) for name in ("a", "b")])
+    >>> run |= {"seed": 0, "status": "iterations", "processor_seconds": 1800.0}
+    >>> core_hours([RunRecord(identity=name, **run) for name in ("a", "b")])
     1.0
     """
     work = {record.environment.get("work", record.identity): record for record in records}
-    return sum(run.wall_seconds * int(run.environment.get("threads", 1)) for run in work.values()) / 3600
+    return sum(run.processor_seconds for run in work.values()) / 3600
 
 
 def facts(records: Sequence[RunRecord]) -> dict[str, str]:
