@@ -3,28 +3,6 @@
 Names are loaded when first used: `bilevel fewshot --help` loads no torch.
 """
 
-import importlib
-from typing import Any
+from .._lazy import lazy_names
 
-_HOME = {
-    "MetaLearner": "learner",
-    "Training": "training",
-    "TrainingRecord": "training",
-    "SVMHead": "head",
-    "FewShotProblem": "problem",
-    "evaluate": "evaluation",
-    "Accuracy": "evaluation",
-    "Episodes": "episodes",
-    "Tasks": "episodes",
-    "generated_images": "episodes",
-    "ConvNet": "networks",
-    "ResNet12": "networks",
-}
-
-__all__ = list(_HOME)
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
+__getattr__, __dir__, __all__ = lazy_names(__name__, __file__)

@@ -1,0 +1,2 @@
+from .known_problems import KnownProblem as KnownProblem
+from .sets import SetTestCase as SetTestCase
