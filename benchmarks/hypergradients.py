@@ -21,7 +21,7 @@ def rows() -> list[Row]:
     Y, space, streams = sets.L1Ball(1.0), Space(1), RandomStreams()
     perturbed, two_point = (
         bilevel.hypergradients.Perturbed(radius=1e-6),
-        bilevel.hypergradients.TwoPoint(directions=D, block=D),
+        bilevel.hypergradients.TwoPoint(directions=D),
     )
 
     def product(smoothing: object) -> object:

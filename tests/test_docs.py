@@ -88,7 +88,6 @@ def test_the_page_about_resuming_runs(tmp_path, monkeypatch, capsys):
     assert {file.name for file in tmp_path.iterdir()} >= {
         "run.safetensors",
         "run.csv",
-        "run.jsonl",
         "study.safetensors",
     }
     monkeypatch.syspath_prepend(str(tmp_path))

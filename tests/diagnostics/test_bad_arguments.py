@@ -110,7 +110,7 @@ def test_function_constraints(name):
         (lambda: smoothing_lipschitz(0, 1.0), "dimension must be an integer"),
         (lambda: dmlcbo_from_theory("a", eps=0.1, gap=1.0), "theory must be bilevel.diagnostics.Theory"),
         (lambda: CSVFile(3), "path must be a path such as 'run.csv', got 3"),
-        (lambda: bilevel.run.JSONLines(""), "path must be a path such as 'run.csv', got ''"),
+        (lambda: bilevel.run.CSVFile(""), "path must be a path such as 'run.csv', got ''"),
         (lambda: CSVFile("a\0b"), "cannot be the name of a file"),
         (lambda: CSVFile("a" * 5000), "cannot be the name of a file"),
         (lambda: CSVFile(Path(__file__) / "run.csv"), "cannot be the name of a file"),

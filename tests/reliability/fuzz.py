@@ -515,7 +515,7 @@ def some_of(draw: Any, names: list[str]) -> dict[str, Any]:
 @st.composite
 def observer_calls(draw: Any) -> Call:
     """A log in a good or bad place, told of records with good and odd numbers."""
-    name = draw(st.sampled_from(["CSVFile", "JSONLines", "TensorBoard"]))
+    name = draw(st.sampled_from(["CSVFile", "TensorBoard"]))
     places = ["new", "new", "new", "old", "folder", "missing/new", "old/new", "a" * 300, "a" * 5000, "a\0b", "\ud800"]
     place = draw(st.sampled_from([*places, 3, None, b"x", "", math.nan, ["new"], np.ones(2)]))
     numbers = draw(st.lists(st.sampled_from([0.5, math.nan, math.inf, 1e300, -0.0]), min_size=1, max_size=3))

@@ -404,7 +404,6 @@ def test_published_settings():
     method = solver.hypergradient
     assert (method.terms, method.eta, method.truncation, method.smoothing.radius) == (3, 0.5, "random", 1e-6)
     assert method.smoothing.directions is None
-    assert not method.smoothing.orthonormal
 
 
 def test_repr_says_how_it_went():

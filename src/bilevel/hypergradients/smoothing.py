@@ -7,20 +7,24 @@ E[H(z + delta u)] (the proof of Proposition 1 of the paper). Each class draws on
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
 
 from .._checks import Settings, setting
-from ..errors import InvalidInputError, PrecisionWarning
+from ..errors import PrecisionWarning
 from ..random import RandomStreams
 from ..sets.base import ConvexSet, ProjectionJacobian
 from ..spaces import Space, Vector, leaves, tree_map
 
 ANNEALING = 60
 """Steps after which an automatic radius begins to fall."""
+BLOCK = 64
+"""Directions of `TwoPoint` that are held in memory at once."""
+
 NO_SMOOTHING = "; for no smoothing use Exact()"
 
 
@@ -111,10 +115,6 @@ class TwoPoint(Settings):
         delta, in the units of y.
     directions
         n; None for the dimension of y, as in the paper.
-    orthonormal
-        Draw the directions as the orthonormal factor of a Gaussian matrix: less noise, n <= d.
-    block
-        How many directions are held in memory at once (iid directions only).
 
     References
     ----------
@@ -123,13 +123,11 @@ class TwoPoint(Settings):
     Examples
     --------
     >>> TwoPoint(directions=32)
-    TwoPoint(radius=1e-06, directions=32, orthonormal=False, block=64)
+    TwoPoint(radius=1e-06, directions=32)
     """
 
     radius: float = setting(1e-6, remedy=NO_SMOOTHING)
     directions: int | None = None
-    orthonormal: bool = False
-    block: int = 64
 
     def point(self, constraint: ConvexSet, z: Vector, space: Space, streams: RandomStreams, index: int = 0) -> Vector:
         """z: the differences are centred there."""
@@ -139,16 +137,9 @@ class TwoPoint(Settings):
         self, constraint: ConvexSet, z: Vector, space: Space, streams: RandomStreams, index: int = 0
     ) -> ProjectionJacobian:
         """H-bar for draw `index` of this step."""
-        dimension = space.size(z)
-        count = dimension if self.directions is None else self.directions
-        if self.orthonormal and count > dimension:
-            raise InvalidInputError(
-                f"directions={count} orthonormal directions do not fit in dimension {dimension}: use at most that many"
-            )
-        self._warn_if_unresolved(z, dimension)
-        device = leaves(z)[0].device
-        draw = lambda: streams.generator("smoothing", index, device)  # noqa: E731
-        return TwoPointJacobian(self, count, constraint, z, space, draw)
+        self._warn_if_unresolved(z, space.size(z))
+        draw = partial(streams.generator, "smoothing", index, leaves(z)[0].device)
+        return TwoPointJacobian(self.radius, self.directions or space.size(z), constraint, z, space, draw)
 
     def _warn_if_unresolved(self, z: Vector, dimension: int) -> None:
         """Each entry of delta * u is about delta/sqrt(d): it must be well above the rounding error of z (erratum 5)."""
@@ -170,7 +161,7 @@ class TwoPointJacobian(ProjectionJacobian):
     The directions are drawn again from (seed, step, index) at each product, so none of them is stored.
     """
 
-    settings: TwoPoint
+    radius: float
     count: int
     constraint: ConvexSet
     z: Vector
@@ -178,24 +169,12 @@ class TwoPointJacobian(ProjectionJacobian):
     generator: Callable[[], torch.Generator]
 
     def apply(self, v: Vector) -> Vector:
-        space, z, radius = self.space, self.z, self.settings.radius
+        space, z, radius, generator = self.space, self.z, self.radius, self.generator()
         total = space.zeros_like(z)
-        for u in self._directions():
+        for done in range(0, self.count, BLOCK):
+            u = space.sphere(z, generator, min(BLOCK, self.count - done))
             ahead = self.constraint.project(space.add(z, u, radius))
             behind = self.constraint.project(space.add(z, u, -radius))
             slope = space.dots(space.add(ahead, behind, -1.0), v) / (2.0 * radius)
             total = space.add(total, tree_map(lambda w: torch.tensordot(slope.to(w), w, 1), u))  # noqa: B023
         return space.scaled(total, space.size(z) / self.count)
-
-    def _directions(self) -> Iterator[Vector]:
-        """Blocks of directions, one after the other."""
-        space, z, generator = self.space, self.z, self.generator()
-        if self.settings.orthonormal:
-            first = leaves(z)[0]
-            shape = (space.size(z), self.count)
-            gaussian = torch.randn(shape, generator=generator, dtype=first.dtype, device=first.device)
-            # Column signs of the QR factor are fixed by LAPACK; u and -u give the same term, so that does not matter.
-            yield space.unravel(torch.linalg.qr(gaussian).Q.T.contiguous(), z)
-            return
-        for done in range(0, self.count, self.settings.block):
-            yield space.sphere(z, generator, min(self.settings.block, self.count - done))

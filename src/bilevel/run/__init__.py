@@ -2,7 +2,7 @@
 
 from .checkpoint import Checkpoint
 from .comparison import Budget, Comparison
-from .observers import CSVFile, JSONLines, Observer, TensorBoard
+from .observers import CSVFile, TensorBoard
 from .solution import Record, Solution, Status
 
 __all__ = [
@@ -10,8 +10,6 @@ __all__ = [
     "CSVFile",
     "Checkpoint",
     "Comparison",
-    "JSONLines",
-    "Observer",
     "Record",
     "Solution",
     "Status",

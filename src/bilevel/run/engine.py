@@ -132,7 +132,7 @@ class Run:
     resume
         The path of a checkpoint, or a document that was read from one.
     callbacks
-        Functions of (row, state); one that returns something true ends the stage. See `Observer`.
+        Functions of (row, state); one that returns something true ends the stage.
     progress
         Show a bar, or lines where standard error is no terminal; None: a bar in a terminal once it takes long.
     work

@@ -137,9 +137,9 @@ def minimize(
         "last" (the default); "best": lowest f after 50 lower-level steps among the evaluations; "sampled": an iterate
         drawn uniformly from all steps, as in the theory.
     callbacks
-        Functions of (record, state); a callback that returns a true value ends the run. `CSVFile`, `JSONLines` and
-        `TensorBoard` are ready to use. The methods `begin` and `end` of an `Observer` are called at the start and the
-        end of a run.
+        Functions of (record, state); a callback that returns a true value ends the run. `CSVFile` and `TensorBoard`
+        are ready to use. Where a callback has methods `begin(history)` and `end()`, they are called at the start and
+        the end of the run.
     progress
         Show a progress bar; by default one appears in a terminal when the run takes longer than five seconds.
     checkpoint

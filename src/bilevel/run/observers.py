@@ -1,8 +1,8 @@
 """Observers: what `minimize(callbacks=[...])` tells about a run, to files and to TensorBoard.
 
-An observer is any function of (record, state); a true answer ends the run. One that needs to know when the run begins
-and ends has the methods of `Observer` too. Those here write every record, one line each, flushed at once, so that a run
-that is killed loses none; a run that is resumed goes on in the same file.
+An observer is any function of (record, state); a true answer ends the run. It may have the methods `begin(history)`,
+called at the start with the records so far, and `end()`, called at the end, well or not. Those here write every record,
+flushed at once, so that a run that is killed loses none; a run that is resumed goes on in the same file.
 """
 
 from __future__ import annotations
@@ -10,58 +10,36 @@ from __future__ import annotations
 import contextlib
 import csv
 import io
-import json
 import math
 import warnings
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from .._files import OutputExistsError, WriteError, check_name, check_writable, write_atomically
 from ..errors import InvalidInputError, InvalidTypeError, MissingExtraError, ObserverWarning
 from .solution import Record, record_values
 
 
-@runtime_checkable
-class Observer(Protocol):
-    """A callback of `minimize` with methods for the start and the end of a run; `begin` and `end` are optional.
+class CSVFile:
+    """Write every record of a run as a row of a CSV file, with a header.
+
+    Parameters
+    ----------
+    path
+        The file to make. When a run is resumed, its own file is brought to the state of the checkpoint and continued.
 
     Examples
     --------
-    >>> import bilevel, torch
-    >>> class Best:
-    ...     def begin(self, history):
-    ...         self.value = history[0].upper
-    ...
-    ...     def __call__(self, record, state):
-    ...         self.value = min(self.value, record.upper)
-    ...
-    ...     def end(self):
-    ...         pass
-    >>> watch = Best()
+    >>> import bilevel, torch, tempfile
     >>> problem = bilevel.Problem(lambda x, y: (y - 1).square().sum(), lambda x, y: (y - x).square().sum())
-    >>> solution = bilevel.minimize(problem, torch.zeros(2), torch.zeros(2), steps=300, callbacks=[watch])
-    >>> isinstance(watch, Observer), watch.value < 2
-    (True, True)
+    >>> path = Path(tempfile.mkdtemp()) / "run.csv"
+    >>> run = {"solver": bilevel.DMLCBO(), "steps": 20, "evaluate_every": 10, "callbacks": [CSVFile(path)]}
+    >>> solution = bilevel.minimize(problem, torch.zeros(2), torch.zeros(2), **run)
+    >>> [line.split(",")[0] for line in path.read_text().splitlines()]
+    ['step', '0', '10', '20']
     """
-
-    def begin(self, history: Sequence[Record]) -> None:
-        """The run begins; `history` holds the record of its start or, when it is resumed, all its records so far."""
-        ...
-
-    def __call__(self, record: Record, state: Any) -> Any:
-        """An evaluation; something true ends the run."""
-        ...
-
-    def end(self) -> None:
-        """The run has ended, well or not."""
-        ...
-
-
-class _TextLog(ABC):
-    """One line per record in a text file."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = _checked_path("path", path)
@@ -76,7 +54,7 @@ class _TextLog(ABC):
     def begin(self, history: Sequence[Record]) -> None:
         """Write the records so far; a file that is not the log of this run is left alone."""
         self.check(history)
-        text = self._start(history) + "".join(map(self._line, history[1:]))
+        text = self._start(history) + "".join(map(_row, history[1:]))
         write_atomically(self.path, partial(Path.write_text, data=text, encoding="utf-8", newline=""), overwrite=True)
         self._file = self.path.open("a", encoding="utf-8", newline="")
 
@@ -84,8 +62,8 @@ class _TextLog(ABC):
         if self._file is None:
             return
         try:
-            head = "" if self._file.tell() else self._head(record)  # a run resumed from a state has no history
-            self._file.write(head + self._line(record))
+            head = "" if self._file.tell() else _header(record)  # a run resumed from a state has no history
+            self._file.write(head + _row(record))
             self._file.flush()
         except OSError as error:
             message = f"{self.path} could not be written at step {record.step} ({error.strerror})"
@@ -109,68 +87,7 @@ class _TextLog(ABC):
             return file.read(len(start)) == start
 
     def _start(self, history: Sequence[Record]) -> str:
-        return "".join(self._head(record) + self._line(record) for record in history[:1])
-
-    def _head(self, record: Record) -> str:
-        return ""
-
-    @abstractmethod
-    def _line(self, record: Record) -> str:
-        """A record as text."""
-
-
-class CSVFile(_TextLog):
-    """Write every record of a run as a row of a CSV file, with a header.
-
-    Parameters
-    ----------
-    path
-        The file to make. When a run is resumed, its own file is brought to the state of the checkpoint and continued.
-
-    Examples
-    --------
-    >>> import bilevel, torch, tempfile
-    >>> problem = bilevel.Problem(lambda x, y: (y - 1).square().sum(), lambda x, y: (y - x).square().sum())
-    >>> path = Path(tempfile.mkdtemp()) / "run.csv"
-    >>> run = {"solver": bilevel.DMLCBO(), "steps": 20, "evaluate_every": 10, "callbacks": [CSVFile(path)]}
-    >>> solution = bilevel.minimize(problem, torch.zeros(2), torch.zeros(2), **run)
-    >>> [line.split(",")[0] for line in path.read_text().splitlines()]
-    ['step', '0', '10', '20']
-    """
-
-    def _head(self, record: Record) -> str:
-        return _csv_line(record_values(record))
-
-    def _line(self, record: Record) -> str:
-        return _csv_line("" if value is None else value for value in record_values(record).values())
-
-
-class JSONLines(_TextLog):
-    """Write every record of a run as one line of JSON; NaN and infinite numbers become null.
-
-    Parameters
-    ----------
-    path
-        The file to make. When a run is resumed, its own file is brought to the state of the checkpoint and continued.
-
-    Examples
-    --------
-    >>> import bilevel, json, torch, tempfile
-    >>> problem = bilevel.Problem(lambda x, y: (y - 1).square().sum(), lambda x, y: (y - x).square().sum())
-    >>> path = Path(tempfile.mkdtemp()) / "run.jsonl"
-    >>> run = {"solver": bilevel.DMLCBO(), "steps": 20, "evaluate_every": 10, "callbacks": [JSONLines(path)]}
-    >>> solution = bilevel.minimize(problem, torch.zeros(2), torch.zeros(2), **run)
-    >>> [json.loads(line)["step"] for line in path.read_text().splitlines()]
-    [0, 10, 20]
-    """
-
-    def _line(self, record: Record) -> str:
-        values = {key: value if _is_number(value) else None for key, value in record_values(record).items()}
-        return json.dumps(values, allow_nan=False) + "\n"
-
-
-LOGS: dict[str, type[CSVFile | JSONLines]] = {"CSVFile": CSVFile, "JSONLines": JSONLines}
-"""The logs that `bilevel resume` can continue."""
+        return "".join(_header(record) + _row(record) for record in history[:1])
 
 
 class TensorBoard:
@@ -215,7 +132,7 @@ class TensorBoard:
 
     def __call__(self, record: Record, state: Any) -> None:
         for name, value in record_values(record).items():
-            if name != "step" and _is_number(value):
+            if name != "step" and isinstance(value, int | float) and math.isfinite(value):
                 self._writer.add_scalar(f"bilevel/{name}", value, record.step)
         self._writer.flush()
 
@@ -239,7 +156,7 @@ def check_logs(callbacks: Iterable[Any], history: Sequence[Record], others: Iter
     """Refuse, before anything is written, logs in files of other runs, in one another's and in `others`."""
     taken = [path.resolve() for path in others]
     for log in callbacks:
-        if isinstance(log, _TextLog):
+        if isinstance(log, CSVFile):
             if log.path.resolve() in taken:
                 raise InvalidInputError(f"{log.path} is named twice: each log and checkpoint needs a file of its own")
             log.check(history)
@@ -248,21 +165,19 @@ def check_logs(callbacks: Iterable[Any], history: Sequence[Record], others: Iter
 
 def named_logs(callbacks: Iterable[Any]) -> dict[str, str]:
     """The files of the logs among the observers, each with its kind: what a checkpoint keeps of them."""
-    return {str(log.path): type(log).__name__ for log in callbacks if type(log) in LOGS.values()}
+    return {str(log.path): "CSVFile" for log in callbacks if type(log) is CSVFile}
 
 
-def logs_of(names: Mapping[str, str], history: Sequence[Record]) -> Iterator[tuple[str, CSVFile | JSONLines | None]]:
+def logs_of(names: Mapping[str, str], history: Sequence[Record]) -> Iterator[tuple[str, CSVFile | None]]:
     """The logs that a checkpoint names, to be continued; None for a file that is not the log of this run.
 
     A checkpoint may be untrusted and name any file: one that does not begin with this run's own first record
     is neither made nor changed.
     """
     for path, kind in names.items():
-        if "\0" in path or kind not in LOGS or not Path(path).is_file():
-            yield path, None
-        else:
-            log = LOGS[kind](path)
-            yield path, log if log.is_log_of(history) else None
+        there = "\0" not in path and kind == "CSVFile" and Path(path).is_file()
+        log = CSVFile(path) if there else None
+        yield path, log if log and log.is_log_of(history) else None
 
 
 def _checked_path(name: str, value: Any) -> Path:
@@ -271,11 +186,15 @@ def _checked_path(name: str, value: Any) -> Path:
     return Path(value)
 
 
-def _csv_line(values: Any) -> str:
+def _header(record: Record) -> str:
+    return _csv_line(record_values(record))
+
+
+def _row(record: Record) -> str:
+    return _csv_line("" if value is None else value for value in record_values(record).values())
+
+
+def _csv_line(values: Iterable[Any]) -> str:
     line = io.StringIO()
     csv.writer(line).writerow(values)
     return line.getvalue()
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
