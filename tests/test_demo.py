@@ -1,17 +1,15 @@
-"""The demo: what it prints, what it draws, and that learned weights beat both ways of training without them."""
+"""The demo: what it prints, and that learned weights beat both ways of training without them."""
 
 from __future__ import annotations
 
 import io
 import os
-from pathlib import Path
 
 import pytest
 import torch
-from PIL import Image
 from rich.console import Console
 
-from bilevel import cli, demo, errors
+from bilevel import cli, demo
 
 
 @pytest.fixture(scope="module")
@@ -30,36 +28,14 @@ def test_the_table_has_the_three_models(short):
         assert part in shown
 
 
-def test_the_picture_shows_something(short, tmp_path):
-    demo.picture(short).savefig(tmp_path / "demo.png")
-    with Image.open(tmp_path / "demo.png") as picture:
-        assert picture.width > 1200
-        colours = picture.convert("RGB").getcolors(1 << 20)
-    assert colours is not None
-    assert len(colours) > 100
-
-
 def test_the_command_runs_it(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert cli.main(["demo", "--steps", "3", "--seed", "1", "--out", "digits.svg"]) == 0
+    assert cli.main(["demo", "--steps", "3", "--seed", "1"]) == 0
     captured = capsys.readouterr()
-    for part in ("learned weights", "points of test accuracy compared with", "Picture: digits.svg"):
+    for part in ("learned weights", "points of test accuracy compared with"):
         assert part in captured.out
     assert "step 3/3" in captured.err
-    assert Path("digits.svg").read_text().startswith("<?xml")
-    assert os.listdir(tmp_path) == ["digits.svg"]
-
-
-def test_nothing_is_overwritten(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert demo.picture_path(None) == Path("bilevel-demo.png")
-    Path("bilevel-demo.png").touch()
-    Path("bilevel-demo-2.png").touch()
-    assert demo.picture_path(None) == Path("bilevel-demo-3.png")
-    assert demo.picture_path(None, force=True) == Path("bilevel-demo.png")
-    with pytest.raises(errors.InvalidInputError, match="exists and was left as it is; --force replaces it"):
-        demo.picture_path(Path("bilevel-demo.png"))
-    assert demo.picture_path(Path("bilevel-demo.png"), force=True) == Path("bilevel-demo.png")
+    assert os.listdir(tmp_path) == []
 
 
 def test_the_data_are_what_the_demo_says():

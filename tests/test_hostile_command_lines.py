@@ -50,7 +50,7 @@ def frame() -> pd.DataFrame:
         (["resume", "loop.safetensors"], "cannot be the name of a file"),
         (["predict", "loop.safetensors", "table.csv"], "cannot be the name of a file"),
         (["predict", LONG, "table.csv"], "File name too long"),
-        (["demo", "--steps", "1", "--out", f"{LONG}.png"], "File name too long"),
+        (["demo", "--steps", "1", "--checkpoint", f"{LONG}.safetensors"], "File name too long"),
         (["fewshot", "evaluate", "loop.safetensors"], "cannot be the name of a file"),
         (["status", "--results", LONG], "File name too long"),
         (["data", "list", "--folder", LONG], "File name too long"),
@@ -161,6 +161,6 @@ def test_a_checkpoint_of_another_run_is_not_replaced(here, capsys):
         torch.ones(2), torch.ones(2), solver=bilevel.DMLCBO(), steps=1, checkpoint="demo.safetensors",
     )  # fmt: skip
     stored = Path("demo.safetensors").read_bytes()
-    assert cli.main(["demo", "--steps", "1", "--checkpoint", "demo.safetensors", "--out", "b.png"]) == 2
+    assert cli.main(["demo", "--steps", "1", "--checkpoint", "demo.safetensors"]) == 2
     assert "bilevel resume demo.safetensors continues from it" in capsys.readouterr().err
     assert Path("demo.safetensors").read_bytes() == stored

@@ -21,14 +21,11 @@ from torch.nn.functional import cross_entropy
 
 import bilevel
 
-from ._files import check_writable, write_atomically
-from .errors import InvalidInputError, MissingExtraError
+from .errors import MissingExtraError
 
 TRAINING, TRUSTED, FLIPPED = 1000, 50, 0.3  # rows, rows, share of the training rows with a wrong label
 RADIUS, RIDGE = 15.0, 1e-3
 STEPS = 250
-PICTURE = Path("bilevel-demo.png")
-BLUE, ORANGE = "#2b6cb0", "#dd6b20"
 
 
 # --- the problem ------------------------------------------------------------------------------------------------------
@@ -176,22 +173,17 @@ def run(
     *,
     seed: int = 0,
     steps: int = STEPS,
-    out: Path | None = None,
-    force: bool = False,
     checkpoint: Path | None = None,
     resume: Path | None = None,
-    console: Any = None,
-) -> Path:
-    """The whole demo: train, print the table, draw the picture; returns where the picture is."""
+) -> None:
+    """The whole demo: train and print the table."""
     try:
-        import matplotlib  # noqa: F401
         import sklearn  # noqa: F401
         from rich.console import Console
     except ImportError:
         raise MissingExtraError("The demo", "apps") from None
-    console = console or Console()
+    console = Console()
     bilevel.Seeds.from_seed(seed)  # refuses what is not a seed
-    path = picture_path(out, force=force)
     console.print(
         f"[bold]Which labels are wrong?[/bold] {TRAINING:,} handwritten digits, {FLIPPED:.0%} of them with a wrong "
         f"label, and {TRUSTED} that we trust.\n"
@@ -202,25 +194,6 @@ def run(
     best = max(outcome.accuracy for outcome in result.outcomes[:2])
     gain = round(100 * result.outcomes[2].accuracy, 1) - round(100 * best, 1)  # of the numbers in the table
     console.print(f"Learned weights: {gain:+.1f} points of test accuracy compared with the better of the others.")
-    write_atomically(path, lambda file: picture(result).savefig(file, format=path.suffix[1:]), overwrite=force)
-    console.print(f"Picture: [bold]{path}[/bold]", soft_wrap=True)
-    return path
-
-
-def picture_path(out: Path | None, *, force: bool = False) -> Path:
-    """Where the picture goes: `out`, or the first of bilevel-demo.png, bilevel-demo-2.png, ... that is free."""
-    if out is None:
-        path, count = PICTURE, 1
-        while path.exists() and not force:
-            count += 1
-            path = PICTURE.with_stem(f"{PICTURE.stem}-{count}")
-        return path
-    if out.suffix.lower() not in (".png", ".svg", ".pdf"):
-        raise InvalidInputError(f"--out {out}: the name of the picture must end in .png, .svg or .pdf")
-    if out.is_file() and not force:
-        raise InvalidInputError(f"--out {out}: the file exists and was left as it is; --force replaces it")
-    check_writable(out, overwrite=True)
-    return out
 
 
 def table(result: Result) -> Any:
@@ -237,41 +210,3 @@ def table(result: Result) -> Any:
         style = "bold green" if name == "learned weights" else None
         grid.add_row(name, f"{accuracy:.1%}", f"{found} of {wrong}", f"{blamed} of {TRAINING - wrong}", style=style)
     return grid
-
-
-def picture(result: Result) -> Any:
-    """Learned weights on the left, most suspicious digits on the right; a matplotlib figure."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(12.0, 5.2), layout="constrained", dpi=130)
-    left, right = figure.subfigures(1, 2, width_ratios=(1.0, 1.2), wspace=0.04)  # type: ignore[misc]
-    _draw_weights(left.subplots(), result.weights, result.data.flipped)
-    _draw_suspects(right, result)
-    return figure
-
-
-def _draw_weights(axes: Any, weights: Tensor, flipped: Tensor) -> None:
-    groups, labels = [weights[~flipped].tolist(), weights[flipped].tolist()], ["right label", "wrong label"]
-    axes.hist(groups, bins=[i / 25 for i in range(26)], stacked=True, color=[BLUE, ORANGE], label=labels)
-    axes.axvline(0.5, color="#4a5568", linewidth=1, linestyle=":", label="start")
-    axes.set(xlabel="learned weight of a training row", ylabel="rows", xlim=(0, 1))
-    axes.set_title("What the weights learned", fontweight="bold")
-    axes.legend(frameon=False)
-    axes.spines[["top", "right"]].set_visible(False)
-
-
-def _draw_suspects(figure: Any, result: Result) -> None:
-    """For each label the two rows that carry it and look least like it to the cleaned model."""
-    (images, labels), flipped = result.data.noisy, result.data.flipped
-    probabilities = scores(result.model, images).softmax(-1)
-    ranked = probabilities.gather(1, labels[:, None])[:, 0].argsort().tolist()
-    worst = [i for label in range(10) for i in [j for j in ranked if int(labels[j]) == label][:2]]
-    caught = sum(bool(flipped[i]) for i in worst)
-    figure.suptitle(f"The most suspicious labels: {caught} of {len(worst)} are wrong", fontweight="bold")
-    for i, axes in zip(worst, figure.subplots(4, 5).flat, strict=True):
-        axes.imshow(images[i].reshape(8, 8).numpy(), cmap="gray_r", vmin=0, vmax=1, interpolation="bicubic")
-        axes.set(xticks=[], yticks=[])
-        colour = ORANGE if flipped[i] else BLUE
-        axes.spines[:].set(color=colour, linewidth=2)
-        seen = int(probabilities[i].argmax())
-        axes.set_title(f"label {int(labels[i])}, looks like {seen}", fontsize=9, color=colour)

@@ -15,20 +15,13 @@ def add_to(app: App) -> None:
     app.command(resume)
 
 
-def demo(
-    *,
-    seed: int = 0,
-    steps: int | None = None,
-    out: Path | None = None,
-    checkpoint: Path | None = None,
-    force: bool = False,
-) -> None:
+def demo(*, seed: int = 0, steps: int | None = None, checkpoint: Path | None = None) -> None:
     """Find the wrong labels among 1,000 handwritten digits.
 
     30 % of the training labels are wrong; 50 images, five per digit, are trusted. The demo learns one weight per
     training image, so that a model trained with these weights does well on the trusted images. It shows the accuracy on
-    test images with and without the weights, how many wrong labels were found, and a picture of the most suspicious
-    ones. It takes well under a minute and needs no network: the images come with scikit-learn.
+    test images with and without the weights, and how many wrong labels were found. It takes well under a minute and
+    needs no network: the images come with scikit-learn.
 
     Parameters
     ----------
@@ -37,25 +30,20 @@ def demo(
     steps
         Steps of the solver (default 250). More steps are not better: with one weight per row, the model eventually
         fits only the trusted rows.
-    out
-        The picture: a .png, .svg or .pdf file. Default: bilevel-demo.png in this folder, or the next free
-        name (bilevel-demo-2.png, ...).
     checkpoint
         A .safetensors file for the state of training; `bilevel resume` continues from it.
-    force
-        Replace the picture if it exists.
     """
     from .. import demo as demonstration
 
     one_thread()
     steps = demonstration.STEPS if steps is None else steps
-    demonstration.run(seed=seed, steps=steps, out=out, force=force, checkpoint=checkpoint)
+    demonstration.run(seed=seed, steps=steps, checkpoint=checkpoint)
 
 
 def resume(file: Path, /, *, problem: str | None = None, solver: str | None = None, steps: int | None = None) -> int:
     """Continue a run that was stopped from its checkpoint, with the same bits as an uninterrupted run.
 
-    The file stores the progress and the planned end of the run, and its CSV and JSON logs, which are continued if they
+    The file stores the progress and the planned end of the run, and its CSV logs, which are continued if they
     exist. If the run has ended, the command says so. A demo needs no further options. For a checkpoint of
     `bilevel clean`, the command prints the line that continues it (with --resume). For a run of your own, name its
     problem, which is code, with --problem. Code in the file is never executed, so that untrusted files are safe. New
