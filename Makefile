@@ -36,7 +36,7 @@ help: ## Show this list
 demo: $(STAMP) ## Find the wrong labels in a small data set (10 s; 2.5 minutes the first time, with set-up)
 	@$(BIN)/bilevel demo $(ARGS)
 
-test: $(STAMP) ## Run the fast tests (about 7 minutes on two idle cores)
+test: $(STAMP) ## Run the fast tests (about 5 minutes on two idle cores)
 	@$(BIN)/python -m pytest -n $(WORKERS) -m "not slow and not reliability and not browser" $(ARGS)
 
 slow: $(STAMP) ## Run the slow tests

@@ -31,7 +31,7 @@ CASES = {
     "integer x0": (lambda: run(x0=torch.zeros(3, dtype=torch.int64)), ["x0", "torch.int64", "x0.double()"]),
     "list as x0": (lambda: run(x0=[1.0, 2.0]), ["x0", "list", "torch.as_tensor"]),
     "no x0": (lambda: run(x0=None), ["x0", "NoneType"]),
-    "no y0": (lambda: run(y0=None), ["y0 is missing", "Problem(..., y0=...)"]),
+    "no y0": (lambda: run(y0=None), ["no start", "minimize and solve_lower y0", "Problem(..., y0=...)"]),
     "empty x0": (lambda: run(x0=torch.zeros(0)), ["x0", "empty", "(0,)"]),
     "empty y0": (lambda: run(y0={}), ["y0", "empty"]),
     "infeasible y0": (
@@ -173,7 +173,7 @@ CASES = {
     "seed type": (lambda: run(seed=1.5), ["seed", "1.5"]),
     "resume": (lambda: bilevel.minimize(quadratic(), resume=3), ["resume", "int"]),
     "lower tolerance": (lambda: bilevel.solve_lower(quadratic(), X, Y, tol=0), ["tol", "0"]),
-    "argmin without a start": (lambda: bilevel.argmin(quadratic(), X), ["y0 is missing"]),
+    "argmin without a start": (lambda: bilevel.argmin(quadratic(), X), ["no start: pass y"]),
 }  # fmt: skip
 
 

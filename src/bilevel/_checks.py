@@ -62,7 +62,10 @@ def check_lower_start(problem: Problem, constraint: ConvexSet, y0: Vector | None
     if y0 is None:
         y0 = problem.y0
     if y0 is None:
-        raise InvalidInputError("y0 is missing: pass y0=..., or give the problem one with Problem(..., y0=...)")
+        raise InvalidInputError(
+            "the lower level has no start: pass y (in minimize and solve_lower y0), or give the problem "
+            "one with Problem(..., y0=...)"
+        )
     y0 = check_vector("y0", y0)
     named = isinstance(constraint.event_ndim, dict)
     free = type(constraint).__name__ == "FreeSpace"

@@ -229,7 +229,10 @@ def summary(result: CleaningResult) -> Grid:
         text = f"of the {total:,} rows not looked at, {low:,} to {high:,} are wrong (95 %, by the verified rows)"
         grid.add_row("", printable(text))
     if result.trusted_rows or not result.verified_rows:
-        grid.add_row("trusted rows", printable(f"{result.trusted_rows:,} from {result.trusted_from}"))
+        grid.add_row(
+            "trusted rows",
+            printable(f"{result.trusted_rows:,} from {result.trusted_from}" if result.trusted_rows else "none"),
+        )
     if result.verified_rows:
         grid.add_row("verified rows", f"{result.verified_rows:,} of the table")
     if result.measurement is None:

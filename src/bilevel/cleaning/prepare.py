@@ -327,8 +327,8 @@ def _check_sizes(
     checked = [*trusted.tolist(), *(each for each in (() if verified is None else verified) if each is not None)]
     if not checked and options.verified is None:
         notes.append(
-            "no row was checked: the probabilities are those of models that believe all labels. --next 20 --next-out "
-            "check.csv lists rows whose check would help most"
+            "no row was checked: the probabilities are those of models trained as if all labels were right. "
+            "--next 20 --next-out check.csv lists rows whose check would help most"
         )
     elif checked and (absent := [label for label in labels if label not in checked]):
         notes.append(
