@@ -36,8 +36,8 @@ PEERS: dict[str, tuple[str, list[tuple[int, str]]]] = {
         [(30, "descent"), (100, "descent"), (10, "descent"), (30, "adam")],
     ),
     "TorchOpt": ("torchopt", [(30, "descent"), (100, "descent"), (10, "descent"), (30, "adam")]),
-    "BOAT": ("boat", [(10, "adam"), (10, "descent")]),
-    "Betty": ("betty", [(10, "descent"), (10, "adam")]),
+    "BOAT, projection added": ("boat", [(10, "adam"), (10, "descent")]),
+    "Betty, projection added": ("betty", [(10, "descent"), (10, "adam")]),
 }
 """By name: whose it is, and the numbers of inner steps (0: its own way) and the ways to move x that are tried."""
 UNTUNED = ("minimize()", "DMLCBO()")
