@@ -348,16 +348,23 @@ def _pair(solved: str, own: str, digits: int) -> Callable[[Cell], str]:
     return lambda cell: " / ".join(cell.final(name).text(digits, std=False) for name in (solved, own))
 
 
+def _effort(cell: Cell) -> str:
+    """Steps and processor seconds of training of a run."""
+    return f"{cell.final('step').text(0, std=False)} / {cell.final('training_seconds').text(0, std=False)}"
+
+
 BESIDE: dict[str, dict[str, Callable[[Cell], str]]] = {
     "hyper-cleaning": {
         "F(x)": lambda cell: cell.final("solved_upper_value").text(4),
         "accuracy, solved": lambda cell: cell.final("solved_accuracy").text(2),
         "zero scores %, solved / own": _pair("zero_share", "own_zero_share", 2),
         "non-zeros, solved / own": _pair("nonzeros", "own_nonzeros", 1),
+        "steps / seconds": _effort,
     },
     "few-shot": {
         "interval in a run": lambda cell: f"± {cell.final('half_width').text(2, std=False)}",
         "training classes": lambda cell: cell.final("training_class_accuracy").text(2),
+        "steps / seconds": _effort,
     },
 }
 """What stands beside the paper's measure: heading and text of a cell."""

@@ -173,7 +173,7 @@ def render_markdown(
     Examples
     --------
     >>> print(render_markdown([], "table-5").splitlines()[4])
-    | CodRNA | eta = 0.1 | 80.45 ± 0.04 | not run | 0 | not run | – | – | – | – | – |
+    | CodRNA | eta = 0.1 | 80.45 ± 0.04 | not run | 0 | not run | – | – | – | – | – | – |
     """
     return _markdown([table for table in make_tables(records, experiment, seeds) if table.groups], notes)
 
