@@ -74,7 +74,6 @@ def train(experiment: Experiment, arguments: Any) -> None:
 
 def measured(model: Path, data: Path | None, ways: list[int], tasks: int) -> dict[str, Any]:
     """All that is stored."""
-    from bilevel.experiments.code_version import commit
     from bilevel.run.checkpoint import Checkpoint
 
     document = Checkpoint.of(model).load()
@@ -88,7 +87,7 @@ def measured(model: Path, data: Path | None, ways: list[int], tasks: int) -> dic
             {"ways": each} | {name: asdict(learner.evaluate(part, count=tasks)) for name, part in parts.items()}
         )
     about = {"experiment": experiment.identity, "steps": document.state.step, "minutes": document.seconds / 60}
-    about |= {"commit of the evaluation": commit(), "hardware": hardware()}
+    about["hardware"] = hardware()
     return {**about, "accuracy": rows, "curve": [asdict(record) for record in document.history]}
 
 

@@ -83,10 +83,13 @@ def ratio(slow: Callable[[], object], fast: Callable[[], object], *, blocks: int
 
 
 def hardware() -> dict[str, object]:
-    """What the numbers were measured on."""
+    """What the numbers were measured with, and on."""
     import torch
 
+    from bilevel.experiments.code_version import commit
+
     return {
+        "commit": commit(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "processor": platform.processor() or platform.machine(),
