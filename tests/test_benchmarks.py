@@ -17,12 +17,15 @@ from benchmarks.contestants import HERE, cleaning, contestants
 from benchmarks.few_shot_step import Stopwatch
 from benchmarks.harness import Row, collected, markdown, reason_of
 from benchmarks.paper_data import Task
+from benchmarks.paper_report import arrival, distances_of_f
+from benchmarks.paper_report import markdown as effort
 from benchmarks.true_value import Value, lower_bound
 from benchmarks.zoo import TrueValue, flat, unflat
 from benchmarks.zoo_problems import CASES
 from benchmarks.zoo_variants import make
 
 import bilevel
+from bilevel.experiments import RunRecord
 
 
 @pytest.fixture
@@ -125,3 +128,24 @@ def test_every_pin_but_torch_has_a_hash(monkeypatch) -> None:
     assert [pin for pin, _ in lines] == pin_hashes.pins()
     assert all(len(digest) == 64 for _, digest in lines)
     assert not [pin for pin, _ in lines if pin.startswith("torch==")]
+
+
+def test_effort_is_counted_until_f_is_near_the_lowest_of_all_methods_on_the_same_seed() -> None:
+    def run(method: str, seed: int, *values: float) -> RunRecord:
+        counts = [float(k) for k in range(len(values))]
+        curve = {"step": counts, "training_seconds": [0.5 * k for k in counts], "gradients": [4 * k for k in counts]}
+        curve |= {"data_passes": [2 * k for k in counts], "solved_upper_value": list(values)}
+        about = {"experiment": "table-2", "role": "final", "dataset": "mnist", "settings": {}, "status": "converged"}
+        return RunRecord(**about, identity=f"{method}{seed}", method=method, seed=seed, curve=curve)  # type: ignore[arg-type]
+
+    runs = [run("dmlcbo", 0, 0.6, 0.50005, 0.5), run("approx", 0, 0.6, 0.55, 0.5008), run("dmlcbo", 1, 0.9, 0.8)]
+    distances = distances_of_f(runs)
+    assert distances["approx0"] == pytest.approx([0.1, 0.05, 0.0008])
+    assert distances["dmlcbo1"] == pytest.approx([0.1, 0.0])  # another seed has other rows
+    near = {"step": 1.0, "training_seconds": 0.5, "gradients": 4.0, "data_passes": 2.0}
+    assert arrival(runs[0], distances["dmlcbo0"], 1e-4) == near
+    assert arrival(runs[1], distances["approx0"], 1e-4) is None
+    first, second = effort(runs, distances).splitlines()[2:]
+    assert "| DMLCBO | 2 |" in first.replace("dmlcbo", "DMLCBO")
+    assert "| 0.50 | 0.50 | 0.75 | 4 | 2 |" in first
+    assert "| 1.00 | – | – | – | – |" in second
