@@ -31,6 +31,8 @@ def kind_of(name: str, values, labels=None, **others) -> tuple[str, str]:
         ("age", RNG.integers(0, 90, N), "number"),
         ("price", [f"{value:.2f}".replace(".", ",") for value in RNG.random(N)], "number"),
         ("mostly numbers", ["n/a" if i % 10 == 0 else str(i % 7) for i in range(N)], "number"),
+        ("lead", [f"< {0.5 + i % 3}" if i % 3 else f"{i % 7}.25" for i in range(N)], "number"),  # below a limit
+        ("children", [str(i % 6) if i % 6 < 5 else "5+" for i in range(N)], "number"),
         ("flag", RNG.random(N) < 0.5, "number"),
         ("colour", RNG.choice(WORDS, N), "category"),
         ("town", [f"town {i % 60}" for i in range(N)], "text"),

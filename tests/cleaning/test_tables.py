@@ -41,6 +41,39 @@ def test_quoted_cells_spaces_and_line_ends(tmp_path):
     assert table.frame["size"].tolist() == [1, 2]
 
 
+@pytest.mark.parametrize(
+    ("text", "columns"),
+    [
+        ("Our penguins\n\nname,mass\na,1\nb,2\n", ["name", "mass"]),
+        ("sep=;\r\nname;mass\r\na;1\r\nb;2\r\n", ["name", "mass"]),
+        ("Our penguins,,\n,,\nname,mass,note\na,1,x\nb,2,y\n", ["name", "mass", "note"]),
+        ('"a title,\nof two lines"\nname,mass\na,1\nb,2\n', ["name", "mass"]),
+        ("name,mass\n1,a,1\n2,b,2\n", ["unnamed 1", "name", "mass"]),  # as write.table of R
+        ("name,mass\na,1,\nb,2,\n", ["name", "mass", "unnamed 3"]),
+        ("name,mass\na,1\nb,2\n,\n,\n\n", ["name", "mass"]),
+    ],
+)
+def test_titles_numbers_of_rows_and_lines_of_separators_are_no_cells(tmp_path, text, columns):
+    path = tmp_path / "table.csv"
+    path.write_text(text)
+    table = read_table(path)
+    assert table.columns == columns
+    assert table.frame["name"].tolist() == ["a", "b"]
+    assert table.frame["mass"].tolist() == [1, 2]
+    assert any("above its header" in note for note in table.notes) == (not text.startswith("name"))
+
+
+@pytest.mark.parametrize(
+    ("text", "columns"), [("#,name\n1,a\n2,b\n", ["#", "name"]), ('note\n"a, b"\n"c, d"\n', ["note"]),
+                      (",label\n0,a\n1,b\n", ["unnamed 1", "label"])]
+)  # fmt: skip
+def test_the_first_line_is_the_header_of_other_tables(tmp_path, text, columns):
+    path = tmp_path / "table.csv"
+    path.write_text(text)
+    assert read_table(path).columns == columns
+    assert len(read_table(path)) == 2
+
+
 def test_texts_stay_as_they_are_written(tmp_path):
     table = read_table(write(tmp_path, "code,size\n007,1\n7,2\nNA,3\n"), texts=["code"])
     assert table.frame["code"].tolist() == ["007", "7", "NA"]

@@ -13,8 +13,8 @@ MOSTLY = 0.8
 """A column with at least this share of dates holds dates; its other cells are gaps."""
 GAPS = ("", "-", "--", ".", "...", "?", "na", "n/a", "#n/a", "nan", "none", "null", "nil", "missing", "unknown", r"\n")
 """Words that people write where there is no number and no date."""
-UNITS = re.compile(r"^([-+(]?)\s*(?:[$€£¥₹]|EUR|USD|GBP|CHF)\s*|\s*(?:[$€£¥₹%]|EUR|USD|GBP|CHF)$")
-"""What may stand before or behind a number."""
+UNITS = re.compile(r"^([-+(]?)\s*(?:[$€£¥₹]|EUR|USD|GBP|CHF)\s*|^[<>≤≥~]=?\s*|\s*(?:[$€£¥₹%+]|EUR|USD|GBP|CHF)$")
+"""What may stand before or behind a number, such as of < 0.5 (below the limit of detection) and 10+ (or more)."""
 DECIMAL_COMMA = re.compile(r"^[-+]?(?:\d{1,3}(?:[.' ]\d{3})+|\d+),\d+$")
 THOUSANDS = re.compile(r"^[-+]?[1-9]\d{0,2}(?:,\d{3})+(?:\.\d+)?$")
 """1,234 could be either: it is the second if every number of the column with a comma could be."""

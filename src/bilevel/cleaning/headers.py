@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -33,6 +34,8 @@ DECODED = 2**28
 """Bytes of a file that are tried before its encoding is believed."""
 START = 1 << 20
 """Bytes that the separator and the names of columns are found in."""
+FIRST_LINES = 30
+"""Lines that are looked at to tell titles from the header."""
 ENCODINGS = {"cp1252": "Windows-1252", "latin-1": "ISO 8859-1", "utf-16": "UTF-16"}
 """What is tried beside UTF-8, and what people call it."""
 
@@ -41,10 +44,12 @@ ENCODINGS = {"cp1252": "Windows-1252", "latin-1": "ISO 8859-1", "utf-16": "UTF-1
 class TextHeader:
     """What the start of a CSV file says; `notes` are for the user.
 
-    `newline` ends each line; None is any of CR, LF and CR LF. Where it is LF alone, a CR within a cell is no new row.
+    `above` is how many lines are above the header: a title, say, or sep=; of Excel. `newline` ends each line; None is
+    any of CR, LF and CR LF. Where it is LF alone, a CR within a cell is no new row.
     """
 
     names: tuple[str, ...]
+    above: int
     separator: str
     encoding: str
     newline: str | None
@@ -140,16 +145,23 @@ def _text_header(path: Path, *version: int) -> TextHeader:
     if encoding in ENCODINGS:
         notes.append(f"{path.name} is not in UTF-8 and was read as {ENCODINGS[encoding]}")
     try:
-        raw, separator = _names(start, encoding)
+        raw, above, separator = max(
+            (_names(start, encoding, mark) for mark in SEPARATORS), key=lambda found: len(found[0])
+        )
     except csv.Error as error:
         raise InvalidInputError(f"{path}: the header cannot be parsed ({error})") from None
+    if not raw:
+        raise InvalidInputError(f"{path} is empty")
+    if above:
+        lines = "a line" if above == 1 else f"{above} lines"
+        notes.append(f"{path.name} has {lines} above its header that were left out")
     check_names(path, raw)
     names = distinct(raw)
     if renamed := [name for name, before in zip(names, raw, strict=True) if name != before and name[-1:].isdigit()]:
         shown = ", ".join(map(repr, renamed[:5]))
         notes.append(f"{path.name} has columns without a name, or several of one name: they are called {shown}")
     line = start[: start.find(b"\n") + 1]
-    return TextHeader(names, separator, encoding, "\n" if line and b"\r" not in line else None, tuple(notes))
+    return TextHeader(names, above, separator, encoding, "\n" if line and b"\r" not in line else None, tuple(notes))
 
 
 def _encoding(path: Path) -> str:
@@ -173,16 +185,34 @@ def _decodes(path: Path, encoding: str) -> bool:
     return True
 
 
-def _names(start: bytes, encoding: str) -> tuple[list[str], str]:
-    """The names above the first row, and what separates them: the candidate that gives most names."""
-    readings: dict[str, list[str]] = {}
-    for mark in SEPARATORS:
-        lines = io.TextIOWrapper(io.BytesIO(start), encoding=encoding, errors="replace", newline="")
-        readings[mark] = next(
-            (names for names in csv.reader(lines, delimiter=mark, skipinitialspace=True) if names), []
-        )
-    separator = max(SEPARATORS, key=lambda mark: len(readings[mark]))
-    return [name.strip() for name in readings[separator]], separator
+def _names(start: bytes, encoding: str, mark: str) -> tuple[list[str], int, str]:
+    """The names above the first row if `mark` separates them, how many lines are above them, and `mark`.
+
+    A line with one cell is a title where the next one has several names. Rows may begin with their number, which has no
+    name, or end with a separator.
+    """
+    lines = io.TextIOWrapper(io.BytesIO(start), encoding=encoding, errors="replace", newline="")
+    reader = csv.reader(lines, delimiter=mark, skipinitialspace=True)
+    stripped = ([cell.strip() for cell in cells] for cells in islice(reader, FIRST_LINES))
+    found = [(place, cells) for place, cells in enumerate(stripped) if any(cells)]
+    above, rows = [place for place, _ in found], [cells for _, cells in found]
+    names, place = rows[0] if rows else [], 0
+    while _is_title(names) and place + 1 < len(rows):
+        names, place = rows[place + 1], place + 1
+    if place and not (len(names) == len(set(names)) > 1 and all(names) and not any(map(is_number, names))):
+        names, place = rows[0], 0
+    more = [cells for cells in rows[place + 1 :] if len(cells) == len(names) + 1]
+    if more and len(more) == len(rows) - place - 1:
+        if not any(cells[-1] for cells in more):
+            names = [*names, ""]
+        elif all(cells[0].isdecimal() for cells in more):
+            numbers = [int(cells[0]) for cells in more]
+            names = ["", *names] if sorted(set(numbers)) == numbers else names
+    return names, above[place] if place else 0, mark
+
+
+def _is_title(cells: Sequence[str]) -> bool:
+    return any(cells[:1]) and ((not any(cells[1:]) and len(cells) != 2) or cells[0].lower() == "sep=")
 
 
 def distinct(names: Sequence[str]) -> tuple[str, ...]:

@@ -303,8 +303,8 @@ class _TextFile:
             yield piece
 
     def _pieces(self, texts: set[str], size: int) -> Iterator[pd.DataFrame]:
-        """The rows, so many at a time, numbered through."""
-        names = list(self.columns)
+        """The rows that are not empty, so many at a time, numbered through."""
+        names, count = list(self.columns), 0
         try:
             with (
                 warnings.catch_warnings(),
@@ -314,12 +314,16 @@ class _TextFile:
                 warnings.simplefilter("error", pd.errors.ParserWarning)
                 found: Any = pd.read_csv(
                     lines, sep=self.header.separator, lineterminator=self.header.newline,
-                    names=names, header=0, index_col=False, dtype={name: str for name in names if name in texts},
+                    names=names, header=0, skiprows=self.header.above, index_col=False,
+                    dtype={name: str for name in names if name in texts},
                     keep_default_na=False, na_values=[""], skipinitialspace=True, low_memory=False, chunksize=size,
                     skip_blank_lines=len(names) > 1,  # in a table of one column, a blank line is an empty cell
                 )  # fmt: skip
                 for piece in found:
                     self._bytes = max(1, file.tell())
+                    if len(names) > 1:  # spreadsheets write lines of commas
+                        piece = piece.dropna(how="all")
+                    piece.index = pd.RangeIndex(count, count := count + len(piece))
                     yield map_texts(piece, plain_formula)
         except pd.errors.ParserWarning:
             raise InvalidInputError(
