@@ -52,7 +52,7 @@ CASES = {
     ),
     "projection that hides x": (
         lambda: run(quadratic(constraint=lambda x: sets.from_projection(lambda z: z.clamp(max=x[0])))),
-        ["from_projection", "depends on x is not seen", "Translated or Scaled"],
+        ["from_projection", "do not reach x", "Translated or Scaled"],
     ),
     "vector-valued f": (lambda: run(quadratic(upper=lambda x, y: y)), ["upper", "(3,)", "mean()"]),
     "f returns a float": (lambda: run(quadratic(upper=lambda x, y: 1.0)), ["upper", "float", "scalar torch tensor"]),
@@ -122,7 +122,7 @@ CASES = {
                 sampler=lambda generator: torch.arange(2),
             )
         ),
-        ["lower(x0, y0) failed", "batch=None asks for all the data"],
+        ["lower(x0, y0) failed", "batch=None means all the data"],
     ),
     "function constraints with a solver that ignores them": (
         lambda: run(quadratic(inequality=lambda x, y: y - 1.0)),

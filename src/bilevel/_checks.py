@@ -22,7 +22,7 @@ from .sets.from_projection import ProjectionSet
 from .spaces import Vector, all_finite, leaves, tree_map
 
 CALL_ERRORS = (RuntimeError, TypeError, IndexError, AttributeError, KeyError)
-"""What a user's function raises when it is given what it does not expect."""
+"""Errors that a user's function raises for an argument of an unexpected type, shape or name."""
 
 
 def check_vector(name: str, value: Any) -> Vector:
@@ -58,7 +58,7 @@ def _check_tensor(name: str, value: Any) -> Tensor:
 
 
 def check_lower_start(problem: Problem, constraint: ConvexSet, y0: Vector | None) -> Vector:
-    """A starting point for y: `y0` or the problem's own, detached, of the kind the set takes."""
+    """Return the starting point of y (`y0`, or that of the problem), detached and checked against the set."""
     if y0 is None:
         y0 = problem.y0
     if y0 is None:
@@ -92,7 +92,7 @@ def check_feasible(name: str, constraint: ConvexSet, point: Vector) -> None:
 
 
 def check_start(problem: Problem, x0: Any, y0: Any) -> tuple[Vector, Vector]:
-    """The starting point of a run: everything that can be seen to be wrong before the first step."""
+    """Check the starting point of a run for every error that can be detected before the first step."""
     x0 = problem.x0 if x0 is None else x0
     if x0 is None:
         raise InvalidTypeError(
@@ -132,7 +132,7 @@ def call_function(lin: Linearization, name: str, point: str) -> Tensor:
         f"{first} is {_describe(lin.x)} and {second} is {_describe(lin.y)}: do shapes, names and dtypes fit the data?"
     )
     if lin.problem.sampler is not None:
-        advice += " With a sampler, batch=None asks for all the data."
+        advice += " With a sampler, batch=None means all the data."
     before = [_versions(lin.x), _versions(lin.y)]
     with _explained(f"{name}({point})", advice):
         value = getattr(lin, f"{name}_value")
@@ -143,7 +143,7 @@ def call_function(lin: Linearization, name: str, point: str) -> Tensor:
 
 
 def check_finite(value: Tensor) -> Tensor:
-    """f(x, y), which is a number."""
+    """Return f(x, y); raise if it is not finite."""
     if not math.isfinite(value):
         raise NonFiniteError(
             f"upper(x, y) is {float(value)}: check the data for NaN or infinite values, and logarithms"
@@ -201,7 +201,7 @@ def _describe(vector: Vector) -> str:
 
 
 def _check_shape(constraint: ConvexSet, y: Vector) -> None:
-    """A parameter of shape (1,) means a batch of one, and would turn a vector into a batch."""
+    """Check that the projection keeps the shape of y0: a parameter of shape (1,) turns a vector into a batch of one."""
     for point, nearest in zip(leaves(y), leaves(constraint.project(y)), strict=True):
         if nearest.shape != point.shape:
             raise InvalidInputError(
@@ -219,7 +219,7 @@ def _check_moving(problem: Problem, x: Vector) -> None:
     parameters = constraint.tensor_parameters()
     if isinstance(constraint, ProjectionSet):
         raise InvalidInputError(
-            f"constraint(x) gives {constraint!r}: how a function given to from_projection depends on x is not seen. "
+            f"constraint(x) returns {constraint!r}, but derivatives through from_projection do not reach x. "
             "Use a set of bilevel.sets with parameters built from x, Translated or Scaled, or write your own set "
             "with parameters"
         )
@@ -237,7 +237,7 @@ def check_problem(problem: Any) -> None:
 
 
 def check_set_only(who: str, problem: Any) -> None:
-    """A `Problem` without function constraints: its lower level has a projection, and that a Jacobian."""
+    """Require a `Problem` without function constraints, whose projection has a Jacobian."""
     check_problem(problem)
     if problem.inequality is not None:
         raise IncompatibleError(
@@ -247,7 +247,7 @@ def check_set_only(who: str, problem: Any) -> None:
 
 
 def check_object(name: str, value: Any, example: str, *methods: str, or_none: bool = False) -> None:
-    """An object with these methods, not its class; or None where that is allowed."""
+    """Require an object with these methods, not its class; None where that is allowed."""
     if value is None and or_none:
         return
     if isinstance(value, type) or not all(hasattr(value, method) for method in methods):
@@ -288,7 +288,7 @@ def check_number(
     or_auto: bool = False,
     remedy: str = "",
 ) -> Any:
-    """A number between low and high (positive, if they are not given), or "auto" where that is allowed.
+    """Require a number between low and high (a positive one without them), or "auto" where that is allowed.
 
     `closed` says which ends belong to the interval; `remedy` ends the message. Numbers of NumPy become Python's.
     """
@@ -309,7 +309,7 @@ def check_number(
 
 
 def check_count(name: str, value: Any, least: int = 1, *, remedy: str = "") -> int:
-    """An integer of at least 1 (or `least`); one beyond a billion is a mistake, and would never be reached."""
+    """Require an integer of at least 1 (or `least`) and at most a billion: more steps would never end."""
     if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
         raise InvalidInputError(f"{name} must be an integer of at least {least}, got {value!r}{remedy}")
     if int(value) > 1_000_000_000:
@@ -318,14 +318,14 @@ def check_count(name: str, value: Any, least: int = 1, *, remedy: str = "") -> i
 
 
 def check_choice(name: str, value: Any, choices: Sequence[str]) -> Any:
-    """One of a few words."""
+    """Require one of the given values."""
     if value not in choices:
         raise InvalidInputError(f"{name} must be one of {', '.join(repr(choice) for choice in choices)}, got {value!r}")
     return value
 
 
 def setting(default: Any, **options: Any) -> Any:
-    """A field of `Settings` with another range: options of `check_number` or `check_count`."""
+    """Declare a field of `Settings` with a range of its own, by the options of `check_number` or `check_count`."""
     return field(default=default, metadata={"range": options})
 
 
@@ -367,7 +367,7 @@ def _unless_none(check: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
 
 
 def check_dependence(depends: dict[str, bool], *, moving: bool = False) -> None:
-    """f and g depend on what a bilevel problem needs them to depend on."""
+    """Check that f and g depend on the variables on which a bilevel problem needs them to depend."""
     hint = "(or its graph is cut: look for detach(), item(), numpy() or torch.no_grad())"
     if not depends["lower y"]:
         raise InvalidInputError(f"lower does not depend on y {hint}: there is nothing to minimise over y")

@@ -1,4 +1,4 @@
-"""A first look at a problem: do the derivatives of f, g and the sets agree with differences?
+"""A quick check of a problem: do the derivatives of f, g and the sets agree with finite differences?
 
     <grad f, d>  and  (f(p + h d) - f(p - h d)) / 2h,  likewise g, grad_y g, P_Y and its motion with x
 
@@ -60,7 +60,7 @@ class SlopeTest(NamedTuple):
 def slope_test(
     problem: Problem, part: str, variable: str, x: Vector, y: Vector, generator: torch.Generator, z: Vector
 ) -> SlopeTest:
-    """f, g, grad_y g, h or the projection of z on Y along a random direction of x or y; what its derivative says."""
+    """f, g, grad_y g, h or the projection of z on Y along a random direction of x or y, and the predicted slope."""
     lin, point = problem.linearize(x, y), x if variable == "x" else y
     d, r = unit(point, generator), unit(y, generator)  # grad_y g and the projection are seen in the direction r
     if part == "f":
@@ -98,7 +98,7 @@ class FlatSet:
         return SPACE.ravel(tree_map(Tensor.detach, self.constraint.project(SPACE.unravel(z, self._like))))
 
     def projection_flaw(self, points: list[Tensor], others: list[Tensor], slack: float, tol: float | None) -> str:
-        """Why `project` is no projection on a convex set, with the numbers; empty if nothing is wrong.
+        """Explain, with numbers, why `project` is not the projection on a convex set; empty if no error was detected.
 
         P(P z) = P z, |P z - P w| <= |z - w|, <z - P z, w - P z> <= 0 for w in Y, and P z in Y.
 
@@ -128,7 +128,7 @@ class FlatSet:
         return next((f"P(z) is not in Y: {member.reason}" for member in members if not member), "")
 
     def jacobian_flaw(self, z: Tensor, v: Tensor, h: float, wrong: float) -> str:
-        """Where `jacobian` times v is off differences of P by more than `wrong`, if P has no kink at z."""
+        """Explain how `jacobian` differs from finite differences of P by more than `wrong`; empty at kinks of P."""
         face = self.constraint.jacobian(SPACE.unravel(z, self._like))
         product = SPACE.ravel(face.apply(SPACE.unravel(v, self._like)))
         ahead, here, behind = (self.project(z + t * v) for t in (h, 0.0, -h))
@@ -147,19 +147,19 @@ def warn_of_flaws(
 ) -> bool:
     """Warn (`ProblemWarning`) if f, g or the set is random, or a derivative grossly wrong; once per problem and shape.
 
-    Whether that is so is returned every time. Problems of bilevel itself or on several ranks are not looked
-    at.
+    Return whether there is a flaw, also when the warning was given before. Problems of bilevel itself and problems on
+    several ranks are not checked.
 
     Parameters
     ----------
     problem
-        One whose calls are not counted.
+        A problem whose calls are not counted.
     x, y
         The point: x, and a random point of Y near y.
     upper
-        Look at f too.
+        Also check f.
     beside
-        Look at a point right beside y instead: a product may be wrong there only.
+        Check at a point very close to y instead: a product may be wrong only there.
     """
     key = (upper, beside, *(tuple(u.shape) for u in (*leaves(x), *leaves(y))))
     own = type(problem) is not Problem and type(problem).__module__.startswith("bilevel.")
@@ -169,13 +169,13 @@ def warn_of_flaws(
         with torch.random.fork_rng(devices=[]):  # a run that draws from the generator finds it as it was
             flaw = problem.flaws[key] = _first_flaw(problem, x, y, upper, beside)
         if flaw:
-            message = f"{flaw}; bilevel.check_hypergradient(problem, x) looks closer"
+            message = f"{flaw}; bilevel.check_hypergradient(problem, x) gives details"
             warnings.warn(message, ProblemWarning, stacklevel=stacklevel)
     return bool(problem.flaws[key])
 
 
 def _first_flaw(problem: Problem, x: Vector, y: Vector, upper: bool, beside: bool) -> str:
-    """The first flaw, in words; empty if there is none, or none can be told."""
+    """Describe the first flaw; empty if there is none, or if rounding hides it."""
     for part in (_FirstLook.random, _FirstLook.wrong_slope, _FirstLook.too_coarse, _FirstLook.wrong_set):
         with contextlib.suppress(BilevelError, *CALL_ERRORS):  # not a word about points where a run may never go
             flaw = part(_FirstLook(problem, x, y, upper, beside))
@@ -211,7 +211,7 @@ class _FirstLook:
         return ""
 
     def wrong_slope(self) -> str:
-        """The first derivative that is wrong along two directions, or two of three."""
+        """Describe the first derivative that is wrong along two directions, or along two of three."""
         motion = [("the projection on Y", "x")] if self.problem.moving else []
         functions = [] if self.problem.inequality is None else INEQUALITY
         for part, variable in [*LOWER, *motion, *functions, *(UPPER if self.upper else [])]:
@@ -224,7 +224,7 @@ class _FirstLook:
         return ""
 
     def _wrong(self, part: str, variable: str) -> str:
-        """The numbers if the slope is wrong: it agrees with no step, and the steps agree with one another."""
+        """Describe a wrong slope: it agrees with no finite difference, and the differences agree with one another."""
         z = SPACE.add(self.y, unit(self.y, self.generator), 3 * self.length["y"])
         test = slope_test(self.problem, part, variable, self.x, self.y, self.generator, z)
         middle, before = test.function(0.0), math.nan
@@ -250,11 +250,11 @@ class _FirstLook:
             exact = getattr(wide, name)
             off = SPACE.norm(SPACE.add(tree_map(Tensor.double, getattr(lin, name)), exact, -1.0))
             if float(off) > COARSER * float(SPACE.norm(exact)):
-                return f"{name} in the dtype of x and y is {float(off / SPACE.norm(exact)):.0%} off: use float64"
+                return f"{name} in the dtype of x and y is wrong by {float(off / SPACE.norm(exact)):.0%}: use float64"
         return ""
 
     def wrong_set(self) -> str:
-        """Why the projection of a user's own set is none, or its Jacobian is not its derivative; empty if they are."""
+        """Explain why the projection of a user's set, or its Jacobian, is wrong; empty if both are right."""
         if type(self.set).__module__.startswith("bilevel.") and not isinstance(self.set, ProjectionSet):
             return ""
         flat, here, length = FlatSet(self.set, self.y), SPACE.ravel(self.y), self.length["y"]
@@ -271,6 +271,6 @@ class _FirstLook:
 
 
 def _typical_length(point: Vector) -> float:
-    """The length of a point whose entries are all of the usual size, which a few large ones do not change."""
+    """The length of a point with entries of typical size; a few large entries do not change it."""
     entries = SPACE.ravel(point)
     return math.sqrt(len(entries)) * (float(entries[entries != 0].abs().median()) if entries.any() else 1.0)

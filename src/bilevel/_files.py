@@ -44,7 +44,7 @@ if TYPE_CHECKING:  # `bilevel status` and the workers of a sweep start without t
 LARGEST_HEADER = 100_000_000  # of the safetensors format
 OLD_FORMATS = ("bilevel.Solution", "bilevel.Journal", "bilevel.MetaLearner")
 MALFORMED = (ValueError, LookupError, TypeError, AttributeError, RuntimeError, ArithmeticError, AssertionError)
-"""What Python and torch raise when the content of a file has other types, shapes or names than it should."""
+"""Errors that Python and torch raise when the content of a file has unexpected types, shapes or names."""
 NOT_LOCKED, LOCKING_SECONDS = ".new", 60.0
 """The ending of temporary folders until they are locked, and more seconds than locking takes."""
 _UNSIGNED = "0" * 64
@@ -59,7 +59,7 @@ Content = TypeVar("Content")
 def document_writer(
     document: Mapping[str, Any], tensors: dict[str, Tensor], *, too_long: str
 ) -> Callable[[Path], None]:
-    """What `write_atomically` and `write_together` call to write JSON and tensors to one safetensors file.
+    """Return a function for `write_atomically` and `write_together` that writes JSON and tensors to a safetensors file.
 
     Parameters
     ----------
@@ -68,7 +68,7 @@ def document_writer(
     tensors
         Contiguous, on the CPU, no two of one memory.
     too_long
-        What to say when the document does not fit into the header of a file.
+        The message when the document does not fit into the header of a file.
     """
     text = json.dumps({**document, "bilevel": __version__}, allow_nan=False, separators=(",", ":"))
     if len(text) > LARGEST_HEADER // 2:
@@ -96,9 +96,9 @@ def load_document(
     what: str,
     device: str | torch.device = "cpu",
 ) -> Content:
-    """What `decode` makes of the document and the tensors of a file that `save_document` wrote.
+    """Read a file of `document_writer`: the result of `decode` for its document and tensors.
 
-    Every byte is checked against the file's SHA-256 before anything is believed; nothing is unpickled.
+    Every byte is checked against the file's SHA-256 before its content is used; nothing is unpickled.
 
     Parameters
     ----------
@@ -107,7 +107,7 @@ def load_document(
     decode
         Called with the document and the tensors; errors it raises become errors of the library.
     format, version
-        What the document must say it is; `decode` is also given documents of the versions before.
+        The format that the document must have, and its newest version; `decode` also gets documents of older versions.
     what
         What should be in the file, for messages: "a solution".
     device
@@ -123,7 +123,7 @@ def load_document(
             stored = {name: file.get_tensor(name).clone().to(device) for name in file.keys()}  # noqa: SIM118
         for name, tensor in stored.items():
             if tensor.is_complex() or (tensor.dtype.itemsize == 1 and tensor.is_floating_point()):
-                raise InvalidInputError(f"the tensor {name!r} is of type {tensor.dtype}, which no file of ours holds")
+                raise InvalidInputError(f"the tensor {name!r} is of type {tensor.dtype}, which bilevel does not store")
         return decode(_checked_format(json.loads(text), format, version), stored)
     except InvalidInputError as error:
         raise type(error)(f"{path}: {error}") from None
@@ -272,7 +272,7 @@ def _temporary(target: Path) -> Path:
 
 @contextlib.contextmanager
 def _private_folder(folder: Path) -> Iterator[Path]:
-    """A folder of our own, for safetensors has temporary files beside the one it writes; locked while it is in use."""
+    """A private folder, locked while it is in use: safetensors puts temporary files next to the one it writes."""
     unlocked, handle = folder.with_suffix(NOT_LOCKED), None
     unlocked.mkdir(mode=0o700)
     try:
@@ -290,7 +290,7 @@ def _private_folder(folder: Path) -> Iterator[Path]:
 
 
 def _is_abandoned(folder: Path) -> bool:
-    """Whether the program that made this temporary folder has ended; False where that cannot be told."""
+    """Whether the program that made this temporary folder has ended; False if that cannot be determined."""
     try:
         if folder.suffix == NOT_LOCKED and time.time() - folder.stat().st_mtime < LOCKING_SECONDS:
             return False
@@ -322,7 +322,7 @@ def remove_temporaries(path: Path, *, abandoned: bool = False) -> None:
 
 
 def _give_second_name(target: Path, second: Path) -> None:
-    """Let what `target` is outlive its replacement; there may be none."""
+    """Keep the present content of `target`, if it exists, under a second name when the file is replaced."""
     try:
         os.link(target, second)
     except FileNotFoundError:
@@ -344,7 +344,7 @@ def check_name(path: Path) -> None:
 
 
 def check_writable(path: Path, *, overwrite: bool = False) -> None:
-    """Refuse, before any work is done, a path that could not be written at its end."""
+    """Raise, before any work is done, if the path could not be written at the end."""
     check_name(path)
     if path.is_dir():
         raise InvalidInputError(f"{path} is a folder: name a file in it, for example {path / 'solution.safetensors'}")

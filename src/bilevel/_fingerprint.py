@@ -22,10 +22,10 @@ INSTALLED = {*sys.stdlib_module_names, "bilevel", "torch", "numpy", "scipy", "pa
 
 
 def fingerprint(*values: Any) -> str:
-    """SHA-256 of tensors, arrays, sparse matrices, texts, numbers, functions, and of objects by all that they hold.
+    """SHA-256 of tensors, arrays, sparse matrices, texts, numbers and functions, and of objects by their fields.
 
-    Sets of `bilevel.sets` are their parameters, so that two of them with one `repr` and other tensors differ. Functions
-    are their code with the values it refers to, and so are the methods of a user's classes.
+    Sets of `bilevel.sets` are hashed by their parameters, so that two sets with the same `repr` and different tensors
+    differ. Functions, and methods of a user's classes, are hashed by their code and the values that it refers to.
 
     Examples
     --------
@@ -42,7 +42,7 @@ def fingerprint(*values: Any) -> str:
 
 
 def _add(total: Any, value: Any, around: tuple[int, ...]) -> None:
-    """Add a value that stands within others, whose `id`s are `around`: one of them again is no content."""
+    """Add a value contained in others, whose `id`s are `around`; a cyclic reference adds nothing."""
     total.update(f"{type(value).__qualname__}:".encode())
     if isinstance(value, PLAIN):
         total.update(f"{value!r};".encode())
@@ -83,7 +83,7 @@ def _parts(value: Any) -> Iterable[Any]:
 
 
 def _globals_of(function: FunctionType) -> dict[str, Any]:
-    """The numbers, texts, tensors, arrays and functions of its module that a function names."""
+    """The numbers, texts, tensors, arrays and functions of its module that a function refers to."""
     kinds = PLAIN | Tensor | np.ndarray | FunctionType
     known = {name: function.__globals__[name] for name in function.__code__.co_names if name in function.__globals__}
     return {name: value for name, value in known.items() if isinstance(value, kinds) and not _is_installed(value)}
@@ -94,7 +94,7 @@ def _is_installed(value: Any) -> bool:
 
 
 def _fields(value: Any) -> list[Any]:
-    """What an object holds."""
+    """The fields of an object."""
     if is_dataclass(value):
         return [getattr(value, part.name) for part in fields(value)]
     named = getattr(value, "parameters", None)
@@ -127,7 +127,7 @@ def _add_array(total: Any, array: np.ndarray) -> None:
 
 
 def row_fingerprint(columns: Iterable[np.ndarray], first: int) -> int:
-    """A number that other rows, or another order of them, would change: the sum over blocks of rows is that of all.
+    """A number that identifies rows and their order; the numbers of blocks of rows add up to that of all rows.
 
     The sum modulo 2^64, over the rows i = first, first + 1, ..., of mix(i + mix(sum over columns of c_j bits(a_ij))).
 

@@ -1,6 +1,6 @@
 """Offline HTML pages, and SVG pictures in the colours of the page, light or dark.
 
-A page needs nothing else: its style, its script and its pictures are inside, and it forbids itself the network. Every
+A page is self-contained: it includes its style, script and pictures, and forbids access to the network. Every
 text is escaped by jinja2; a template of a report extends page.html.j2 and fills `title` and `content`.
 
 matplotlib draws pictures in stand-in colours, and each of them becomes a CSS variable of the page.

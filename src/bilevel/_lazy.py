@@ -17,7 +17,7 @@ def lazy_names(
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """`__getattr__`, `__dir__` and `__all__` of a package, from the imports of its stub `__init__.pyi`.
 
-    So a name is listed once, with its type: `from .module import name as name`.
+    Each name is thus listed once, with its type: `from .module import name as name`.
 
     Parameters
     ----------

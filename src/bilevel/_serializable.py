@@ -36,7 +36,7 @@ def serializable(cls: Class) -> Class:
 
 
 def matches(value: Any, kind: Any) -> bool:
-    """Whether a value from a file is what a field was declared to hold.
+    """Whether a value from a file has the declared type of its field.
 
     Examples
     --------
@@ -66,7 +66,7 @@ def matches(value: Any, kind: Any) -> bool:
 
 @functools.cache
 def declared_types(cls: type) -> dict[str, Any]:
-    """The types of the fields of a class; none where a name of them is for type checkers alone."""
+    """The types of the fields of a class; empty if one of their names is only known to type checkers."""
     try:
         return get_type_hints(cls)
     except NameError:

@@ -6,8 +6,8 @@ labels are trusted, five per digit. The upper variable x holds one number per tr
     lower level    y*(x) = argmin over |weight_k|_1 <= 15    mean_i sigmoid(x_i) loss_i(y) + 0.001 |y|^2
     upper level    min_x    mean loss of y*(x) on the trusted images
 
-Images whose label misleads the model on the trusted ones lose their weight. The steps are few on purpose: a weight of
-its own for every image is so flexible that, run to the end, the model would only repeat the 50 trusted images.
+Images whose label misleads the model on the trusted ones lose their weight. The number of steps is small on purpose:
+with one weight per image, after many steps the model would fit nothing but the 50 trusted images.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def learn_weights(
 
 
 class Outcome(NamedTuple):
-    """How one model did. A row is suspected when the model sees another digit than its label says."""
+    """The result of one model. A label is suspected if the model predicts another digit."""
 
     name: str
     accuracy: float  # on the test rows
@@ -137,7 +137,7 @@ class Outcome(NamedTuple):
 
 
 class Result(NamedTuple):
-    """All that the demo shows."""
+    """The results that the demo shows."""
 
     data: Digits
     outcomes: list[Outcome]  # noisy rows, trusted rows only, learned weights
@@ -186,8 +186,8 @@ def run(
     bilevel.Seeds.from_seed(seed)  # refuses what is not a seed
     console.print(
         f"[bold]Which labels are wrong?[/bold] {TRAINING:,} handwritten digits, {FLIPPED:.0%} of them with a wrong "
-        f"label, and {TRUSTED} that we trust.\n"
-        "Learning one weight per digit, such that the model trained with these weights does well on the trusted ones."
+        f"label, and {TRUSTED} digits with trusted labels.\n"
+        "Learning one weight per digit, such that the model trained with these weights is accurate on the trusted ones."
     )
     result = compare(seed, steps=steps, checkpoint=checkpoint, resume=resume)
     console.print(table(result))
@@ -202,7 +202,7 @@ def table(result: Result) -> Any:
     from rich.table import Table
 
     wrong = int(result.data.flipped.sum())
-    caption = "A label is suspected when the model sees another digit."
+    caption = "A label is suspected if the model predicts another digit."
     grid = Table("trained on", box=box.SIMPLE_HEAD, caption=caption, caption_justify="left")
     for heading in ("test accuracy", "wrong labels found", "right labels blamed"):
         grid.add_column(heading, justify="right")

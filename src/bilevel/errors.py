@@ -1,4 +1,4 @@
-"""Every error the library raises on purpose, each also a builtin that users already catch, and every warning."""
+"""The errors and warnings of the library; each error is also a builtin exception such as ValueError."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class NonFiniteError(InvalidInputError):
 
 
 class IncompatibleError(BilevelError, ValueError):
-    """Two parts that do not work together; the message says what is needed and which parts are suitable.
+    """Two parts do not work together; the message says what is needed and which parts are suitable.
 
     Examples
     --------
@@ -86,9 +86,9 @@ class NotConvergedError(BilevelError, RuntimeError):
 
     Examples
     --------
-    >>> raise NotConvergedError("residual 1e-3 after 100 steps, 1e-6 was asked for: raise max_steps")
+    >>> raise NotConvergedError("residual 1e-3 after 100 steps, tol is 1e-6: raise max_steps")
     Traceback (most recent call last):
-    bilevel.errors.NotConvergedError: residual 1e-3 after 100 steps, 1e-6 was asked for: raise max_steps
+    bilevel.errors.NotConvergedError: residual 1e-3 after 100 steps, tol is 1e-6: raise max_steps
     """
 
 
@@ -98,7 +98,7 @@ class MissingExtraError(BilevelError, ImportError):
     Parameters
     ----------
     what
-        Who needs it, as the beginning of a sentence.
+        What needs it, as the beginning of a sentence.
     extra
         The name of the extra in pyproject.toml.
 
@@ -155,7 +155,7 @@ class RankConnectionError(RankError, ConnectionError):
 
 
 class LowerLevelWarning(UserWarning):
-    """The lower level was not solved to the tolerance asked for."""
+    """The lower level was not solved to the given tolerance."""
 
 
 class LinearSystemWarning(UserWarning):
@@ -163,7 +163,7 @@ class LinearSystemWarning(UserWarning):
 
 
 class ProblemWarning(UserWarning):
-    """f, g or a set is not what methods rely on: derivatives that do not agree with differences, random values."""
+    """f, g or a set violates an assumption: derivatives disagree with finite differences, or values are random."""
 
 
 class PrecisionWarning(UserWarning):
@@ -204,7 +204,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of what an error says, or what it is."""
+    """The first line of the message of an error, or its type without a message."""
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 

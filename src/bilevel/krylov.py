@@ -12,7 +12,7 @@ Operator = Callable[[Any], Any]  # of vectors
 
 
 class LinearSolution(NamedTuple):
-    """The solution, |b - A x| / |b|, the products with A, and whether A was seen not to be positive definite."""
+    """The solution, |b - A x| / |b|, the number of products with A, and whether A proved to be indefinite."""
 
     value: Vector
     residual: float

@@ -1,4 +1,4 @@
-"""For people who own their outer loop: the hypergradient at a point, and argmin as a differentiable layer."""
+"""For outer loops of your own: the hypergradient at a point, and argmin as a differentiable layer."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def hypergradient(
     x
         The upper variable, a tensor or a dictionary of tensors of any shape.
     y
-        The lower variable, of the shape of y, in Y, at which h is estimated: usually y*(x) or an iterate near
-        it, since h is the gradient of F only there. If None, the lower level is solved first, from `problem.y0`.
+        The lower variable in Y at which h is estimated: usually y*(x) or an iterate near it, since h is the gradient of
+        F only at y*(x). If None, the lower level is solved first, from `problem.y0`.
     method
         `LinearSolve()` (default), `Neumann(...)` or `Unrolled(...)`.
     seed
@@ -64,7 +64,7 @@ def hypergradient(
 
     References
     ----------
-    Shi, Chang & Gu (2024), the paper of DMLCBO, section 3.1; where it is the gradient of F: erratum 11.
+    Shi, Chang & Gu (2024), the paper of DMLCBO, section 3.1. Erratum 11 states where h is the gradient of F.
 
     Examples
     --------
@@ -199,7 +199,7 @@ class _ArgminFunction(torch.autograd.Function):
 
 
 class _FirstDerivative(torch.autograd.Function):
-    """The first tensors as they are, with a graph to the others that says that it cannot be followed."""
+    """Return the first tensors unchanged, with a graph to the others that raises an error if it is differentiated."""
 
     @staticmethod
     def forward(ctx: Any, count: int, *tensors: Tensor) -> tuple[Tensor, ...]:

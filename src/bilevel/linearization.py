@@ -1,4 +1,4 @@
-"""f, g and all their derivatives that a method may ask for at one point, and the count of what was asked."""
+"""f, g and their derivatives at one point, and a count of the evaluations."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Value = TypeVar("Value")
 
 
 class lazy(Generic[Value]):
-    """A property that is computed when it is first asked for: `cached_property` without its lock of Python 3.11."""
+    """A property that is computed when it is first used: `cached_property` without the lock of Python 3.11."""
 
     def __init__(self, compute: Callable[[Any], Value]) -> None:
         self._compute, self.__doc__ = compute, compute.__doc__
@@ -39,7 +39,7 @@ class lazy(Generic[Value]):
 
 @dataclass
 class Costs:
-    """What a run has asked for so far; the same counts for every method.
+    """The cost of a run so far, counted in the same way for every method.
 
     Parameters
     ----------
@@ -69,7 +69,7 @@ class Costs:
     data_passes: float = 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """The counts by name; `data_passes` where they were counted."""
+        """The counts by name; `data_passes` only if they were counted."""
         counts = dict(vars(self))
         if not self.data_passes:
             del counts["data_passes"]
@@ -109,8 +109,8 @@ class Linearization(ABC):
         self.batch: Any = batch
 
     def restrict(self, *faces: ProjectionJacobian) -> Linearization:
-        """The same for vectors on the supports of the faces alone, where that is cheaper: upper_grad_y, lower_hvp(v)
-        and lower_cross(v) for v that is zero outside of the supports, in vectors that are right on the supports.
+        """A linearisation on the supports of the faces, if that is cheaper: upper_grad_y, lower_hvp(v) and
+        lower_cross(v) for v that is zero outside the supports. Entries of the results outside them are undefined.
         """
         return self
 
@@ -172,16 +172,16 @@ class Linearization(ABC):
         return self._lower_cross(v)
 
     def solve_on_face(self, face: ProjectionJacobian, v: Vector) -> Vector | None:
-        """Pi (Pi G_yy Pi)^+ Pi v, with Pi the projector onto the face; None where it takes an iteration.
+        """Pi (Pi G_yy Pi)^+ Pi v, with Pi the projector onto the face; None if it has to be computed iteratively.
 
-        A problem with structure overrides this: many small lower levels, say, are factored at once.
+        A problem with structure overrides this, for example to factorise many small lower levels at once.
         """
         return None
 
     def reduced_gradient(self, w: Vector) -> Vector:
-        """grad_x f - grad^2_xy g . w: a hypergradient, once its adjoint w is known.
+        """grad_x f - grad^2_xy g . w, the hypergradient for a given adjoint w.
 
-        Where x is a network's parameters, one vector-Jacobian product gives both terms together.
+        If x holds the parameters of a network, one vector-Jacobian product gives both terms together.
         """
         return self.problem.x_space.add(self.upper_grad_x, self.lower_cross(w), -1.0)
 
@@ -235,9 +235,10 @@ class Linearization(ABC):
 
 
 class AutogradLinearization(Linearization):
-    """The linearisation of any f and g written in torch: one graph each, one vector-Jacobian product per question.
+    """The linearisation of any f and g written in torch: one graph each, one vector-Jacobian product per derivative.
 
-    On several ranks f and g are sums over ranks, and so are their derivatives; in a divided x they stay where x is.
+    On several ranks f and g are sums over ranks, and so are their derivatives. Derivatives with respect to a divided x
+    stay on the rank of the respective part of x.
     """
 
     def __init__(self, problem: Problem, x: Vector, y: Vector, batch: Any = None) -> None:
@@ -316,7 +317,7 @@ class AutogradLinearization(Linearization):
 
 
 def check_modes(device: torch.device) -> None:
-    """Refuse modes of torch in which derivatives are missing or of another precision than the user's tensors."""
+    """Raise in modes of torch in which derivatives are missing or have another precision than the user's tensors."""
     if torch.is_inference_mode_enabled():
         raise IncompatibleError(
             "there are no derivatives under torch.inference_mode(): call this outside of it (torch.no_grad() is fine)"

@@ -34,7 +34,7 @@ GRADIENT_STEPS = 60
 NEWTON_WORK = 300
 """Gradients and Hessian products of a first round of Newton steps: enough for most lower levels."""
 PROBE = 0.01
-"""By this part of y, or of the next step where that is longer, y is changed to see the rounding of the gradient."""
+"""To measure rounding of the gradient, y is changed by this fraction of itself, or of the next step if it is longer."""
 
 
 def lower_residual(problem: Problem, x: Vector, y: Vector) -> float:
@@ -82,10 +82,11 @@ def solve_lower(
 ) -> LowerSolution:
     """y*(x) = argmin over y in Y of g(x, y), by accelerated projected gradients and semismooth Newton steps.
 
-    Accelerated steps (Beck & Teboulle 2009) with the gradient restart of O'Donoghue & Candes (2015) come first. The
-    step is 1/L from Lanczos steps; if two successive gradients show a far larger curvature, the last step is undone and
-    shortened. Where they do not reach the tolerance soon, Newton steps follow (Qi & Sun 1993), at any condition number.
-    Where these fail, gradient steps go on: without second derivatives, with function constraints, on several ranks.
+    The iteration begins with accelerated steps (Beck & Teboulle 2009) with the gradient restart of O'Donoghue & Candes
+    (2015). The step length is 1/L, estimated by Lanczos steps; if two successive gradients show a far larger curvature,
+    the last step is undone and shortened. If these steps do not reach the tolerance soon, Newton steps follow (Qi & Sun
+    1993), which work at any condition number. Gradient steps continue where Newton steps are not possible: without
+    second derivatives, with function constraints and on several ranks.
 
     Parameters
     ----------
@@ -96,8 +97,8 @@ def solve_lower(
     y0
         The starting point, of the shape of y; default `problem.y0`.
     tol
-        The tolerance on the residual |y - P_Y(y - grad_y g)|. By default it depends on no unit: y is solved when a step
-        of length 1/L moves it by less than 2e-12 of its length in float64, 6e-6 in float32.
+        The tolerance on the residual |y - P_Y(y - grad_y g)|. The default does not depend on the units of y and g: the
+        iteration stops when a step of length 1/L moves y by less than 2e-12 of its length in float64, 6e-6 in float32.
     max_steps
         The maximal number of gradient steps, Hessian products included; the result says whether the tolerance was met.
 
@@ -154,7 +155,7 @@ def solve_lower(
 
 
 def _is_rounding(problem: Problem, x: Vector, found: LowerSolution) -> bool:
-    """Whether y is 0 as far as g can tell: small steps change its gradient by rounding, not as its Hessian says."""
+    """Whether y is 0 up to rounding: small steps change the gradient by rounding and not as the Hessian predicts."""
     constraint, lin = problem.constraint_at(x), problem.linearize(x, found.y)
     space, y = problem.y_space(constraint), found.y
     trial = problem.project(constraint, space.add(y, lin.lower_grad_y, -safe_step(found.curvature)))
@@ -180,7 +181,7 @@ def solve_near(
 ) -> LowerSolution:
     """As `solve_from`; with `newton`, Newton steps where `GRADIENT_STEPS` steps do not reach the tolerance.
 
-    Of mini-batches, gradient steps alone.
+    With mini-batches only gradient steps are taken.
     """
     first = min(max_steps, GRADIENT_STEPS) if newton and batch is None else max_steps
     found = solve_from(
@@ -195,7 +196,7 @@ def solve_near(
 
 
 def _newton_steps(problem: Problem, x: Vector, y: Vector, tol: float, step: float, most: int) -> tuple[Vector, int]:
-    """A better y by Newton steps (y itself where they fail), and the gradients and Hessian products that they took."""
+    """A better y by Newton steps (y itself if they fail), and the number of gradients and Hessian products used."""
     if problem.inequality is not None or problem.ranks.size > 1:
         return y, 0
     level = lower_level(problem, x, y)
@@ -210,7 +211,7 @@ def _size(y: Vector) -> float:
 def upper_value(
     problem: Problem, x: Vector, y0: Vector | None = None, *, tol: float | None = None, max_steps: int = 20_000
 ) -> Tensor:
-    """F(x) = f(x, y*(x)) with the lower level solved to `tol`; warns if it could not be.
+    """F(x) = f(x, y*(x)), with the lower level solved to `tol`; warns if the tolerance was not reached.
 
     Parameters
     ----------
@@ -250,7 +251,7 @@ def upper_value(
 
 
 def warn_if_unsolved(solution: LowerSolution) -> None:
-    """Say so when a lower level is not solved to its tolerance."""
+    """Warn if a lower level is not solved to its tolerance."""
     if not solution.converged:
         warnings.warn(
             f"the lower level stopped at residual {solution.residual:.2e} after {solution.steps} steps; "

@@ -1,11 +1,11 @@
-"""A set that moves and stretches with x, rewritten as a set that stands still.
+"""A set that is translated and scaled with x, rewritten as a fixed set.
 
 With Y(x) = s(x) Y_0 + t(x) and y = s(x) y' + t(x), y' in Y_0:
 
     f'(x, y') = f(x, s(x) y' + t(x)),     g'(x, y') = g(x, s(x) y' + t(x))
 
-has the same F, a fixed set, and the motion of the set in the derivatives of f' and g' in x: every solver takes it. A
-problem with a linearisation of its own keeps it, by the chain rule: with M = dy/dx at fixed y',
+has the same F and a fixed set; the motion of the set is contained in the derivatives of f' and g' in x, so that every
+solver supports it. A linearisation of the problem's own is kept, by the chain rule: with M = dy/dx at fixed y',
 
     f'_y = s f_y,   f'_x = f_x + M' f_y,   G'_yy v = s G_yy s v,
     G'_xy v = G_xy s v + M' G_yy s v + d/dx <s(x) v, g_y>.
@@ -30,14 +30,14 @@ from .spaces import Vector, leaves
 
 @dataclass(frozen=True)
 class MovingSetRewrite:
-    """The problem in y', and the way there and back.
+    """The problem in y', and the maps between y and y'.
 
     Parameters
     ----------
     problem
-        With the fixed set Y_0.
+        The problem with the fixed set Y_0.
     original
-        With the set that moves.
+        The problem with the moving set.
     """
 
     problem: Problem
@@ -55,9 +55,9 @@ class MovingSetRewrite:
 
 
 def rewrite_moving_set(problem: Problem, x: Vector, y: Vector) -> MovingSetRewrite | None:
-    """The fixed form of a problem whose set at x is Translated or Scaled (or both) of a base that does not move.
+    """The fixed form of a problem whose set at x is a fixed set that is Translated or Scaled (or both) by x.
 
-    None when the set stands still already, or moves in another way.
+    None if the set is fixed already, or moves in another way.
 
     Examples
     --------

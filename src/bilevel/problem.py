@@ -115,10 +115,10 @@ class Problem:
         self._x_divided = self._check_divided((divided,) if isinstance(divided, str) else tuple(divided))
         self.costs: Costs = Costs()
         self.flaws: dict[Any, str] | None = {}
-        """What is wrong with derivatives (see `_derivative_check`), by shapes; None: nobody looks."""
+        """Flaws of the derivatives (see `_derivative_check`), by shapes; None: not to be checked."""
 
     def _check_divided(self, divided: tuple[str, ...]) -> bool | tuple[str, ...]:
-        """Which entries of x are divided, as `Space` takes it."""
+        """Which entries of x are divided, in the form that `Space` expects."""
         for name in divided:
             if name.partition(".")[0] == "y":
                 raise InvalidInputError(
@@ -176,17 +176,17 @@ class Problem:
         return constraint.project(z)
 
     def project_x(self, x: Vector) -> Vector:
-        """P_X(x); x itself where it is free and finite."""
+        """P_X(x); x itself if it is free and finite."""
         tensors = list(x.values()) if isinstance(x, dict) else [x]
         free = isinstance(self.upper_constraint, FreeSpace)
         return x if free and all_finite(tensors) else self.upper_constraint.project(x)
 
     def linearize(self, x: Vector, y: Vector, batch: Any = None) -> Linearization:
-        """Everything about f and g at (x, y), lazily; a problem with structure overrides this."""
+        """The linearisation of f and g at (x, y), computed lazily; a problem with structure overrides this."""
         return AutogradLinearization(self, x, y, batch)
 
     def lower_grad(self, x: Vector, y: Vector, batch: Any = None) -> Vector:
-        """grad_y g(x, y) alone: f is not called; inner loops use it. From `linearize` where a problem has its own."""
+        """grad_y g(x, y) without a call of f, for inner loops; from `linearize` if the problem overrides that."""
         if type(self).linearize is not Problem.linearize:
             return self.linearize(x, y, batch).lower_grad_y
         self.costs.lower_gradients += 1
@@ -196,7 +196,7 @@ class Problem:
         return like(y, sum_whole(parts, [False] * len(parts), self.ranks))
 
     def constraint_vjp(self, x: Vector, z: Vector, u: Vector) -> Vector:
-        """theta_x' P_theta' u: how a set that moves with x passes u back to x."""
+        """theta_x' P_theta' u: the vector-Jacobian product of the projection on a set that moves with x."""
         point = as_leaves(x)
         with torch.enable_grad():
             projected = self.constraint_at(point).project(tree_map(Tensor.detach, z))

@@ -16,7 +16,7 @@ from .spaces import Space, Vector, leaves
 
 @dataclass(frozen=True)
 class LowerSolution:
-    """y*(x), the residual it was solved to, the steps it took, and the largest curvature of g that they have shown."""
+    """y*(x), its residual, the number of steps, and the largest curvature of g that the steps have shown."""
 
     y: Vector
     residual: float
@@ -35,12 +35,12 @@ def descend(
     scale: float = 0.0,
     length: float | None = None,
 ) -> LowerSolution:
-    """Careful steps from the feasible point y until the residual at a unit step is within tol.
+    """Take careful steps from the feasible point y until the residual at a unit step is within tol.
 
     `length` is 1/L at y, when it is known.
 
-    Without tol: until a step 1/L moves y by less than `tolerances.solved` of its length. Where y* is 0 that may never
-    be; `scale` is a length of steps far from y*, of which the square of that part is enough.
+    Without tol: until a step 1/L moves y by less than the fraction t = `tolerances.solved` of its length. If y* is 0,
+    that may never happen; then a step shorter than t^2 `scale`, with `scale` a length of steps far from y*, is enough.
     """
     rule = _CarefulSteps(problem, x, y, tol, scale, length)
     if not rule.best.converged:
@@ -60,10 +60,10 @@ def solve_from(
     batch: Any = None,
     slope: Vector | None = None,
 ) -> LowerSolution:
-    """Steps of length 1/L from the feasible point y, until the gradient mapping |z - P_Y(z - grad/L)| L is within tol.
+    """Take steps 1/L from the feasible point y until the gradient mapping |z - P_Y(z - grad/L)| L is within tol.
 
-    `curvature` is L; it grows whenever two successive gradients show more. A start that is good enough costs one
-    gradient and one projection; `slope` is grad_y g at the start, when it is known. Without a tolerance `max_steps`
+    `curvature` is L; it grows whenever two successive gradients show a larger one. A start that is good enough costs
+    one gradient and one projection; `slope` is grad_y g at the start, if it is known. Without a tolerance `max_steps`
     steps are taken. For double loops, which know L and solve a sequence of similar lower levels.
     """
     rule = _WarmSteps(problem.y_space(problem.constraint_at(x)), y, curvature, tol)
@@ -143,7 +143,7 @@ class _WarmSteps:
 
 
 class _CarefulSteps:
-    """Steps 1/L from Lanczos, taken back where they overshoot; stop when a look at the residual confirms it."""
+    """Steps 1/L from Lanczos, undone where they overshoot; they stop when the residual is within its tolerance."""
 
     def __init__(
         self, problem: Problem, x: Vector, y: Vector, tol: float | None, scale: float, length: float | None
@@ -160,7 +160,7 @@ class _CarefulSteps:
         return LowerSolution(y, residual, k, moved <= self._allowed(y, self.share), 1.0 / self.length)
 
     def _allowed(self, y: Vector, share: float) -> float:
-        """The residual at a unit step that is small enough, or without a tolerance that at a step 1/L."""
+        """The largest residual that counts as solved: at a unit step, or without a tolerance at a step 1/L."""
         return self.tol if self.tol is not None else self.share * max(float(self.space.norm(y)), share * self.scale)
 
     def _first(self, y: Vector) -> float:
@@ -175,7 +175,7 @@ class _CarefulSteps:
         return self.length
 
     def _seen(self, z: Vector, gradient: Vector, z_old: Vector, gradient_old: Vector) -> float:
-        """|dz| / |dgrad|, an upper bound on 1/L from two gradients; infinite when they do not tell."""
+        """|dz| / |dgrad|, an upper bound on 1/L from two gradients; infinite if rounding hides it."""
         space = self.space
         dz, dg = space.add(z, z_old, -1.0), space.add(gradient, gradient_old, -1.0)
         change = float(space.norm(dg))

@@ -1,7 +1,7 @@
 """Randomness as a pure function of (seed, stream, step, index).
 
-Nothing carries a generator from one step to the next: the noise of step k can be drawn again from k alone. So a
-resumed run has the same bits, and one source of randomness can be varied while the others stay fixed.
+No generator is carried from one step to the next: the noise of step k is determined by k. A resumed run therefore has
+the same bits, and one source of randomness can be varied while the others stay fixed.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def plain_generator(seed: int) -> torch.Generator:
 
 @dataclass(frozen=True)
 class RandomStreams:
-    """All the randomness of one step."""
+    """The random streams of one step."""
 
     seeds: Seeds = Seeds()
     step: int = 0

@@ -1,7 +1,7 @@
 """The processes of one run, called ranks: sums over all of them, and errors that every rank raises.
 
-A run over several processes is one program in each of them. Every exchange says what is asked: a rank that failed, or
-that asks for something else than the others, is an error on all ranks that names it, instead of a wait that never ends.
+A run over several processes runs the same program in each of them. Every exchange carries its name. If a rank failed,
+or takes part in another exchange than the others, all ranks raise an error that names it instead of waiting for ever.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from .errors import InvalidInputError, RankConnectionError, RankError, first_lin
 TIMEOUT = 300.0
 """Seconds that a rank waits for the others."""
 ROLL_CALL = 5.0
-"""Seconds that a rank which lost the others asks who is left."""
+"""Seconds for which a rank that lost the others tries to find out which ranks are left."""
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-"""What `torchrun` tells its processes."""
+"""The environment variables that `torchrun` sets for its processes."""
 ROOM, SHORT = 1 << 13, 1 << 16
-"""Bytes that travel with a question, and bytes of a tensor that is sent whole to every rank; longer ones are summed by
-`all_reduce`.
+"""The size in bytes of the first message of an exchange, and of the largest tensor that is sent whole to every rank;
+longer tensors are summed by `all_reduce`.
 """
 RAISED_AS_THEY_ARE = ("NonFiniteError", "NotConvergedError", "EmptySetError")
-"""Errors that end a run with a status of its own: all ranks raise them as such, others as RankError."""
+"""Errors that end a run with a status of their own: all ranks raise the same error. Other errors become RankError."""
 _HEAD = struct.Struct("<96sI")  # the question, and how many bytes come with it
 _FAILED = "failed"
 _ALONE = contextlib.nullcontext()
@@ -59,7 +59,7 @@ class Ranks:
     device
         The device for this rank: a GPU if each rank of the machine has its own, else the CPU.
     rounds, bytes
-        The number of exchanges between the ranks, and of the bytes that this rank has sent.
+        The number of exchanges between the ranks, and the number of bytes that this rank has sent.
 
     Examples
     --------
@@ -86,9 +86,9 @@ class Ranks:
     def sum(self, part: Tensor) -> Tensor:
         """part_0 + part_1 + ..., the same bits on every rank; `part` itself on one rank.
 
-        Differentiable: the loss of a run is the sum of what its ranks call their loss, so the derivative of a part is
-        the sum of what all ranks pass back. A loss that depends on the sum alone is divided by `size`. Every rank must
-        take part, forwards and backwards.
+        Differentiable: the loss of a run is the sum of the losses of its ranks, so the derivative with respect to a
+        part is the sum of the derivatives on all ranks. Divide a loss that depends only on the sum by `size`. Every
+        rank must take part in the forward and in the backward pass.
         """
         return part if self.size == 1 else _Sum.apply(part, self)  # type: ignore[return-value]
 
@@ -97,7 +97,7 @@ class Ranks:
         return self._reduce("max", part, torch.maximum, dist.ReduceOp.MAX)
 
     def gather(self, value: Any) -> list[Any]:
-        """What each rank gives, in the order of ranks: anything that JSON can hold. Nothing is pickled."""
+        """The values of all ranks, in the order of ranks: anything that JSON can hold. Nothing is pickled."""
         if self.size == 1:
             return [value]
         return [json.loads(each) for each in self._exchange("gather", json.dumps(value).encode())]
@@ -128,7 +128,7 @@ class Ranks:
         whole
             All rows.
         count
-            How many of them this rank holds; every rank gives it, or none. Default: rows are divided evenly.
+            How many of them this rank holds; either every rank passes it or none. Default: rows are divided evenly.
         """
         if count is None:
             return whole[len(whole) * self.rank // self.size : len(whole) * (self.rank + 1) // self.size]
@@ -146,7 +146,7 @@ class Ranks:
         Parameters
         ----------
         facts
-            Values by what they are called.
+            Values by name.
         remedy
             What to do when they differ.
         """
@@ -158,10 +158,10 @@ class Ranks:
                 raise RankError(f"{name} is {values[0]!r} on rank 0 and {values[other]!r} on rank {other}: {remedy}")
 
     def guard(self, doing: str, *, wait: bool = True) -> contextlib.AbstractContextManager[None]:
-        """When the work inside fails on one rank, all ranks raise an error that names the rank and the cause.
+        """If the block fails on one rank, raise on all ranks an error that names the rank and the cause.
 
-        The others raise it in the sum that they are at, or at the end of the block, where all ranks wait for each
-        other; without `wait`, in the next sum.
+        The other ranks raise it in their current sum or at the end of the block, where all ranks wait for each other;
+        without `wait`, in the next sum.
         """
         return _ALONE if self.size == 1 else self._guard(doing, wait)
 
@@ -188,7 +188,7 @@ class Ranks:
         return bool(found[0]), bool(found[1]), found[2]
 
     def remember(self, fact: str) -> None:
-        """Tell the processes that `torchrun` may start after these: see `remembers`."""
+        """Set the mark that `remembers` reads in processes that `torchrun` starts after these."""
         if self._torchrun is not None and self.rank == 0:
             self._torchrun.set(f"bilevel/fact/{fact}", "")
 
@@ -218,10 +218,10 @@ class Ranks:
         return total.to(part.device)
 
     def _exchange(self, question: str, content: bytes = b"") -> list[bytes]:
-        """What each rank sends with this question, once all ranks have asked the same.
+        """The messages of all ranks, after a check that all ranks take part in the same exchange.
 
-        The first message has the same length whatever is asked: gloo ends the process, or gives wrong numbers, where
-        lengths differ. What does not fit into it follows.
+        The first message always has the same length: gloo ends the process, or returns wrong numbers, if lengths
+        differ. The rest follows in a second message.
         """
         self.bytes += len(content)
         messages = self._all_gather(_HEAD.pack(question.encode(), len(content)) + content[:ROOM], _HEAD.size + ROOM)
@@ -242,7 +242,7 @@ class Ranks:
         return [each.numpy().tobytes() for each in messages]
 
     def _check(self, asked: list[str], contents: list[bytes]) -> None:
-        """Raise, on every rank, where some rank failed or asks for something else."""
+        """Raise on every rank if some rank failed or takes part in another exchange."""
         failed = {rank: json.loads(contents[rank]) for rank, each in enumerate(asked) if each == _FAILED}
         other = next((rank for rank, each in enumerate(asked) if each != asked[0]), None)
         if failed:
@@ -263,16 +263,16 @@ class Ranks:
         raise error
 
     def _call(self, communicate: Callable[..., Any], *arguments: Any, **settings: Any) -> None:
-        """Errors of torch.distributed as ours, with the cause where the rank that ended has left it."""
+        """Convert errors of torch.distributed into `RankError`, with the cause if the rank that ended has stored it."""
         try:
             communicate(*arguments, group=self._group, **settings)
         except (RuntimeError, OSError) as error:
             raise RankError(self._cause(first_line(error))) from error
 
     def _cause(self, error: str) -> str:
-        """Why another rank has left, as far as it could tell; else the ranks that do not answer.
+        """Why another rank has ended, if it could store the reason; else which ranks do not answer.
 
-        The store may be in the process of rank 0, and blocks for ever where that is stopped: a thread asks it.
+        The store may live in the process of rank 0 and blocks for ever if that is stopped, so that a thread reads it.
         """
         missing, answers, ended = set(range(self.size)) - {self.rank}, [], threading.Event()
         keepers = {0} if self._torchrun is None else set(missing)
@@ -284,12 +284,12 @@ class Ranks:
             return answers[0]
         others = " or ".join(f"rank {rank}" for rank in sorted(missing)) or "the connection to the others"
         return (
-            f"rank {self.rank} lost {others} ({error}): a rank ended or hangs, and its own message tells why; a run "
+            f"rank {self.rank} lost {others} ({error}): a rank ended or hangs, see its own message; a run "
             "that writes a checkpoint can be resumed"
         )
 
     def _call_roll(self, missing: set[int], keepers: set[int], answers: list[str], ended: threading.Event) -> None:
-        """Take the ranks that answer from the missing ones, until one of them has told why it ended."""
+        """Remove the ranks that answer from the missing ones, until a rank has stored why it ended."""
         ends = time.monotonic() + ROLL_CALL
         try:
             self._attempt.set(f"lost/{self.rank}", "")
@@ -303,7 +303,7 @@ class Ranks:
         ended.set()
 
     def _leave(self, error: BaseException) -> None:
-        """Tell the others, who may wait in a sum, why this rank goes."""
+        """Store why this rank ends, for the others, which may be waiting in a sum."""
         if not getattr(error, "on_all_ranks", False) and not isinstance(error, RankError):
             with contextlib.suppress(RuntimeError, OSError):
                 self._attempt.set("cause", f"rank {self.rank} ended: {type(error).__name__}: {first_line(error)}")
@@ -324,7 +324,7 @@ class _Sum(torch.autograd.Function):
 
 @contextlib.contextmanager
 def connect(timeout: float = TIMEOUT) -> Iterator[Ranks]:
-    """The ranks that `torchrun` started, or those of a process group that is already there, or this process alone.
+    """Connect to the ranks that `torchrun` started or to those of an existing process group; otherwise use one process.
 
     For trusted networks only: the ports of torchrun and torch.distributed have neither passwords nor encryption.
 
@@ -336,7 +336,7 @@ def connect(timeout: float = TIMEOUT) -> Iterator[Ranks]:
     Yields
     ------
     Ranks
-        Of this process.
+        The ranks, as seen from this process.
 
     Examples
     --------
@@ -370,7 +370,7 @@ def connect(timeout: float = TIMEOUT) -> Iterator[Ranks]:
 
 
 def _join(wait: timedelta) -> Ranks:
-    """Meet the others at the address that torchrun tells."""
+    """Connect to the other ranks at the address that torchrun has set."""
     try:
         store, rank, size = next(dist.rendezvous("env://", timeout=wait))  # type: ignore[attr-defined]
         attempt = dist.PrefixStore(_attempt_name(store, rank, size, wait), store)  # type: ignore[attr-defined]
@@ -408,7 +408,7 @@ def _attempt_name(store: Any, rank: int, size: int, wait: timedelta) -> str:
 
 
 def started_by_torchrun() -> bool:
-    """Whether this process is one of several; half of what `torchrun` tells is an error."""
+    """Whether this process is one of several; raise if only some of the variables of `torchrun` are set."""
     given = [name for name in VARIABLES if os.environ.get(name)]
     if given and len(given) < len(VARIABLES) and "WORLD_SIZE" in given:
         missing = ", ".join(name for name in VARIABLES if name not in given)

@@ -1,4 +1,4 @@
-"""The vector spaces of x and y: the only place where solvers reduce, combine and draw vectors.
+"""The vector spaces of x and y: solvers reduce, combine and draw vectors only through this module.
 
 A vector is a tensor or a dictionary of tensors (a module's parameters). A `Space` knows how many trailing
 dimensions make one factor of a product set, so that step sizes can be one scalar per factor, and which tensors are
@@ -138,7 +138,7 @@ class Space:
         return {name: torch.lerp(u, b[name], weight) for name, u in a.items()}  # type: ignore[index]
 
     def ravel(self, a: Vector) -> Tensor:
-        """All entries as one flat tensor, where this rank has them all."""
+        """All entries as one flat tensor; raise if this rank does not hold them all."""
         if self._is_divided:
             raise IncompatibleError(
                 f"this method needs all entries as one vector, but they are divided among {self.ranks.size} ranks: "

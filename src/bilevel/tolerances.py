@@ -14,12 +14,12 @@ def feasibility(dtype: torch.dtype) -> float:
 
 
 def rounding(dtype: torch.dtype) -> float:
-    """What a handful of operations may leave of a relative error: 8 eps."""
+    """The relative error after a few operations: 8 eps."""
     return 8 * torch.finfo(dtype).eps
 
 
 def solved(dtype: torch.dtype) -> float:
-    """By which part of y a projected gradient step 1/L may move a solution of the lower level: eps^(3/4)."""
+    """The fraction of |y| by which a projected gradient step 1/L may move a solution of the lower level: eps^(3/4)."""
     return torch.finfo(dtype).eps ** 0.75
 
 
@@ -36,6 +36,6 @@ def linear_residual(dtype: torch.dtype) -> float:
 def hypergradient(dtype: torch.dtype) -> float:
     """Up to which relative error a checked hypergradient counts as correct: 1e-4 in float64, 5e-3 in float32.
 
-    eps^(1/3) is what central differences can tell.
+    In float32 the limit is the accuracy of central differences, eps^(1/3).
     """
     return max(1e-4, torch.finfo(dtype).eps ** (1 / 3))

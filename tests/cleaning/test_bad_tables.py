@@ -82,7 +82,7 @@ def test_no_trusted_rows(forest, capsys):
 
 def test_a_trusted_column_without_a_trusted_row(refused, forest):
     forest.write("train.csv", forest.frame.assign(checked="no"))
-    assert "no trusted rows: the column 'checked' of train.csv says yes in no row" in refused(
+    assert "no trusted rows: the column 'checked' of train.csv is true in no row" in refused(
         "--trusted-column", "checked"
     )
 

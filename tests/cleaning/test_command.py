@@ -181,7 +181,7 @@ def test_rows_in_common_are_counted(sparse):
 def test_rows_measured_on_that_are_in_the_table_are_noted(forest, capsys):
     forest.write("test.csv", pd.concat([forest.test, forest.frame[:7], forest.trusted[:3]]))
     assert forest.clean(*QUICK, "--test", "test.csv", "--report", "r.html") == 0
-    note = "10 of the rows measured on are also in train.csv or trusted.csv, by the columns used: these accuracies"
+    note = "10 of the measured rows are also in train.csv or trusted.csv, by the columns used: these accuracies"
     assert note in capsys.readouterr().err
     assert note in forest.read("r.html")
     assert "none of these models was trained" not in forest.read("r.html")
@@ -190,7 +190,7 @@ def test_rows_measured_on_that_are_in_the_table_are_noted(forest, capsys):
 def test_trusted_rows_kept_aside_that_are_in_the_table_are_noted(forest, capsys):
     forest.write("train.csv", pd.concat([forest.frame, forest.trusted]))
     assert forest.clean(*QUICK) == 0
-    assert "16 of the rows measured on are also in train.csv" in capsys.readouterr().err
+    assert "16 of the measured rows are also in train.csv" in capsys.readouterr().err
 
 
 def test_cleaning_that_did_not_help_is_said(forest, capsys):
@@ -221,7 +221,7 @@ def test_a_label_without_a_trusted_row_is_noted(forest, capsys):
 def test_further_columns_of_the_trusted_table_are_noted(forest, capsys):
     forest.write("trusted.csv", forest.trusted.assign(reviewer="Ada"))
     assert forest.clean(*QUICK) == 0
-    assert "trusted.csv has columns that train.csv has not, which are ignored: 'reviewer'" in capsys.readouterr().err
+    assert "trusted.csv has columns that train.csv lacks, which are ignored: 'reviewer'" in capsys.readouterr().err
 
 
 def test_codes_that_look_like_numbers_in_one_table_only(forest, capsys):
@@ -323,7 +323,7 @@ def test_ctrl_c_keeps_the_best_so_far(forest):
         process.kill()
     assert process.returncode in (130, -signal.SIGINT), err  # a shell shows 130 for both
     assert "Traceback" not in err
-    assert "stopped by Ctrl-C: what was found until then is kept, marked as interrupted" in err
+    assert "stopped by Ctrl-C: the results so far are kept and marked as interrupted" in err
     assert "interrupted" in out
     assert len(pd.read_csv(forest.folder / "w.csv")) == 240
     assert "Interrupted." in (forest.folder / "r.html").read_text()
@@ -451,7 +451,7 @@ def test_a_table_of_one_column(forest, capsys):
 
 def test_predict_refuses_to_replace_files(forest, model, capsys):
     for arguments, message in (
-        (["--out", "test.csv", "--force"], "would replace a file that is read"),
+        (["--out", "test.csv", "--force"], "would replace an input file"),
         (["--out", "trusted.csv"], "the file exists and was left as it is; --force replaces it"),
         (["--out", "p.html"], "--out p.html: the name must end in .csv or"),
     ):

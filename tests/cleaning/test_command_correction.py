@@ -66,7 +66,7 @@ def test_columns_in_the_json_document_and_overridden(messy, capsys):
 
 def test_no_checked_rows_then_what_to_check_and_back(messy, capsys):
     assert clean("--out", "first.csv", "--next", "60", "--next-out", "check.csv") == 0
-    assert "no row was checked" in capsys.readouterr().err
+    assert "there are no checked rows" in capsys.readouterr().err
     found = pd.read_csv(messy.folder / "check.csv", dtype={"verified_label": object, "verdict": object})
     assert len(found) == 60
     assert found["drawn_at_random"].sum() == 20

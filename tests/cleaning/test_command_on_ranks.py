@@ -188,8 +188,8 @@ def test_a_fit_that_was_stopped_goes_on_with_another_number_of_ranks(tmp_path):
 UNLIKE = {
     "rows": "the content of trusted rows is",
     "settings": "ridge is 0.001 on rank 0 and 0.1 on rank 1: give every rank the same",
-    "batches": "batch_size=10: rows that ranks divide are all used in each step",
-    "nothing is trusted": "several ranks take no rows on trust",
+    "batches": "batch_size=10: every step uses all rows that ranks divide",
+    "nothing is trusted": "on several ranks trusted rows are needed",
     "all is trusted": "trusted marks every row",
 }
 

@@ -173,7 +173,7 @@ def test_clone_and_pickle(fitted):
     copy = pickle.loads(pickle.dumps(cleaner))
     np.testing.assert_array_equal(copy.predict_proba(X), cleaner.predict_proba(X))
     assert len(pickle.dumps(cleaner)) < X.nbytes / 2  # the rows stay behind
-    with pytest.raises(InvalidInputError, match="left its rows behind"):
+    with pytest.raises(InvalidInputError, match="does not contain its rows"):
         copy.refit(LogisticRegression())
     again = copy.refit(LogisticRegression(C=0.1, max_iter=200), X, y)
     np.testing.assert_array_equal(again.coef_, cleaner.refit(LogisticRegression(C=0.1, max_iter=200)).coef_)
@@ -316,7 +316,7 @@ def test_solvers(solver):
 
 def test_a_solver_that_needs_a_fixed_set_asks_for_a_radius(fitted):
     X, y, mask = fitted[1:4]
-    with pytest.raises(InvalidInputError, match="solver='vpbgd' needs a set that stays as it is: give a radius"):
+    with pytest.raises(InvalidInputError, match="solver='vpbgd' needs a fixed set: give a radius"):
         HyperCleaner(solver="vpbgd").fit(X, y, trusted=mask)
 
 

@@ -164,7 +164,7 @@ def test_probabilities_of_the_user(data):
     P = 0.1 + 0.7 * (order[None] == right[:, None])
     model = cleaner().fit(None, given, verified=np.where(np.arange(500) < 80, right, None), pred_probs=P)
     assert (model.label_issues()["is_label_issue"] == (given != right))[80:].mean() > 0.9
-    with pytest.raises(ValueError, match="predicts no new rows"):
+    with pytest.raises(ValueError, match="cannot predict new rows"):
         model.predict(X)
     with pytest.raises(ValueError, match="sums to 1"):
         cleaner().fit(X, given, pred_probs=2 * P)

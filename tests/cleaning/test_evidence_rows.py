@@ -52,7 +52,7 @@ def test_the_upper_level_hears_evidence_rows_only():
 
 
 def test_rows_with_weights_of_their_own_have_no_evidence_rows():
-    with pytest.raises(InvalidInputError, match="holds for all rows"):
+    with pytest.raises(InvalidInputError, match="without weights of rows"):
         CleaningProblem(*rows(9, 0), *rows(4, 1), noise="rows", evidence_weight=1.0, evidence_rows=rows(6, 2))
 
 

@@ -139,7 +139,7 @@ def test_a_rank_that_is_killed_is_started_again_and_ends_at_the_same_result(tmp_
     code, _, errors = finished(killed, 600)
     assert code == 0, errors
     assert "reading train in 2 processes\n" in errors
-    assert "reading train in 2 processes, to go on from killed.safetensors\n" in errors
+    assert "reading train in 2 processes, to resume from killed.safetensors\n" in errors
     assert (tmp_path / "killed.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()  # the same bits
 
 
@@ -150,5 +150,5 @@ def test_ctrl_c_keeps_the_best_so_far_on_all_ranks(tmp_path):
     wait_for_checkpoint(tmp_path / "run.safetensors", "learning rows", process)
     process.send_signal(signal.SIGINT)
     _, _, errors = finished(process, LONGEST)
-    assert "stopped by Ctrl-C: what was found until then is kept, marked as interrupted" in errors
+    assert "stopped by Ctrl-C: the results so far are kept and marked as interrupted" in errors
     assert len(pd.read_csv(tmp_path / "w.csv")) == 2600

@@ -236,7 +236,7 @@ def tensor(name: str, to: torch.Tensor | None) -> Any:
         (tensor("coef_", torch.ones(3)), "do not go with coefficients of shape"),
         (tensor("coef_", torch.full((3, 4), torch.nan)), "coefficients are not finite"),
         (tensor("intercept_", torch.zeros(2)), "an intercept of shape"),
-        (tensor("given_label", torch.zeros(2, dtype=torch.int64)), "training rows is damaged"),
+        (tensor("given_label", torch.zeros(2, dtype=torch.int64)), "training rows are damaged"),
         (tensor("given_label", torch.full((90,), 7)), "labels of its training rows are damaged"),
     ],
 )

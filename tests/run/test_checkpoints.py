@@ -643,7 +643,7 @@ def test_resume_a_run_of_your_own(study, path, capsys, name):
         content = path.read_bytes()
         assert cli.main(["resume", str(path), *arguments]) == 0
         shown = capsys.readouterr()
-        assert "run.safetensors: this run has ended at step 50, all steps were taken; --steps N takes more" in shown.out
+        assert "run.safetensors: this run has ended at step 50, all steps were taken; --steps N" in shown.out
         assert (shown.err, path.read_bytes()) == ("", content)
     assert cli.main(["resume", str(path), "--problem", f"study_of_a_user:{name}", "--steps", "5"]) == 0
     assert bilevel.Solution.load(path).stats["steps"] == 55
@@ -675,7 +675,7 @@ def test_resume_a_run_that_stopped_early_says_why(path, capsys):
         solver=bilevel.DMLCBO(upper_step=0.1),
     )
     assert cli.main(["resume", str(path)]) == 0
-    assert "ended at step 100, a callback asked to stop; --steps N" in capsys.readouterr().out
+    assert "ended at step 100, a callback ended the run; --steps N" in capsys.readouterr().out
 
 
 def test_resume_continues_the_logs_of_the_run(study, path, capsys):
@@ -723,7 +723,7 @@ def test_resume_leaves_files_alone_that_are_not_its_logs(study, path, there, cap
     if there == "a folder":
         Path("precious.txt").mkdir()
     assert cli.main(["resume", "logged.safetensors", "--problem", "study_of_a_user:problem"]) == 0
-    assert "precious.txt is not there, or not a log of this run: it is left as it is" in capsys.readouterr().err
+    assert "precious.txt does not exist or is not a log of this run, and is not changed" in capsys.readouterr().err
     if there == "gone":
         assert not Path("precious.txt").exists()
     if there == "another's":

@@ -1,4 +1,4 @@
-"""Data hyper-cleaning: learn which training labels to believe from a few rows that are trusted.
+"""Data hyper-cleaning: find wrong training labels with the help of a few trusted rows.
 
 Names are loaded when first used: `bilevel clean --help` loads no torch, and the estimator needs no pandas.
 """

@@ -1,13 +1,13 @@
-"""The columns of A in use: a sparse model, and a face of the set it lies in, need few of them.
+"""The columns of A in use: a sparse model, and a face of its set, need few of them.
 
 With S the columns in use and A_S a copy of them, one column after the other (and ones, for the intercept),
 
     scores of a model without weights outside of S           A_S W_S'
     G_yy v on S, for v without weights outside of S          A_S' (curvatures * A_S v_S) / n + 2 ridge v_S
 
-the second by its Gram matrix where that is small. Which columns are in use is a function of the model and of the
-Jacobian of the projection, never of earlier steps, so that a resumed run multiplies the same shapes and has the same
-bits. The last copy is kept for as long as the same columns are in use.
+the second by its Gram matrix if that is small. The columns in use depend on the model and on the Jacobian of the
+projection, never on earlier steps, so that a resumed run multiplies the same shapes and has the same bits. The last
+copy is cached as long as the same columns are in use.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from .design import DenseDesign, Design
 from .noise import RowTerms
 
 FEW = 0.25
-"""Up to this share of the columns, taking them out of A is cheaper than a product with all of it."""
+"""Up to this fraction of the columns, copying them from A is cheaper than a product with all columns."""
 COPIED_BYTES = 1 << 26
-"""Larger copies of columns are not made: a product with the whole matrix takes no memory."""
+"""The largest size of a copy of columns; beyond it, products use the whole matrix, which needs no memory."""
 SMALL, GRAM_ROWS = 64, 1 << 12
-"""Up to so many weights have a Gram matrix, which is summed over so many rows at a time."""
+"""The maximal number of weights with a Gram matrix, and the number of rows over which it is summed at a time."""
 
 
 def used_columns(weight: Tensor) -> Tensor:
@@ -71,7 +71,7 @@ class WorkingSet:
     design
         A.
     largest
-        How many rows the rank with the most of them has: what is worth its memory is decided alike on all ranks.
+        The largest number of rows on a rank, so that all ranks decide in the same way whether a copy fits into memory.
     """
 
     def __init__(self, design: Design, largest: int) -> None:
@@ -80,9 +80,9 @@ class WorkingSet:
         self._kept: dict[str, Columns] = {}
 
     def columns(self, use: str, index: Tensor, *, intercept: bool, read: Callable[[int], None]) -> Columns | None:
-        """The columns `index`; None where they are not few.
+        """The columns `index`; None if they are too many.
 
-        The copies of each use, "model" or "face", are kept until others are asked for.
+        The copies for each use, "model" or "face", are cached until other columns are requested.
         """
         if index.shape[0] > self._most:
             return None

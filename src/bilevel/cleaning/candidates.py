@@ -1,6 +1,6 @@
-"""Which final model to use: the correction or a simpler one, compared on checked rows that none of them has seen.
+"""The choice of the final model: the correction or a simpler one, compared on checked rows that no model has seen.
 
-    average                 the geometric mean of the next two: two errors that are unlike each other
+    average                 the geometric mean of the next two, whose errors differ
     correction              p of the joint likelihood
     filter                  the first model alone, fitted to the rows that confident learning keeps (cleanlab's default)
     all labels              the mixture of models of all labels, as if they were right
@@ -8,11 +8,11 @@
     transition, class-pairs, rows    the linear noise models of the bilevel pipeline, where rows and columns are few
     checked only            ridge logistic regression of the checked rows
 
-The models of the given labels are fitted once without any checked row. What is made of checked rows (C, R, the joint
-likelihood, matrices, linear noise models) is rebuilt for each fold of them from the others: with C or R of all checked
-rows a held-out loss is far too small. The score is Brier's, of each checked row, among the classes that checked rows
-have. Of the candidates within one standard error of the best, those that predict most classes are preferred, and of
-these the first.
+The models of the given labels are fitted once without any checked row. Everything that uses checked rows (C, R, the
+joint likelihood, matrices, linear noise models) is fitted again for each fold without the rows of the fold; otherwise
+the held-out loss would be far too small. The score is the Brier score of each checked row, among the classes of the
+checked rows. Of the candidates within one standard error of the best, the one that predicts most classes is used, and
+of several such candidates the first in the list.
 
 Reference: Northcutt, Jiang and Chuang, Confident learning, JAIR 70 (2021).
 """
@@ -35,18 +35,19 @@ from .out_of_fold import MOST_ROWS, fitted, folds_of, probabilities, sample_of_e
 ORDER = ("average", "correction", "filter", "all labels", GOLD, *BILEVEL, "checked only")
 """The candidates, the preferred one first."""
 FEWEST = 20
-"""Fewer checked rows cannot tell candidates apart: then it is the correction."""
+"""With fewer checked rows candidates cannot be compared, and the correction is used."""
 SAMPLE = 2_000
-"""Rows with given labels that enter what is rebuilt for each fold."""
+"""The maximal number of rows with given labels in the fits of a fold."""
 FEW = 5_000
 """Rows x columns x classes up to which the noise models of the bilevel pipeline are tried."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Mean Brier score of each candidate on held-out checked rows, and the choice.
+    """The mean Brier score of each candidate on held-out checked rows, and the choice.
 
-    `posterior` has Q(c|x,g) of each checked row, made without its right label, shape (m, classes); None without scores.
+    `posterior` is Q(c|x,g) of each checked row, computed without its right label, shape (m, classes); None without
+    scores.
     """
 
     scores: Mapping[str, float]
@@ -72,7 +73,7 @@ def compare(correction: Correction, seed: int = 0, tau: float = 0.0) -> Comparis
     Parameters
     ----------
     tau
-        The decision is argmax_c p_c / prior_c^tau: candidates by which no row is of some class are avoided.
+        The decision is argmax_c p_c / prior_c^tau; candidates that never predict some class are avoided.
     """
     evidence = correction.evidence
     if len(evidence.checked) < FEWEST:
@@ -88,7 +89,7 @@ def compare(correction: Correction, seed: int = 0, tau: float = 0.0) -> Comparis
 
 
 def held_out_rows(correction: Correction, seed: int, **settings: int) -> list[np.ndarray]:
-    """Which of the checked rows each fold holds out."""
+    """The checked rows that each fold holds out."""
     evidence = correction.evidence
     fold = folds_of(evidence.right[evidence.checked], evidence.tied[evidence.checked], seed, **settings)
     return [np.flatnonzero(fold == number) for number in np.unique(fold)]
@@ -97,8 +98,8 @@ def held_out_rows(correction: Correction, seed: int, **settings: int) -> list[np
 class _Trial:
     """Scores of the candidates on checked rows, fold by fold.
 
-    `scores` has the Brier score of each checked row, shape (m,), NaN where a candidate was not tried; `seen` has
-    probabilities of all rows, shape (n, classes), to see which classes a candidate predicts.
+    `scores` are the Brier scores of the checked rows, shape (m,), NaN where a candidate was not tried; `seen` are the
+    probabilities of all rows, shape (n, classes), which show which classes a candidate predicts.
     """
 
     def __init__(self, correction: Correction, seed: int) -> None:
@@ -121,7 +122,7 @@ class _Trial:
         self.linear = (GOLD, *BILEVEL) if small else (GOLD,)
 
     def hold_out(self, held: np.ndarray) -> None:
-        """Score every candidate that is still in question on these checked rows."""
+        """Score every remaining candidate on these checked rows."""
         evidence, made = self.evidence, without_labels(self.base, held, self.seed)
         checked, rows, others = made.checked_models, evidence.checked[held], made.evidence.checked
         self.seen["correction"] = made.p
@@ -142,7 +143,7 @@ class _Trial:
         self.posterior[held] = made.p[rows] if model is None else model.posterior(made.p[rows], evidence.given[rows])
 
     def _behind(self, name: str) -> bool:
-        """Whether a noise model is not ahead of the correction so far: they take most of the time of small tables."""
+        """Whether a noise model is not better than the correction so far; noise models take most of the time."""
         if name == GOLD or name not in self.scores:
             return False
         return bool(np.nanmean(self.scores["correction"] - self.scores[name]) <= 0)
@@ -151,7 +152,7 @@ class _Trial:
 def brier_scores(P: np.ndarray, evidence: Evidence, rows: np.ndarray) -> np.ndarray:
     """|P / sum - e_y|^2 of checked rows, shape (rows,), among the classes that checked rows have.
 
-    They say nothing about the other classes: a model that never predicts these is not the better one for it.
+    The scores ignore the other classes, so that a model is not rewarded for never predicting them.
     """
     seen = np.unique(evidence.right[evidence.checked])
     P = P[:, seen] + TINY
@@ -159,14 +160,14 @@ def brier_scores(P: np.ndarray, evidence: Evidence, rows: np.ndarray) -> np.ndar
 
 
 def missing_classes(P: np.ndarray, correction: Correction, tau: float) -> int:
-    """How many classes that rows were given, or checked to be of, are predicted for no row."""
+    """The number of classes among given and checked labels that are predicted for no row."""
     evidence = correction.evidence
     present = np.union1d(evidence.given[evidence.given >= 0], evidence.right[evidence.checked])
     return len(np.setdiff1d(present, decide(P, correction.prior, tau)))
 
 
 def without_checked(correction: Correction) -> Correction:
-    """The same with probabilities of the checked rows by the mixture fitted without any of them."""
+    """The same correction, with probabilities of the checked rows by a mixture that was fitted without them."""
     evidence, mixture = correction.evidence, correction.mixture
     labels = np.where(np.isin(evidence.tied, evidence.tied[evidence.checked]), -1, evidence.best_labels)
     if mixture is None or not several(labels[labels >= 0]):
@@ -178,7 +179,7 @@ def without_checked(correction: Correction) -> Correction:
 
 
 def without_labels(correction: Correction, held: np.ndarray, seed: int) -> Correction:
-    """What the other checked rows make of the same probabilities: nothing is known of the labels of these."""
+    """The correction of the same probabilities by the other checked rows, with the labels of these rows unknown."""
     evidence = correction.evidence
     given, right = evidence.given.copy(), evidence.right.copy()
     given[evidence.checked[held]] = right[evidence.checked[held]] = -1
@@ -193,7 +194,7 @@ def most_stable(rows: Mapping[str, np.ndarray], absent: Mapping[str, int] | None
     rows
         The score of each row by each candidate, the most stable candidate first.
     absent
-        How many classes each never predicts: the fewest count most, then the order.
+        The number of classes that each candidate never predicts; fewer are preferred, then the order decides.
 
     Examples
     --------
@@ -210,7 +211,7 @@ def most_stable(rows: Mapping[str, np.ndarray], absent: Mapping[str, int] | None
 
 
 def confident_rows(correction: Correction) -> np.ndarray:
-    """Numbers of the unchecked rows that confident learning keeps, by the first model of the mixture alone."""
+    """Numbers of the unchecked rows that confident learning keeps, with the first model of the mixture."""
     assert correction.mixture is not None
     evidence, P = correction.evidence, correction.mixture.first_out_of_fold
     rows = evidence.unchecked
@@ -218,11 +219,11 @@ def confident_rows(correction: Correction) -> np.ndarray:
 
 
 def confident_issues(P: np.ndarray, given: np.ndarray) -> np.ndarray:
-    """Confident learning's issues, pruned by noise rate, shape (n,): cleanlab's `find_label_issues` by default.
+    """The label issues of confident learning, pruned by noise rate, shape (n,): the default of cleanlab.
 
-    A row counts as class j when P_j is at least the mean P_j of the rows labelled j (the largest such P_j). That gives
-    the joint distribution of given and right labels; of each pair (g, j) as many rows are issues as it expects,
-    those with the largest P_j - P_g.
+    A row counts as class j if P_j is at least the mean P_j of the rows labelled j (for several such j, the one with the
+    largest P_j). These counts give the joint distribution of given and right labels, and with it a number of issues for
+    each pair (g, j): the rows with the largest P_j - P_g.
     """
     n, classes = P.shape
     counts = np.bincount(given, minlength=classes)
@@ -245,7 +246,7 @@ def confident_issues(P: np.ndarray, given: np.ndarray) -> np.ndarray:
 
 
 def chosen_model(correction: Correction, choice: str, seed: int = 0) -> Any:
-    """The candidate of that name, made of all rows, with predict_proba."""
+    """The candidate of that name, fitted to all rows, with predict_proba."""
     evidence, mixture = correction.evidence, correction.mixture
     if choice == "correction" or mixture is None:
         return final_model(correction)
@@ -269,7 +270,7 @@ def chosen_model(correction: Correction, choice: str, seed: int = 0) -> Any:
 # --- what to do with the suspected labels -----------------------------------------------------------------------------
 
 ADVICE = ("filter", "relabel", "leave alone")
-"""Drop the rows that are suspected, give them the suggested labels, or keep all as they are."""
+"""Drop the suspected rows, use the suggested labels, or keep all rows as they are."""
 
 
 @dataclass(frozen=True)
@@ -281,7 +282,8 @@ class Advice:
     choice
         One of `ADVICE`.
     accuracy
-        Of a plain model (the heaviest of the mixture) trained each way, on checked rows whose labels were not used.
+        The accuracy of a plain model (the one with the largest weight in the mixture), trained each way, on checked
+        rows whose labels were not used.
     """
 
     choice: str
@@ -291,8 +293,8 @@ class Advice:
 def advise(correction: Correction, seed: int = 0) -> Advice | None:
     """Compare the three ways on held-out checked rows; None with too few of them, or without a mixture.
 
-    The labels of these rows have no part in which rows are suspected when they are predicted. The Brier scores of the
-    plain model decide: filtering is advised unless another way is better by more than a standard error.
+    The labels of the held-out rows do not influence which rows are suspected. The Brier scores of the plain model
+    decide: filtering is advised unless another way is better by more than a standard error.
     """
     evidence, mixture = correction.evidence, correction.mixture
     if mixture is None or len(evidence.checked) < FEWEST:
@@ -313,7 +315,7 @@ def advise(correction: Correction, seed: int = 0) -> Advice | None:
 
 
 def _labels_by_way(made: Correction, rows: np.ndarray) -> dict[str, np.ndarray]:
-    """What each way makes of the labels, -1 for rows that do not train: `rows` and those tied to them never do."""
+    """The training labels of each way, -1 for rows that are left out; `rows` and rows tied to them always are."""
     evidence, issue = made.evidence, made.is_issue
     labels = np.where(np.isin(evidence.tied, evidence.tied[rows]), -1, evidence.best_labels)
     suggested = np.where(issue & (labels >= 0), made.posterior.argmax(1), labels)

@@ -1,4 +1,4 @@
-"""Cells of a table as numbers, dates and texts, however people write them."""
+"""Cells of a table as numbers, dates and texts, in the usual notations."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import pandas as pd
 MOSTLY = 0.8
 """A column with at least this share of dates holds dates; its other cells are gaps."""
 GAPS = ("", "-", "--", ".", "...", "?", "na", "n/a", "#n/a", "nan", "none", "null", "nil", "missing", "unknown", r"\n")
-"""Words that people write where there is no number and no date."""
+"""Words that stand for a missing value."""
 UNITS = re.compile(r"^([-+(]?)\s*(?:[$€£¥₹]|EUR|USD|GBP|CHF)\s*|^[<>≤≥~]=?\s*|\s*(?:[$€£¥₹%+]|EUR|USD|GBP|CHF)$")
-"""What may stand before or behind a number, such as of < 0.5 (below the limit of detection) and 10+ (or more)."""
+"""Signs and units before or after a number, also those of < 0.5 (below the limit of detection) and 10+ (or more)."""
 DECIMAL_COMMA = re.compile(r"^[-+]?(?:\d{1,3}(?:[.' ]\d{3})+|\d+),\d+$")
 THOUSANDS = re.compile(r"^[-+]?[1-9]\d{0,2}(?:,\d{3})+(?:\.\d+)?$")
-"""1,234 could be either: it is the second if every number of the column with a comma could be."""
+"""1,234 is ambiguous: the comma separates thousands if it can do so in all numbers of the column that have one."""
 TRUTH = re.compile(r"^(?:(true)|false)$", re.IGNORECASE)
-"""Truth values as texts, which a column of them has if it has gaps."""
+"""Truth values as texts, as they occur in columns with gaps."""
 CLOCK = re.compile(r"^(\d{1,3}):([0-5]\d)(?::([0-5]\d(?:\.\d+)?))?\s*(?:([ap])\.?m\.?)?$", re.IGNORECASE)
 """A time of day or a duration: hours, minutes and seconds."""
 MONTH = r"(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*"
@@ -32,7 +32,7 @@ DATE = re.compile(
 
 
 def known_cells(column: Any) -> Any:
-    """The cells that say something: neither empty nor a word of `GAPS`."""
+    """The cells that are neither empty nor a word of `GAPS`."""
     column = column.dropna()
     if pd.api.types.is_numeric_dtype(column):
         return column
@@ -40,7 +40,7 @@ def known_cells(column: Any) -> Any:
 
 
 def as_texts(column: Any) -> Any:
-    """Texts without spaces around them, None for gaps; whole numbers have no point, so that 1 and 1.0 are the same."""
+    """Texts without surrounding spaces, None for gaps; whole numbers have no point, so that 1 and 1.0 are equal."""
     if pd.api.types.is_numeric_dtype(column) and not pd.api.types.is_bool_dtype(column):
         whole = column.dropna() % 1 == 0
         column = column.astype("Int64") if len(whole) and whole.all() else column
@@ -48,13 +48,13 @@ def as_texts(column: Any) -> Any:
 
 
 def as_codes(column: Any) -> Any:
-    """Texts, of which 007 and 7 are the same."""
+    """Texts in which 007 and 7 are equal."""
     numbers: Any = pd.to_numeric(column, errors="coerce")
     return as_texts(column).where(numbers.isna(), as_texts(numbers))
 
 
 def count_words(column: Any) -> float:
-    """Words in a cell, on average."""
+    """The mean number of words in a cell."""
     return float(column.astype(str).str.split().str.len().mean()) if len(column) else 0.0
 
 
@@ -79,7 +79,7 @@ def numbers_of(column: Any, *, comma: bool = False) -> Any:
 
 
 def has_decimal_comma(column: Any) -> bool:
-    """Whether 1,234 is a little more than one: some number of the column has a comma that separates no thousands."""
+    """Whether commas are decimal commas: in some number of the column the comma cannot separate thousands."""
     if pd.api.types.is_numeric_dtype(column) or pd.api.types.is_datetime64_any_dtype(column):
         return False
     texts = _bare(column.dropna())
@@ -87,7 +87,7 @@ def has_decimal_comma(column: Any) -> bool:
 
 
 def _bare(column: Any) -> Any:
-    """Texts without the units and the spaces of numbers; (12) is -12, as bookkeepers write."""
+    """Texts of numbers without units and spaces; (12) is -12, as in accounting."""
     texts = column.astype("string").str.strip().str.replace(UNITS, r"\1", regex=True)
     texts = texts.str.replace(r"(?<=\d)[\s\u00a0\u202f'](?=\d{3}(?:\D|$))", "", regex=True)
     return texts.str.replace(r"^\((.+)\)$", r"-\1", regex=True).str.strip()
@@ -106,7 +106,7 @@ def _seconds(texts: Any) -> Any:
 
 
 def reads_as_dates(known: Any) -> bool:
-    """Whether most cells that say something are dates."""
+    """Whether most cells that are not missing are dates."""
     sample = known.iloc[:200].astype(str)
     if not len(sample) or sample.str.match(DATE).mean() < MOSTLY:
         return False
@@ -114,7 +114,7 @@ def reads_as_dates(known: Any) -> bool:
 
 
 def dates_of(column: Any, *, day_first: bool = False) -> Any:
-    """Moments in universal time without zone; cells that are no dates are gaps."""
+    """Times in UTC without a zone; cells that are not dates are gaps."""
     mixed: dict[str, Any] = {}
     if not pd.api.types.is_datetime64_any_dtype(column):
         texts = column.astype("string")
@@ -127,7 +127,7 @@ def dates_of(column: Any, *, day_first: bool = False) -> Any:
 
 
 def is_day_first(column: Any) -> bool:
-    """Whether 3.4.2020 is in April: with points, or where months would otherwise be too large."""
+    """Whether 3.4.2020 is in April: dates are written with points, or months would otherwise exceed 12."""
     texts = column.dropna().astype(str)
     return bool(
         texts.str.match(r"\s*\d{1,2}\.\d{1,2}\.").mean() > 0.5

@@ -1,7 +1,7 @@
-"""What the columns of a table are, by their cells and their names.
+"""The kinds of the columns of a table, recognised by their cells and names.
 
-Columns are left out that name rows (ids, row numbers, names), say nothing (one value), repeat another column or repeat
-the label. `ColumnDecision` says what was made of each one and why; the user may decide otherwise.
+Columns are left out that identify rows (ids, row numbers, names), have a single value, repeat another column or repeat
+the label. A `ColumnDecision` states the kind of each column and the reason; the user can override it.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ KINDS = ("number", "category", "date", "text", "ignore")
 MOSTLY = 0.8
 """A column with at least this share of numbers holds numbers; its other cells are gaps."""
 MOST_CATEGORIES = 50
-"""A column with more different texts is encoded by their n-grams, unless they are single words: names or codes."""
+"""A column with more distinct texts is encoded by n-grams, unless the texts are single words (names or codes)."""
 SINGLE_WORDS = 1.5
 """Words in a cell, on average, below which it holds single words."""
 EXCEPTIONS = 0.005
-"""A column that determines the label in all but this share of the rows is a copy of it."""
+"""A column that determines the label in all but this fraction of the rows counts as a copy of it."""
 UNIQUE = 0.8
-"""A column of single words that are different in at least this share of the rows names the rows."""
+"""A column of single words that are different in at least this fraction of the rows identifies the rows."""
 COLLISIONS = 5.0
-"""Integers drawn at random repeat: if so many repeats are expected and hardly any occur, they number the rows."""
+"""Random integers repeat: if this many repeats are expected and hardly any occur, the integers number the rows."""
 ID_NAME = re.compile(
     r"^(?!.*(?:paid|bid|aid|acid|covid|grid|fluid|humid|hybrid|kid|lid|lipid|liquid|mid|rapid|solid|steroid|valid|void)s?$)"
     r".*ids?(?:[^a-z]?(?:str|code|no|nr|num|number))?$"
@@ -40,16 +40,16 @@ ID_NAME = re.compile(
 NUMBER_NAME = re.compile(
     r"(?:^|[^a-z])(?:key|index|idx|rows?|rownames?|serial|number|num|nr|no|phone|tel|fax|e.?mail|url|iban|ssn|vin)$|^unnamed"
 )
-"""Such a column names rows if more than half of its cells are different; a column of ids even if fewer are."""
+"""A column with such a name identifies rows if more than half of its cells are different; an id even if fewer are."""
 PERSON = "first|last|full|given|middle|family|nick|user|customer|client|patient|employee|person|student|player|owner"
 PERSON_NAME = re.compile(rf"^(?:names?|sur_?name|(?:.*[^a-z])?(?:{PERSON})[^a-z]?names?)$")
 CODE_NAME = re.compile(r"(?:^|[^a-z])(?:code|zip|plz|fips)s?$|(?:zip|postal|post)[^a-z]?codes?$")
-"""Numbers of such columns are names, not amounts."""
+"""Numbers in columns with such names are codes, not amounts."""
 
 
 @dataclass(frozen=True)
 class ColumnDecision:
-    """What was made of one column: a kind of `KINDS`, and why."""
+    """The kind of one column, from `KINDS`, and the reason."""
 
     column: str
     kind: str
@@ -57,7 +57,7 @@ class ColumnDecision:
 
 
 def decide_columns(table: Any, labels: Any = None, kinds: Mapping[str, str] | None = None) -> list[ColumnDecision]:
-    """What to make of each column of a table, in its order."""
+    """Decide the kind of each column of a table, in its order."""
     kinds = kinds or {}
     given = None if labels is None else pd.factorize(np.asarray(labels).astype(str))[0]
     decisions: list[ColumnDecision] = []
@@ -90,7 +90,7 @@ def _strange_type(column: Any) -> str:
 
 
 def _useless(column: Any, code: np.ndarray, given: np.ndarray | None, alike: Any) -> str:
-    """Why a column is left out whatever its kind, or an empty text."""
+    """The reason to leave a column out whatever its kind, or an empty text."""
     count = int(code.max()) + 1
     if count == 0:
         return "empty"
@@ -161,7 +161,7 @@ def _about_numbers(known: Any, numbers: Any, rows: int) -> str:
 
 
 def _named_after_rows(name: str, word: str, known: Any, rows: int) -> str:
-    """Why the cells of a column with such a name say which row it is, or an empty text."""
+    """The reason why a column with such a name identifies rows, or an empty text."""
     different = known.nunique()
     if rows < 20 or (pd.api.types.is_float_dtype(known) and (known % 1 != 0).any()):
         return ""

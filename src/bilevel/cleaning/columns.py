@@ -1,4 +1,4 @@
-"""From the columns of a table, as they are, to numbers: skrub's TableVectorizer, after `column_kinds` has decided.
+"""Encode the columns of a table as numbers, by skrub's TableVectorizer and the decisions of `column_kinds`.
 
 number     the value, also of 1.234,56 or $ 1,234 or 12 %, and seconds of 14:29; a gap stays a gap (NaN)
 category   one 0/1 column for each of the 50 most frequent values, and one for the others
@@ -32,17 +32,17 @@ MOST_NGRAMS = 30_000
 
 
 class ColumnEncoder:
-    """Learn what the columns of a table are, and turn rows with these columns into numbers.
+    """Recognise the kinds of the columns of a table and encode rows with these columns as numbers.
 
     Parameters
     ----------
     kinds
-        What the user says of columns: {"age": "category", "note": "ignore"}; see `KINDS`.
+        Kinds set by the user, such as {"age": "category", "note": "ignore"}; see `KINDS`.
     scaled
         Standardise numbers and dates, and set gaps to zero, the mean: for linear models.
     pixels
-        Columns of pixels, which are numbers of one scale: value / largest pixel, if `scaled`. (A pixel that is almost
-        always 0 must not be blown up.)
+        Columns of pixels, which share one scale: value / largest pixel, if `scaled`. (Standardising each of them would
+        magnify pixels that are almost always 0.)
 
     Attributes
     ----------
@@ -51,8 +51,8 @@ class ColumnEncoder:
     columns_
         The columns that are used; later tables must have them.
     day_first_, comma_, codes_
-        Columns of dates with the day before the month, of numbers whose comma is a decimal one, and of categories that
-        are written as numbers.
+        Columns of dates with the day before the month, of numbers with a decimal comma, and of categories that are
+        written as numbers.
 
     Examples
     --------
@@ -143,7 +143,7 @@ class ColumnEncoder:
         return X if self.scale_ is None else np.nan_to_num((X - self.center_) / self.scale_)
 
     def unseen(self, table: Any) -> dict[str, int]:
-        """How many cells of each category column hold a value that `fit` did not see."""
+        """The number of cells of each category column with a value that did not occur in `fit`."""
         known = self._values.items()
         counts = {
             name: int((~self._converted(name, table[name]).dropna().isin(values)).sum()) for name, values in known
@@ -162,12 +162,12 @@ class ColumnEncoder:
 
     @property
     def texts_(self) -> list[str]:
-        """The columns whose cells stay as they are written, in a file: 007 is no number."""
+        """The columns whose cells are read as text, such as 007, which is not a number."""
         return [name for name in self.columns_ if self._kind[name] in ("category", "text", "date")]
 
     @property
     def _others(self) -> list[str]:
-        """The columns that skrub encodes: those of numbers are features already."""
+        """The columns that skrub encodes; columns of numbers are features already."""
         return [name for name in self.columns_ if self._kind[name] != "number"]
 
     @property
@@ -179,7 +179,7 @@ class ColumnEncoder:
         return [*(name for name in self.columns_ if self._kind[name] == "number"), *made.values()]
 
     def _typed(self, table: Any, names: Sequence[str] | None = None) -> pd.DataFrame:
-        """Columns, each with the type of its kind: skrub need not guess again."""
+        """Columns with the type of their kind, so that skrub does not guess it."""
         return pd.DataFrame({name: self._converted(name, table[name]) for name in names or self.columns_})
 
     def _converted(self, name: str, column: Any) -> Any:
@@ -191,16 +191,16 @@ class ColumnEncoder:
         return as_codes(column) if name in self.codes_ else as_texts(column)
 
     def plain(self, name: str, column: Any) -> Any:
-        """A column in use as numbers, or as it is."""
+        """A column as numbers if it is one of numbers; otherwise unchanged."""
         return self._converted(name, column) if self._kind.get(name) == "number" else column
 
     def texts(self, table: Any) -> Any:
-        """The texts of each row, one after the other."""
+        """The texts of each row, concatenated."""
         return self._typed(table).fillna("").astype(str).agg(" ".join, axis=1)
 
 
 def _prose_vectorizer() -> Any:
-    """TF-IDF of words and of 2 to 4 letters of a word: stems of any language, spelling mistakes, hashtags."""
+    """TF-IDF of words and of n-grams of 2 to 4 letters, which work for any language and for spelling mistakes."""
     words = TfidfVectorizer(sublinear_tf=True, max_features=MOST_NGRAMS)
     letters = TfidfVectorizer(
         analyzer="char_wb", ngram_range=(2, 4), min_df=2, sublinear_tf=True, max_features=MOST_NGRAMS
@@ -209,7 +209,7 @@ def _prose_vectorizer() -> Any:
 
 
 def _table_vectorizer(kinds: Mapping[str, str]) -> Any:
-    """Every column has its type already; texts are n-grams, however few there are, and categories are not."""
+    """A vectorizer for columns that have their types: texts are encoded by n-grams, categories are not."""
     texts = [name for name, kind in kinds.items() if kind == "text"]
     categories = [name for name, kind in kinds.items() if kind == "category"]
     one_hot = OneHotEncoder(

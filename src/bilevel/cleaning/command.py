@@ -1,9 +1,9 @@
-"""What `bilevel clean` and `bilevel predict` do: from files to files, with a summary on the screen.
+"""The commands `bilevel clean` and `bilevel predict`: they read and write files and print a summary.
 
     clean      table with doubtful labels + trusted rows  ->  weights.csv, model.safetensors, report.html
     predict    model.safetensors + table                  ->  predictions.csv
 
-Everything that could be wrong with the files is found before the long work, and all outputs appear together.
+Errors in the files are reported before training starts, and all outputs are written together.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ except ImportError:
 FINISHED, INTERRUPTED = 0, 130
 """Exit codes."""
 SHOWN = 10
-"""Suspicious rows on the screen."""
+"""The number of suspicious rows in the summary."""
 ACCEPTED = "these options were accepted"
 
 
@@ -52,14 +52,14 @@ ACCEPTED = "these options were accepted"
 
 
 def clean(options: CleanOptions, arguments: Sequence[str] = (), training: Table | None = None) -> int:
-    """Clean a table, write what was asked for and show a summary; returns the exit code.
+    """Clean a table, write the requested files and print a summary; return the exit code.
 
     Parameters
     ----------
     options
-        What was asked for.
+        The options of the command.
     arguments
-        The words of the command line, to show them and to tell how to go on.
+        The words of the command line, to show them and to explain how to resume.
     training
         The training table, if it was read already.
     """
@@ -76,7 +76,7 @@ def clean(options: CleanOptions, arguments: Sequence[str] = (), training: Table 
         if ranks.rank == 0 and training is None:
             together = f" in {ranks.size} processes" if ranks.size > 1 else ""
             print_note(
-                f"reading {options.table}{together}" + (f", to go on from {options.resume}" * bool(options.resume))
+                f"reading {options.table}{together}" + (f", to resume from {options.resume}" * bool(options.resume))
             )
         if ranks.size == 1 and training is not None:
             print_note(f"encoding {len(training.columns):,} columns of {len(training):,} rows")
@@ -98,9 +98,9 @@ def clean(options: CleanOptions, arguments: Sequence[str] = (), training: Table 
 
 
 def _after_restart(options: CleanOptions, ranks: Ranks) -> CleanOptions:
-    """Processes that `torchrun` has started again go on from the checkpoint of those that ended.
+    """Let processes that `torchrun` has started again resume from the checkpoint of the earlier ones.
 
-    Unless those ended because their options were refused, for example not to replace a file: so are these.
+    They do not if the earlier ones ended because of invalid options, such as an existing output file.
     """
     if not ranks.remembers(ACCEPTED):
         return options
@@ -112,7 +112,7 @@ def _after_restart(options: CleanOptions, ranks: Ranks) -> CleanOptions:
 def train(
     options: CleanOptions, data: CleaningData, ranks: Ranks, command: str
 ) -> tuple[HyperCleaner, float, tuple[str, ...]]:
-    """A fitted cleaner, the seconds that took, and what it warned of; a progress bar on standard error."""
+    """Fit a cleaner with a progress bar on standard error; return it with its seconds and warnings."""
     cleaner = HyperCleaner(**options.settings(corrects=data.corrects), verbose=True)
     path = options.checkpoint or options.resume
     checkpoint = None if path is None else Checkpoint(path, about={"command_line": command})
@@ -135,7 +135,7 @@ def train(
 
 
 def command_line(arguments: Sequence[str]) -> str:
-    """What the user typed, without the names of checkpoints."""
+    """The command line of the user, without the names of checkpoints."""
     named = ("--checkpoint", "--resume")
     words = zip(("", *arguments), arguments, strict=False)
     kept = (word for before, word in words if before not in named and word.partition("=")[0] not in named)
@@ -145,7 +145,7 @@ def command_line(arguments: Sequence[str]) -> str:
 def write_outputs(
     options: CleanOptions, data: CleaningData, model: HyperCleaner | None, result: CleaningResult
 ) -> None:
-    """All files that were asked for, together."""
+    """Write all requested files together."""
     writers: dict[Path, Any] = {}
     if options.out is not None:
         writers[options.out] = table_writer(
@@ -166,7 +166,7 @@ def write_outputs(
 
 
 def cleaned_table(options: CleanOptions, data: CleaningData, result: CleaningResult) -> pd.DataFrame:
-    """The table with suggested labels where they differ; the labels as they were are in the last column."""
+    """The table with suggested labels; the original labels are in the last column."""
     table = data.table.frame[data.file_columns].copy()
     rows = result.rows.reset_index(drop=True)
     suggested = rows["suggested_label"] if "suggested_label" in rows else rows["predicted_label"]
@@ -190,9 +190,9 @@ def show(options: CleanOptions, result: CleaningResult) -> None:
     for note in result.notes:
         print_note(note)
     if result.status == "interrupted":
-        print_note("stopped by Ctrl-C: what was found until then is kept, marked as interrupted")
+        print_note("stopped by Ctrl-C: the results so far are kept and marked as interrupted")
         if options.outputs and (options.checkpoint or options.resume):
-            print_note("to go on, add --force as well: the files of the interrupted run are there now")
+            print_note("to resume, add --force as well, because the files of the interrupted run exist now")
     elif result.status != "finished":
         print_note(f"training did not end as planned: {result.status}")
     if options.json:
@@ -208,7 +208,7 @@ def show(options: CleanOptions, result: CleaningResult) -> None:
     for option, path in options.outputs.items():
         console.print(Text(f"{option.lstrip('-'):>7}: ", style="dim") + Text(str(path), style="bold"), soft_wrap=True)
     if not options.outputs:
-        console.print("Nothing was written: --out, --model and --report name files to make.", style="dim")
+        console.print("No file was written: --out, --model and --report name the files to write.", style="dim")
 
 
 def print_note(text: str) -> None:
@@ -217,7 +217,7 @@ def print_note(text: str) -> None:
 
 
 def summary(result: CleaningResult) -> Grid:
-    """What was found, a rich table."""
+    """The summary, a rich table."""
     grid = Grid(box=box.SIMPLE, show_header=False, title=Text(f"Which labels of {result.table} are wrong?", "bold"))
     grid.title_justify = "left"
     grid.add_column(style="dim")
@@ -226,7 +226,7 @@ def summary(result: CleaningResult) -> Grid:
     grid.add_row("suspected labels", Text(f"{result.issues:,} of {len(result.rows):,} rows ({share:.1%})", "bold"))
     if result.wrong_suspected is not None:
         low, high, total = result.wrong_suspected
-        text = f"of the {total:,} rows not looked at, {low:,} to {high:,} are wrong (95 %, by the verified rows)"
+        text = f"of {total:,} unchecked ones, {low:,} to {high:,} are wrong (95 % interval, by the verified rows)"
         grid.add_row("", printable(text))
     if result.trusted_rows or not result.verified_rows:
         grid.add_row(
@@ -266,7 +266,7 @@ def next_rows(result: CleaningResult) -> Grid:
 
 
 def rows_grid(title: str, rows: pd.DataFrame, heading: str, other: str) -> Grid:
-    """Rows with their given label and another one; which were drawn at random, if that is known."""
+    """A table of rows with their given and another label, and whether they were drawn at random, if that is known."""
     grid = Grid(box=box.SIMPLE_HEAD, title=Text(title, "bold"), title_justify="left")
     grid.add_column("row", justify="right")
     grid.add_column("given label", overflow="fold")
@@ -307,7 +307,7 @@ def predict(
     """The labels that a saved cleaner predicts for the rows of a table, with the probability of each label."""
     if out is not None:
         if out.resolve() in (model.resolve(), table.resolve()):
-            raise InvalidInputError(f"--out {out} would replace a file that is read: choose another name")
+            raise InvalidInputError(f"--out {out} would replace an input file: choose another name")
         check_output("--out", out, force=force)
     saved = load_cleaner(model)
     rows = read_table(table, texts=() if saved.encoder is None else saved.encoder.texts_)
@@ -325,7 +325,7 @@ def predict(
 
 
 def features_of(saved: SavedCleaner, rows: Table, model: str) -> Any:
-    """The rows as the model takes them."""
+    """The rows in the form that the model expects."""
     encoder, cleaner = saved.encoder, saved.cleaner
     size: int = cleaner.n_features_in_  # type: ignore[assignment]
     if encoder is not None:
@@ -343,7 +343,7 @@ def features_of(saved: SavedCleaner, rows: Table, model: str) -> Any:
 
 
 def predictions(cleaner: Any, features: Any) -> pd.DataFrame:
-    """One row per row: its number, the predicted label and the probability of each label."""
+    """A table with the number of each row, its predicted label and the probability of each label."""
     labels, columns = cleaner.predict(features), [f"probability_{label}" for label in cleaner.classes_]
     frame = pd.DataFrame({"row": np.arange(1, len(labels) + 1), "predicted_label": labels})
     return pd.concat([frame, pd.DataFrame(cleaner.predict_proba(features), columns=columns)], axis=1)

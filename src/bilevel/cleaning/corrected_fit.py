@@ -1,4 +1,4 @@
-"""`HyperCleaner(noise="correction")`: from the rows of a fit to what the cleaner says, without bilevel training.
+"""`HyperCleaner(noise="correction")`: the fit by correction, without bilevel training.
 
 rows -> `Evidence` -> `correct` -> `compare` with simple baselines -> the model for new rows and the decision
 """
@@ -27,16 +27,16 @@ DECISIONS = ("argmax", "balanced")
 
 @dataclass(frozen=True)
 class FittedDecision:
-    """What predicts new rows: all that a file holds of a fit by correction.
+    """The model and decision rule for new rows: the part of a fit by correction that a file stores.
 
     Parameters
     ----------
     model
-        With predict_proba; None when only probabilities were given.
+        A model with predict_proba; None if only probabilities were given.
     choice
-        Which of the candidates it is.
+        The name of the candidate.
     tau, prior
-        Power of the priors in the decision argmax_c p_c / prior_c^tau, and the priors, shape (classes,).
+        The power of the priors in the decision argmax_c p_c / prior_c^tau, and the priors, shape (classes,).
     """
 
     model: Any
@@ -51,16 +51,16 @@ class FittedDecision:
 
 @dataclass(frozen=True)
 class CorrectedFit(FittedDecision):
-    """What a fit by correction gave.
+    """The result of a fit by correction.
 
     Parameters
     ----------
     correction
-        About the rows: those of X first, then those of X_trusted.
+        The corrected labels of the rows: those of X first, then those of X_trusted.
     selection
-        The mean Brier score of each candidate for the model on held-out checked rows; empty with too few.
+        The mean Brier score of each candidate on held-out checked rows; empty with too few rows.
     held_out
-        Q(c|x,g) of the checked rows, each made without its right label, shape (m, classes); None with too few.
+        Q(c|x,g) of the checked rows, each computed without its right label, shape (m, classes); None with too few rows.
     """
 
     correction: Correction
@@ -91,7 +91,7 @@ def fit_corrected(
     seed: int,
     progress: Callable[[str], None] = lambda stage: None,
 ) -> CorrectedFit:
-    """Learn which labels are right, choose a model for new rows among the candidates and how it decides."""
+    """Learn which labels are right, and choose a model for new rows and its decision rule."""
     found = correct(evidence, estimator=estimator, pred_probs=pred_probs, seed=seed, progress=progress)
     tau = balancing_power(found.p, found.prior) if decision == "balanced" else 0.0
     progress("comparison")
@@ -110,7 +110,7 @@ def known_labels(
     X: Any, y: np.ndarray, classes: np.ndarray, *, trusted: Any = None, X_trusted: Any = None, y_trusted: Any = None,
     verified: Any = None, wrong: Any = None, groups: Any = None,
 ) -> Evidence:  # fmt: skip
-    """What is known of the labels of the rows of X, then of those of X_trusted; see `HyperCleaner.fit`."""
+    """The known labels of the rows of X, then of those of X_trusted; see `HyperCleaner.fit`."""
     count, beside = len(y), 0 if X_trusted is None else X_trusted.shape[0]
     for name, column in (("wrong", wrong), ("groups", groups)):
         if column is not None and np.shape(column) != (count,):
@@ -146,7 +146,7 @@ def verified_labels(verified: Any, count: int, classes: np.ndarray) -> np.ndarra
     labels = np.asarray(verified, dtype=object)
     if labels.shape != (count,):
         raise InvalidInputError(
-            f"verified must have one label per row, None where nobody looked: shape ({count},), got {labels.shape}"
+            f"verified must have one label per row, None for unchecked rows: shape ({count},), got {labels.shape}"
         )
     numbers = {label: number for number, label in enumerate(classes.tolist())}
     known = ~_missing(labels)
@@ -178,7 +178,7 @@ def check_pred_probs(pred_probs: Any, rows: int, classes: int) -> np.ndarray | N
 def encode_frames(
     X: Any, others: Sequence[Any], labels: np.ndarray, kinds: Mapping[str, str] | None = None
 ) -> tuple[ColumnEncoder, Any]:
-    """A `ColumnEncoder` of the rows of all frames, whose labels come in the same order."""
+    """Fit a `ColumnEncoder` to the rows of all frames; their labels are in the same order."""
     import pandas as pd
 
     from .columns import KINDS, ColumnEncoder
@@ -227,9 +227,10 @@ def contradictions(X: Any, given: np.ndarray) -> list[np.ndarray]:
 
 
 def precision_threshold(fit: CorrectedFit, precision: float) -> float:
-    """The largest quality t such that labels of unchecked rows with a quality below t are wrong in this share.
+    """The largest t such that the fraction `precision` of the unchecked labels with quality q < t is wrong.
 
-    By the stated probabilities: the mean of 1 - q over all rows with q < t is at least `precision`.
+    The fraction is estimated from the probabilities: the mean of 1 - q over all rows with q < t is at least
+    `precision`.
     """
     q = np.sort(fit.correction.label_quality[fit.correction.evidence.unchecked])
     share = np.cumsum(1 - q) / np.arange(1, len(q) + 1)  # it falls
@@ -240,16 +241,16 @@ def precision_threshold(fit: CorrectedFit, precision: float) -> float:
 def wrong_among_suspected(
     fit: CorrectedFit, fair: np.ndarray | None = None, threshold: float | None = None
 ) -> tuple[int, int, int] | None:
-    """How many suspicions of unchecked labels are right: an interval of 95 %, and how many suspicions there are.
+    """A 95 % interval for the number of wrong labels among the N suspected unchecked labels, and N.
 
-    Of the verified rows that are suspected without their right label, k of n are wrong: the number among N suspicions
-    has the beta-binomial distribution with the posterior Beta(k + 1/2, n - k + 1/2) of Jeffreys' prior.
+    If k of n verified rows that are suspected without the use of their right label are wrong, the number among N has
+    the beta-binomial distribution of the posterior Beta(k + 1/2, n - k + 1/2) of Jeffreys' prior.
 
     Parameters
     ----------
     fair
-        Which rows were drawn at random to be looked at, shape (all rows,); default every verified row. Rows that were
-        looked at because they are suspicious say nothing of the others.
+        Which rows were drawn at random to be verified, shape (all rows,); default every verified row. Rows that were
+        verified because they are suspicious are not representative.
     threshold
         Suspect only labels with a quality below this.
 
@@ -277,10 +278,10 @@ def wrong_among_suspected(
 
 
 def next_rows(found: Correction, count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Numbers of rows whose check would help most, and which of them were drawn at random: a third.
+    """Numbers of rows whose check would help most, and which of them are drawn at random (a third).
 
-    The others are those whose right label is least certain. Suspicious rows are no fair sample: only the random ones
-    may be used to say how many labels are wrong.
+    The others are the rows whose right label is least certain. They are not representative: only the random rows may be
+    used to estimate how many labels are wrong.
     """
     open_rows = found.evidence.unchecked
     count = min(count, len(open_rows))

@@ -1,6 +1,6 @@
-"""Noise model "correction": which labels are right, by models of the given labels that checked rows correct.
+"""Noise model "correction": models of the given labels, corrected by checked rows.
 
-    P   out-of-fold probabilities of a mixture of models of all labels, right ones where rows were checked
+    P   out-of-fold probabilities of a mixture of models of all labels (the right ones of checked rows)
     C   ridge logistic regression of the checked rows alone
     R   logistic regression of the right label on [clr P, clr C] / 2 on checked rows, cross-fitted there
     p, T_x   joint penalised likelihood of p = softmax(alpha . (clr P, clr R, clr C) + b) and of a noise model T_x
@@ -47,15 +47,15 @@ from .out_of_fold import (
 
 STRENGTHS = (0.01, 0.1, 1.0)
 SPARSE_STRENGTHS = (0.1, 1.0, 10.0, 100.0)
-"""C of the model of the checked rows: the one with the largest likelihood out of fold."""
+"""Values of C for the model of the checked rows; the one with the largest out-of-fold likelihood is used."""
 TAUS = np.linspace(0.0, 0.5, 6)
 ACCURACY_BUDGET = 0.02
-"""A balanced decision may cost so much expected accuracy."""
+"""The maximal cost of a balanced decision in expected accuracy."""
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What is known of the labels of n rows.
+    """The features of n rows and the known facts about their labels.
 
     Parameters
     ----------
@@ -78,7 +78,7 @@ class Evidence:
 
     @classmethod
     def of(cls, X: Any, given: Any, right: Any, classes: int, *, wrong: Any = None, groups: Any = None) -> Evidence:
-        """Evidence with rows tied that are equal or of one group."""
+        """The evidence of rows; equal rows and rows of the same group are tied."""
         given, right = np.asarray(given, np.int64), np.asarray(right, np.int64)
         wrong = np.zeros(len(given), bool) if wrong is None else wrong
         tied = np.arange(len(given)) if X is None and groups is None else tied_rows(X, groups)
@@ -91,12 +91,12 @@ class Evidence:
 
     @cached_property
     def unchecked(self) -> np.ndarray:
-        """Numbers of the rows of whose given label nothing is known."""
+        """Numbers of the rows whose given label was not checked."""
         return np.flatnonzero((self.right < 0) & (self.given >= 0) & ~self.wrong)
 
     @property
     def best_labels(self) -> np.ndarray:
-        """The right label where it is known, otherwise the given one; -1 where that is known to be wrong."""
+        """The right label if it is known, otherwise the given one; -1 if that is known to be wrong."""
         return np.where(self.right >= 0, self.right, np.where(self.wrong, -1, self.given))
 
     @property
@@ -110,7 +110,7 @@ class Evidence:
 
 @dataclass(frozen=True)
 class CheckedModels:
-    """The models C and R of the checked rows; either may be None where there are too few rows or labels."""
+    """The models C and R of the checked rows; each is None if there are too few rows or labels."""
 
     own: Any
     corrector: Any
@@ -118,7 +118,7 @@ class CheckedModels:
 
     @property
     def prior_alpha(self) -> list[float]:
-        """Of clr P, clr R and clr C in the joint likelihood."""
+        """The prior means of the weights of clr P, clr R and clr C in the joint likelihood."""
         if self.corrector is None:
             return [1.0]
         return [0.5, 0.5] if self.own is None else [0.5, 0.5, 0.0]
@@ -153,7 +153,7 @@ def fit_checked(
     P
         Out-of-fold probabilities of the checked rows, shape (m, classes).
     X, right, tied
-        Of the checked rows.
+        Features, right labels and ties of the checked rows.
     """
     classes = P.shape[1]
     seen = np.bincount(right, minlength=classes) > 0
@@ -170,8 +170,8 @@ def fit_checked(
 def _own_model(X: Any, right: np.ndarray, fold: np.ndarray, classes: int) -> tuple[Any, np.ndarray]:
     """Ridge logistic regression of the checked rows, and its probabilities out of fold.
 
-    Sparse rows are many columns wide. The penalty does not change when coordinates are rotated: those of the space
-    that the rows span serve as well. Columns are scaled once, by the features of all checked rows.
+    Sparse rows have many columns. Because the penalty is invariant under rotations, the model is fitted in coordinates
+    of the space that the rows span. Columns are scaled once, by the features of all checked rows.
     """
     if sp.issparse(X):
         size, grid = max(1, min(X.shape) - 1), SPARSE_STRENGTHS
@@ -190,20 +190,20 @@ def _own_model(X: Any, right: np.ndarray, fold: np.ndarray, classes: int) -> tup
 
 @dataclass(frozen=True)
 class Correction:
-    """What was learned about the labels of the rows, and what a final model is made of.
+    """The learned probabilities of the labels, and the parts of a final model.
 
     Parameters
     ----------
     evidence
         The rows.
     mixture
-        Of the models of the given labels; None when probabilities were given.
+        The mixture of models of the given labels; None if probabilities were given.
     probabilities
         P, out of fold, shape (n, classes).
     checked_models, label_model
         C and R, and p with T_x; None without checked rows.
     p, posterior
-        p(c|x) and Q(c|x,g), shape (n, classes). Q of a checked row is certain of its right label.
+        p(c|x) and Q(c|x,g), shape (n, classes). Q is 1 for the right label of a checked row.
     """
 
     evidence: Evidence
@@ -227,7 +227,7 @@ class Correction:
 
     @property
     def is_issue(self) -> np.ndarray:
-        """Labels to drop: less likely than not, and not the best one either when rare classes count more."""
+        """Labels to drop: with a quality below 1/2, and not the best label either if rare classes count more."""
         return suspected(self.posterior, self.evidence.given, self.prior)
 
 
@@ -235,14 +235,14 @@ def correct(
     evidence: Evidence, *, estimator: Any = None, pred_probs: np.ndarray | None = None, seed: int = 0,
     progress: Callable[[str], None] = lambda stage: None,
 ) -> Correction:  # fmt: skip
-    """All but the final model.
+    """Compute everything except the final model.
 
     Parameters
     ----------
     estimator
         A classifier, or a list to mix; default: see `out_of_fold.default_models`.
     pred_probs
-        P, out of fold, of all rows, shape (n, classes), when it is at hand.
+        P, out of fold, of all rows, shape (n, classes), if it was computed by other models.
     """
     mixture = None
     if pred_probs is None:
@@ -251,7 +251,7 @@ def correct(
         progress("models of the labels")
         labels = evidence.best_labels
         if evidence.tied.min() == evidence.tied.max():
-            raise InvalidInputError("all rows are equal or of one group: none can be predicted by models of the others")
+            raise InvalidInputError("all rows are equal or in one group: no model can be fitted without one of them")
         fold = folds_of(labels, evidence.tied, seed)
         judges = evidence.unchecked if len(evidence.unchecked) else evidence.checked
         mixture = mix(models_of(estimator, evidence.X, seed), evidence.X, labels, fold, judges, evidence.classes)
@@ -262,12 +262,12 @@ def correct(
 
 
 def with_checked_rows(base: Correction, seed: int = 0, most_rows: int = MOST_ROWS) -> Correction:
-    """p, T_x and Q by the checked rows of the evidence; without any, Q = p = P.
+    """Compute p, T_x and Q from the checked rows of the evidence; without any, Q = p = P.
 
     Parameters
     ----------
     most_rows
-        How many given labels enter the likelihood at most.
+        The maximal number of given labels in the likelihood.
     """
     evidence, P = base.evidence, base.probabilities
     checked = evidence.checked
@@ -289,7 +289,7 @@ def with_checked_rows(base: Correction, seed: int = 0, most_rows: int = MOST_ROW
 
 
 def certain(Q: np.ndarray, evidence: Evidence) -> np.ndarray:
-    """Q where nothing is certain; 1 for a right label that is known, 0 for a given one that is known to be wrong."""
+    """Q, with 1 for a known right label and 0 for a given label that is known to be wrong."""
     Q = Q.copy()
     wrong = np.flatnonzero(evidence.wrong & (evidence.right < 0) & (evidence.given >= 0))
     Q[wrong, evidence.given[wrong]] = 0.0
@@ -302,7 +302,7 @@ def certain(Q: np.ndarray, evidence: Evidence) -> np.ndarray:
 
 @dataclass(frozen=True)
 class CorrectedModel:
-    """Class probabilities of new rows: the geometric mean of p(c|x) and of those of other classifiers, by name."""
+    """Class probabilities of new rows: the geometric mean of p(c|x) and the probabilities of other classifiers."""
 
     mixture: FittedMixture
     checked_models: CheckedModels | None
@@ -321,7 +321,7 @@ class CorrectedModel:
 def geometric_mean(p: np.ndarray, others: Iterable[Any], X: Any) -> np.ndarray:
     """The normalised geometric mean of p, (n, classes), and of the classifiers' probabilities of the rows X.
 
-    A classifier has p for the classes that it has never seen.
+    For classes that a classifier has not seen, its probability is replaced by p.
     """
     logs = [np.log(p)]
     for model in others:
@@ -361,7 +361,7 @@ def decide(P: np.ndarray, prior: np.ndarray, tau: float) -> np.ndarray:
 def balancing_power(P: np.ndarray, prior: np.ndarray) -> float:
     """The largest tau of `TAUS` that costs at most `ACCURACY_BUDGET` of the accuracy expected under P.
 
-    No label is used: P of the rows is believed.
+    The expected accuracy is computed from P, without labels.
     """
     expected = [P[np.arange(len(P)), decide(P, prior, tau)].mean() for tau in TAUS]
     return float(max(tau for tau, value in zip(TAUS, expected, strict=True) if value >= expected[0] - ACCURACY_BUDGET))

@@ -19,9 +19,9 @@ from ..errors import InvalidInputError, InvalidTypeError
 from ..ranks import Ranks
 
 BLOCK_BYTES = 1 << 23
-"""The size of one block of rows: a few of them fit into the last cache of a processor."""
+"""The size of a block of rows in bytes: a few blocks fit into the last-level cache of a processor."""
 SCATTERED = 256
-"""Rows from all over a file are taken so many at a time: the system maps many pages around each."""
+"""Scattered rows of a file are read this many at a time, because the system maps many pages around each."""
 
 
 class Design(ABC):
@@ -32,7 +32,7 @@ class Design(ABC):
     shape
         (n, d).
     dtype, device
-        Of its products.
+        The dtype and device of its products.
 
     Examples
     --------
@@ -96,14 +96,14 @@ class Design(ABC):
         """The design of the rows `index`, copied."""
 
     def columns(self, index: Tensor) -> Tensor:
-        """The columns `index`, one after the other: a copy of the shape (len(index), n)."""
+        """The columns `index`, as a contiguous copy of shape (len(index), n)."""
         found = torch.empty(len(index), self.shape[0], dtype=self.dtype, device=self.device)
         for rows, block in self.blocks():  # of rows that lie row by row, few stay in the cache
             found[:, rows] = block._columns(index)
         return found
 
     def _columns(self, index: Tensor) -> Tensor:
-        """The same for a block; not necessarily a copy."""
+        """The columns of a block; not necessarily a copy."""
         raise NotImplementedError
 
     def blocks(self) -> Iterator[tuple[slice, Design]]:
@@ -120,7 +120,7 @@ class Design(ABC):
 
     @property
     def _bytes(self) -> int:
-        """The size of the numbers that the products run through."""
+        """The size in bytes of the numbers that a product reads."""
         raise NotImplementedError
 
 
@@ -164,10 +164,10 @@ class DenseDesign(Design):
 
 
 class MappedDesign(Design):
-    """A as an array in a memory-mapped file, or of other numbers, taken block by block and converted as needed.
+    """A as an array in a memory-mapped file or of another dtype, read and converted block by block.
 
-    After each block its pages are given back to the system, so that a file of any size takes the memory of one
-    block; while there is room, the system keeps them and the next pass reads nothing from the disk.
+    After each block its pages are released, so that a file of any size needs the memory of one block. While there is
+    memory, the system caches the pages and the next pass does not read from the disk.
     """
 
     device: torch.device = torch.device("cpu")
@@ -205,7 +205,7 @@ class MappedDesign(Design):
 
 
 class PickedDesign(Design):
-    """Some of the rows of a design, in increasing order and without a copy: few rows should be left out.
+    """Some of the rows of a design, in increasing order and without a copy; for cases in which few rows are left out.
 
     Examples
     --------
@@ -289,9 +289,9 @@ class CentredDesign(Design):
     """B = A - 1 m' for a design A and a row m of numbers, one per column, without ever forming it.
 
     With an intercept, a model of the centred columns is a model of the columns themselves with another intercept: the
-    weight, and the set it lies in, stay as they are. What changes is the curvature of the lower level. Where all
-    columns have a large mean, as pixels do, the direction of that mean rules the largest curvature, and gradient steps
-    towards everything else are tiny; centred, the same model is reached in several times fewer steps.
+    weight and its set do not change, but the curvature of the lower level does. If all columns have a large mean, as
+    pixels do, the direction of the mean dominates the largest curvature, and gradient steps in all other directions are
+    tiny. With centred columns the same model is reached in several times fewer steps.
 
     Parameters
     ----------
@@ -343,7 +343,7 @@ def column_means(design: Design, total: int | None = None) -> Tensor:
 
 
 class _SparseProduct(torch.autograd.Function):
-    """V -> M V for a SciPy matrix M, differentiable as often as one likes: the derivative is a product with M'."""
+    """V -> M V for a SciPy matrix M, differentiable any number of times: the derivative is a product with M'."""
 
     @staticmethod
     def forward(ctx: Any, matrix: Any, V: Tensor) -> Tensor:
@@ -359,7 +359,7 @@ NUMPY: dict[torch.dtype, Any] = {torch.float32: np.float32, torch.float64: np.fl
 
 
 def dtype_for(X: Any) -> torch.dtype:
-    """Of the products, by the dtype of a tensor or array."""
+    """The dtype of products with a tensor or array."""
     is_float = X.dtype.is_floating_point if isinstance(X, Tensor) else X.dtype.kind == "f"
     return torch.float32 if X.dtype.itemsize <= (4 if is_float else 2) else torch.float64
 
@@ -381,7 +381,7 @@ def _of_array(X: np.ndarray, dtype: torch.dtype) -> Design:
 
 
 def _viewable(X: np.ndarray) -> bool:
-    """Whether torch takes the array as it is: not another byte order, steps backwards or between elements."""
+    """Whether torch can share the array: native byte order, no negative strides."""
     return X.dtype.isnative and all(stride >= 0 and stride % X.itemsize == 0 for stride in X.strides)
 
 
@@ -392,7 +392,7 @@ def _tensor(array: np.ndarray) -> Tensor:
 
 
 def mapped_file(X: np.ndarray) -> mmap.mmap | None:
-    """The file of an `np.memmap`, or of a view of one, whose pages can be read again."""
+    """The file of an `np.memmap` or of a view of one."""
     shared = False
     base: Any = X
     while isinstance(base, np.ndarray):
@@ -403,7 +403,7 @@ def mapped_file(X: np.ndarray) -> mmap.mmap | None:
 
 
 def give_back(X: np.ndarray) -> None:
-    """Let the system reuse the pages of an array in a memory-mapped file; they are read again when needed."""
+    """Release the pages of an array in a memory-mapped file; they are read again when needed."""
     file = mapped_file(X)
     if file is None or not hasattr(mmap, "MADV_DONTNEED"):
         return
@@ -416,7 +416,7 @@ def give_back(X: np.ndarray) -> None:
 
 
 def array_blocks(X: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-    """Blocks of rows of an array, with the number of their first row; those of a file are given back afterwards."""
+    """Blocks of rows of an array, with the number of their first row; pages of a file are released afterwards."""
     step = max(1, BLOCK_BYTES // max(1, X[:1].nbytes))
     for start in range(0, len(X), step):
         yield start, X[start : start + step]

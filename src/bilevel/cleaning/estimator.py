@@ -1,4 +1,4 @@
-"""HyperCleaner: find wrong labels, and a model that is not fooled by them, with the contract of scikit-learn."""
+"""HyperCleaner: a scikit-learn classifier that finds wrong labels and is not misled by them."""
 
 from __future__ import annotations
 
@@ -45,31 +45,30 @@ from .training import REMEDY, CleaningFit, Training
 
 DTYPES: list[Any] = [np.float64, np.float32, np.float16, np.uint8, np.int8,
                      np.uint16, np.int16, np.uint32, np.int32, np.int64]  # fmt: skip
-"""Numbers that are taken as they are, those of a memory-mapped file block by block; others become the first."""
+"""Dtypes that are used as they are; other numbers are converted to the first."""
 CORRECTION_STAGES = {"models of the labels": 0.0, "correction": 0.6, "comparison": 0.65, "model": 0.85}
-"""About the share of the work done when a stage begins."""
+"""The approximate fraction of the work that is done when a stage begins."""
 
 
 class HyperCleaner(ClassifierMixin, BaseEstimator):
-    """A classifier that learns from a few trusted rows which of the other labels to trust.
+    """A classifier that finds wrong labels and is not misled by them, with the help of a few trusted rows.
 
     Parameters
     ----------
     noise
-        The noise model: "correction", models of any kind of all labels, corrected by the trusted rows (best for tables
-        and texts, see `correction.py`); or one with a linear model: "rows", a weight per row (as in the paper);
-        "class-pairs", how strongly each given label counts for each class; "transition", how often each class is given
-        each label (the model is then trained through this matrix; not convex, see `Transition`). "auto" means
-        "correction", unless the rows are pixels, in a memory-mapped file or divided among ranks, or loss, radius,
-        constraint, ridge, solver, steps, batch_size or a checkpoint is given; then it tries "transition", "class-pairs"
-        and "rows" and keeps the first whose Brier score on held-out trusted rows is within one standard error of the
-        best.
+        The noise model. "correction" fits models of any kind to all labels and corrects them by the trusted rows; it is
+        best for tables and texts. The others train a linear model: "rows" learns a weight per row (as in the paper),
+        "class-pairs" how strongly each given label counts for each class, and "transition" how often each class has
+        each label (not convex, see `Transition`). "auto" means "correction", unless the rows are pixels, in a
+        memory-mapped file or divided among ranks, or loss, radius, constraint, ridge, solver, steps, batch_size or a
+        checkpoint is given. Then it tries "transition", "class-pairs" and "rows" and uses the first whose Brier score
+        on held-out trusted rows is within one standard error of the best.
     estimator
         For noise="correction": the classifier of the given labels, or a list of classifiers to mix. Default: boosting,
-        ridge logistic regression and extra trees; for sparse rows, as texts have, logistic regression and naive Bayes.
+        ridge logistic regression and extra trees; for sparse rows, such as texts, logistic regression and naive Bayes.
     decision
-        For noise="correction": "argmax" of the probabilities, or "balanced", which divides them by a power of the
-        shares of the classes, so that rare classes are predicted more often at little cost in accuracy.
+        For noise="correction": "argmax" predicts the most probable class; "balanced" divides the probabilities by a
+        power of the class frequencies first, so that rare classes are predicted more often at little cost in accuracy.
     loss
         "logistic" (two classes), "softmax", "squared", "smoothed hinge", or "auto": logistic or softmax.
     radius
@@ -77,17 +76,17 @@ class HyperCleaner(ClassifierMixin, BaseEstimator):
     constraint
         Another convex set of `bilevel.sets` for the coefficients, instead of the ball.
     ridge
-        c of c |coef|^2, which is added to the mean loss.
+        The factor c of the term c |coef|^2, which is added to the mean loss.
     fit_intercept
-        Whether to fit an intercept, which the set does not constrain.
+        Whether to fit an intercept; the set does not constrain it.
     solver
         "auto", the name of a solver ("dmlcbo", "approx", "implicit", "vpbgd", "rmd-pcd", "projected-soba") or an
         object such as `bilevel.DMLCBO(upper_step=0.5)`.
     steps
         Upper-level steps per noise model; default 20, and 10 for "class-pairs".
     trusted_fraction
-        Without trusted rows, this fraction of the rows is trusted unchecked, with a warning, by the linear models; a
-        correction needs no trusted rows.
+        The linear models trust this fraction of the rows unchecked, with a warning, if there are no trusted rows;
+        noise="correction" needs no trusted rows.
     batch_size
         Noisy rows per step, for tables that do not fit into memory; default all of them.
     random_state
@@ -102,17 +101,17 @@ class HyperCleaner(ClassifierMixin, BaseEstimator):
     coef_, intercept_
         The cleaned model, as in a linear classifier of scikit-learn; not with noise="correction".
     correction_
-        What noise="correction" learned, a `CorrectedFit`; otherwise None.
+        The result of noise="correction", a `CorrectedFit`; otherwise None.
     contradictions_
         With noise="correction": the positions of rows of X that are equal but have different labels, one array for each
         set of equal rows.
     columns_
-        With a DataFrame and noise="correction": what was made of each column, and why.
+        With a DataFrame and noise="correction": the kind of each column, and the reason.
     classes_
         The labels.
     sample_weight_
         The weight of each row, from 0 to 1: its learned weight, or the probability that its label is correct. Trusted
-        rows have 1.
+        rows have weight 1.
     noise_, selection_
         The noise model used, and the mean Brier score of each candidate on held-out trusted rows.
     transition_
@@ -126,7 +125,7 @@ class HyperCleaner(ClassifierMixin, BaseEstimator):
         One dictionary per step: noise, step, seconds, held_out_loss, and radius if it is learned. Empty in a cleaner
         that was loaded from a file.
     n_iter_, status_
-        Steps until the x that was kept; "finished" or "interrupted".
+        The number of steps of the selected x; "finished" or "interrupted".
 
     Examples
     --------
@@ -195,7 +194,7 @@ class HyperCleaner(ClassifierMixin, BaseEstimator):
         resume: str | Path | None = None,
         ranks: Ranks | None = None,
     ) -> HyperCleaner:
-        """Learn from all rows, some of which are trusted.
+        """Fit the model to all rows, some of which are trusted.
 
         Parameters
         ----------
@@ -204,32 +203,32 @@ class HyperCleaner(ClassifierMixin, BaseEstimator):
         trusted
             One truth value per row of X: whether its label is known to be right.
         X_trusted, y_trusted
-            Trusted rows beside X, as a convenience. Inside a Pipeline give `trusted` instead, or let the pipeline
-            transform them with `Pipeline(..., transform_input=["X_trusted"])`.
+            Further trusted rows, in addition to X. In a Pipeline pass `trusted` instead, or let the pipeline transform
+            them with `Pipeline(..., transform_input=["X_trusted"])`.
         verified
-            For noise="correction": the right label of rows that were looked at, None or NaN for the others, one per
-            row of X. Given and right labels together say how many labels are wrong: the best kind of evidence.
+            For noise="correction": the right labels of verified rows, None or NaN for the others, one per row of X.
+            They are the best evidence, because the given and the right label of the same row are known.
         wrong
-            For noise="correction": rows whose label is known to be wrong while the right one is not, truth values.
+            For noise="correction": one truth value per row, true if its label is known to be wrong while the right one
+            is unknown.
         groups
             For noise="correction": rows of the same group (a patient, a storm) are never used to predict each other.
         pred_probs
-            For noise="correction": probabilities of the classes for the rows of X by a model that has not seen them
-            (as cleanlab takes them), shape (n, classes), in the order of sorted labels. X may then be None.
+            For noise="correction": out-of-fold class probabilities of the rows of X by another model (as for cleanlab),
+            shape (n, classes), in the order of the sorted labels. X may then be None.
         kinds
-            For noise="correction" and a DataFrame: what columns are, such as {"zip": "category", "note": "text"}:
-            "number", "category", "date", "text" or "ignore". Default: as their cells look, see `columns_`.
+            For noise="correction" and a DataFrame: the kinds of columns, such as {"zip": "category", "note": "text"}:
+            "number", "category", "date", "text" or "ignore". Default: recognised from the cells, see `columns_`.
         checkpoint
-            A file for the state of training, or `bilevel.Checkpoint(path, every=...)`: written after every step,
-            complete or not at all; the one before it is kept. An existing file is refused unless it is resumed.
+            A file for the state of training, or `bilevel.Checkpoint(path, every=...)`. It is written atomically after
+            every step, and the previous one is kept. An existing file is an error unless it is resumed.
         resume
-            The checkpoint of a fit that was stopped, to go on from with the same rows and settings. It ends with the
-            bits of a fit that never stopped: no step that is in the file is repeated. Give it as `checkpoint`
-            too, to keep on writing it.
+            The checkpoint of an interrupted fit, to continue it with the same rows and settings. The result has the
+            same bits as that of an uninterrupted fit. Pass it as `checkpoint` too to keep writing it.
         ranks
-            The processes that divide the rows (`bilevel.distributed.connect`), each of which calls this with its own
-            rows in X, y and `trusted`, and with the same X_trusted and y_trusted. They end with the same model;
-            `sample_weight_` and `label_issues` are those of the own rows. Rank 0 writes the checkpoint.
+            The processes that divide the rows (`bilevel.distributed.connect`). Each of them calls `fit` with its own
+            rows in X, y and `trusted`, and with the same X_trusted and y_trusted. All end with the same model;
+            `sample_weight_` and `label_issues` refer to the rows of the rank. Rank 0 writes the checkpoint.
         """
         ranks = Ranks() if ranks is None else ranks
         only_here = {"verified": verified, "wrong": wrong, "groups": groups, "pred_probs": pred_probs, "kinds": kinds}
@@ -290,10 +289,9 @@ class HyperCleaner(ClassifierMixin, BaseEstimator):
         return self
 
     def _corrects(self, X: Any, *, alone: bool, asked: bool) -> bool:
-        """Whether labels are corrected by models of any kind; otherwise a linear model is trained by a solver.
+        """Whether noise="correction" is used; otherwise a linear model is trained by a solver.
 
-        Pixels are corrected only if that is `asked` for: by evidence, an estimator or a decision that linear models do
-        not take.
+        For pixels it is used only if that is `asked` for by arguments that linear models do not support.
         """
         if not isinstance(self.noise, str) or self.noise not in ("auto", "correction"):
             return False
@@ -339,7 +337,7 @@ class HyperCleaner(ClassifierMixin, BaseEstimator):
     def _correction_rows(
         self, X: Any, y: Any, X_trusted: Any, y_trusted: Any, evidence: dict[str, Any]
     ) -> tuple[np.ndarray, Any, Any]:
-        """Labels, features of the rows of X, and of X_trusted; a DataFrame is encoded column by column."""
+        """The labels and the features of the rows of X and of X_trusted; a DataFrame is encoded column by column."""
         inputs.refuse_missing_labels(y, "y")
         y = column_or_1d(inputs.plain_labels(y), warn=True)
         if y.dtype.kind == "f":
@@ -360,7 +358,7 @@ class HyperCleaner(ClassifierMixin, BaseEstimator):
             features, *others = (self._encoder.transform(frame) for frame in frames)
             return y, features, others[0] if others else None
         if evidence["kinds"] is not None:
-            raise InvalidInputError(f"kinds are of the columns of a DataFrame, got X of type {type(X).__name__}")
+            raise InvalidInputError(f"kinds describe the columns of a DataFrame, got X of type {type(X).__name__}")
         X, y = validate_data(self, X, y, accept_sparse="csr", dtype=np.float64, ensure_all_finite=False,
                              ensure_min_samples=2)  # fmt: skip
         inputs.refuse_gaps(X, "X", None, allow_nan=True)
@@ -392,7 +390,7 @@ class HyperCleaner(ClassifierMixin, BaseEstimator):
         return X, *labels
 
     def _keep(self, cleaned: CleaningFit, rows: FitRows) -> None:
-        """The attributes of a fitted cleaner, and what `label_issues` says of the rows of X."""
+        """Set the attributes of a fitted cleaner, and the table that `label_issues` returns."""
         self.coef_: np.ndarray = cleaned.model["weight"].numpy()
         bias = cleaned.model.get("bias")
         self.intercept_: np.ndarray = np.zeros(len(self.coef_), self.coef_.dtype) if bias is None else bias.numpy()
@@ -446,21 +444,21 @@ class HyperCleaner(ClassifierMixin, BaseEstimator):
         fit: Any = self.correction_
         if fit.model is None:
             raise InvalidInputError(
-                "pred_probs took the place of models, so this cleaner predicts no new rows; fit it without pred_probs"
+                "this cleaner was fitted with pred_probs and cannot predict new rows; fit it without pred_probs"
             )
         if self._encoder is not None:
             import pandas as pd
 
             if not hasattr(X, "iloc"):
-                raise InvalidInputError("this cleaner was fitted to a DataFrame: give the same columns as a DataFrame")
+                raise InvalidInputError("this cleaner was fitted to a DataFrame: pass one with the same columns")
             return fit.model.predict_proba(self._encoder.transform(pd.DataFrame(X)))
         return fit.model.predict_proba(self._numbers(X, "X"))
 
     def next_to_check(self, count: int = 20) -> Any:
         """The rows whose check would help most, after noise="correction": row (position in X) and drawn_at_random.
 
-        A third is drawn at random. Only those may be used to say how many labels are wrong: suspicious rows are no fair
-        sample. Give what you find as `fit(..., verified=labels)`.
+        A third of them is drawn at random. Only those may be used to estimate how many labels are wrong, because
+        suspicious rows are not representative. Pass the right labels as `fit(..., verified=labels)`.
 
         Returns
         -------
@@ -479,10 +477,10 @@ class HyperCleaner(ClassifierMixin, BaseEstimator):
         return pd.DataFrame({"row": rows, "drawn_at_random": drawn}, index=index)
 
     def advice(self) -> Advice | None:
-        """Whether to drop the suspected rows, to relabel them or to leave all as they are, before a model is trained.
+        """Advice whether to drop the suspected rows, relabel them or keep all rows before a model is trained.
 
-        A plain model is trained each way, and predicts checked rows whose labels had no part in it. None after the
-        linear noise models, and with fewer than 20 checked rows.
+        A plain model is trained each way and predicts checked rows whose labels were not used. None after the linear
+        noise models, and with fewer than 20 checked rows.
         """
         check_is_fitted(self)
         if not isinstance(self.correction_, CorrectedFit):
@@ -490,13 +488,13 @@ class HyperCleaner(ClassifierMixin, BaseEstimator):
         return advise(self.correction_.correction, seed_of(self.random_state))
 
     def wrong_issues(self, drawn_at_random: Any = None) -> tuple[int, int, int] | None:
-        """How many of the label issues that nobody has checked are wrong labels: an interval of 95 %, and their number.
+        """A 95 % interval for the number of wrong labels among the unchecked label issues, and the number of these.
 
         Parameters
         ----------
         drawn_at_random
-            Truth values, one per row of X: whether it was drawn at random to be verified. Default: all verified rows
-            were. Rows that were checked because they are suspicious say nothing about the others.
+            One truth value per row of X: whether the row was drawn at random to be verified. Default: all verified rows
+            were. Rows that were checked because they are suspicious are not representative.
 
         Returns
         -------
@@ -512,10 +510,10 @@ class HyperCleaner(ClassifierMixin, BaseEstimator):
         return corrected_fit.wrong_among_suspected(self.correction_, fair)
 
     def label_issues(self) -> Any:
-        """One line for each row of X: is_label_issue, label_quality, given_label, predicted_label.
+        """A table with one line per row of X: is_label_issue, label_quality, given_label, predicted_label.
 
-        The quality of a label is the probability that the cleaned model gives it. A label is an issue when that is
-        less than half the probability of the best label. Trusted rows are never issues.
+        The quality of a label is its probability under the cleaned model. A label is an issue if its probability is
+        less than half that of the best label. Trusted rows are never issues.
 
         Returns
         -------
@@ -535,28 +533,28 @@ class HyperCleaner(ClassifierMixin, BaseEstimator):
     def refit(
         self, estimator: Any, X: Any = None, y: Any = None, *, X_trusted: Any = None, y_trusted: Any = None
     ) -> Any:
-        """Train a copy of any scikit-learn classifier on the rows whose label is believed, and on the trusted ones.
+        """Train a copy of any scikit-learn classifier on the trusted rows and on the rows whose label is no issue.
 
         Parameters
         ----------
         estimator
             Any classifier; it is cloned, then fitted.
         X, y, X_trusted, y_trusted
-            The rows that were given to `fit`; needed only when the cleaner was pickled or loaded, for then it has
-            left them behind.
+            The rows that were passed to `fit`; needed only if the cleaner was pickled or loaded, because files do not
+            contain the rows.
         """
         check_is_fitted(self)
         if X is None or y is None:
             if not hasattr(self, "_fitted_on"):
                 raise InvalidInputError(
-                    "this cleaner has left its rows behind: call refit(estimator, X, y) with those of fit"
+                    "this cleaner does not contain its rows: call refit(estimator, X, y) with those of fit"
                 )
             X, y = self._fitted_on[:2]
         if X_trusted is None and hasattr(self, "_fitted_on"):
             X_trusted, y_trusted = self._fitted_on[2:]
         if self.separate_trusted_ and X_trusted is None:
             raise InvalidInputError(
-                "this cleaner was fitted with X_trusted and has left these rows behind: call refit(estimator, X, y, "
+                "this cleaner was fitted with X_trusted and does not contain these rows: call refit(estimator, X, y, "
                 "X_trusted=..., y_trusted=...) with those of fit"
             )
         kept = np.flatnonzero(~self._issues["is_label_issue"])
@@ -569,7 +567,7 @@ class HyperCleaner(ClassifierMixin, BaseEstimator):
         return model.fit(features, labels)
 
     def gathered(self, ranks: Ranks) -> HyperCleaner:
-        """On rank 0 a copy that knows what is said of the rows of all ranks, for a file; all ranks must call it."""
+        """On rank 0, a copy with the results for the rows of all ranks, for a file; all ranks must call it."""
 
         def whole(column: np.ndarray) -> np.ndarray:
             rows = ranks.concat(torch.tensor(column))

@@ -1,6 +1,6 @@
-"""The first look at a table's file: names of columns, separator, encoding, compression. Nothing heavy is imported.
+"""The header of a table's file: names of columns, separator, encoding and compression.
 
-So that a wrong name of a file, an option or a column is reported at once.
+This module imports nothing heavy, so that a wrong name of a file, an option or a column is reported at once.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ TEXT_FILES, PARQUET_FILES, ARRAY_FILES = (".csv", ".tsv", ".txt"), (".parquet", 
 COMPRESSED: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open, ".zip": None}
 SEPARATORS = ",;\t|"
 DECODED = 2**28
-"""Bytes of a file that are tried before its encoding is believed."""
+"""The number of bytes of a file that must agree with an encoding."""
 START = 1 << 20
-"""Bytes that the separator and the names of columns are found in."""
+"""The number of bytes in which the separator and the names of the columns are searched."""
 FIRST_LINES = 30
-"""Lines that are looked at to tell titles from the header."""
+"""The number of first lines among which the header is searched."""
 ENCODINGS = {"cp1252": "Windows-1252", "latin-1": "ISO 8859-1", "utf-16": "UTF-16"}
-"""What is tried beside UTF-8, and what people call it."""
+"""The encodings that are tried in addition to UTF-8, and their usual names."""
 
 
 @dataclass(frozen=True)
 class TextHeader:
-    """What the start of a CSV file says; `notes` are for the user.
+    """The format of a CSV file, from its first bytes; `notes` are for the user.
 
-    `above` is how many lines are above the header: a title, say, or sep=; of Excel. `newline` ends each line; None is
-    any of CR, LF and CR LF. Where it is LF alone, a CR within a cell is no new row.
+    `above` is the number of lines above the header, such as a title or sep=; of Excel. `newline` ends each line; None
+    is any of CR, LF and CR LF. If it is LF, a CR within a cell does not end the row.
     """
 
     names: tuple[str, ...]
@@ -70,13 +70,13 @@ def listed(names: Iterable[Any], limit: int = 12) -> str:
 
 
 def shortened(value: Any, limit: int = 40) -> str:
-    """A cell for a message: quoted when it is a text, and cut when it is long."""
+    """A cell for a message, quoted if it is a text and shortened if it is long."""
     text = repr(value.item() if hasattr(value, "item") else value)  # NumPy's numbers as Python's
     return text if len(text) <= limit else f"{text[: limit - 4]}...{text[0]}"
 
 
 def is_number(text: str) -> bool:
-    """Whether a text says a finite number."""
+    """Whether a text is a finite number."""
     try:
         return math.isfinite(float(text))
     except ValueError:
@@ -84,7 +84,7 @@ def is_number(text: str) -> bool:
 
 
 def ending(path: Path) -> str:
-    """The ending that says what kind of table a file is, without that of a compression.
+    """The ending of a file name that states the kind of table, without the ending of a compression.
 
     Examples
     --------
@@ -216,7 +216,7 @@ def _is_title(cells: Sequence[str]) -> bool:
 
 
 def distinct(names: Sequence[str]) -> tuple[str, ...]:
-    """Names that differ: an empty one becomes "unnamed 3" by its place, a repeated one "x 2".
+    """Make names distinct: an empty one becomes "unnamed 3" by its position, a repeated one "x 2".
 
     Examples
     --------
@@ -235,7 +235,7 @@ def distinct(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def check_names(path: Path, names: Sequence[str]) -> None:
-    """Raise if the first line is no header."""
+    """Raise if the first line is not a header."""
     if len(names) > 1 and all(is_number(name) for name in names):
         raise InvalidInputError(
             f"{path} has no header: its first line holds numbers ({listed(names, 4)}), but must hold the names of the "
@@ -246,7 +246,7 @@ def check_names(path: Path, names: Sequence[str]) -> None:
 
 
 def column_names(path: Path) -> tuple[str, ...] | None:
-    """The columns of a CSV or Parquet file; None where only reading it tells."""
+    """The columns of a CSV or Parquet file; None if they are only known after reading it."""
     if not path.is_file() or path.stat().st_size == 0:
         return None
     if ending(path) in TEXT_FILES:
@@ -288,14 +288,14 @@ class Problems:
 
     @contextmanager
     def collect(self) -> Iterator[None]:
-        """Take note of an `InvalidInputError` and go on."""
+        """Collect an `InvalidInputError` and continue."""
         try:
             yield
         except InvalidInputError as error:
             self.found.append(str(error))
 
     def report(self, arguments: Sequence[str] = ()) -> None:
-        """Raise if there is a problem; if other words on the command line would solve all of them, show the command."""
+        """Raise if there is a problem; show a corrected command line if there is one that solves all of them."""
         if not self.found:
             return
         text = self.found[0]
@@ -308,7 +308,7 @@ class Problems:
 
 
 def check_headers(options: CleanOptions, arguments: Sequence[str] = ()) -> None:
-    """Raise if the tables lack columns that the options name; all of them are in one message."""
+    """Raise one error with all columns that options name and tables lack."""
     names, problems = column_names(options.table), Problems()
     if names is None:
         return

@@ -1,4 +1,4 @@
-"""The rows given to `HyperCleaner.fit`: refusals that name the cell, and what training needs of them."""
+"""The rows passed to `HyperCleaner.fit`: checks, whose errors name the cell, and conversions for training."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class FitRows:
     X, y, mask
         The rows of this rank, shape (n, d), their labels, and which of them are trusted.
     X_trusted, y_trusted
-        Trusted rows beside X, the same on every rank, or None.
+        Further trusted rows, the same on every rank, or None.
     ranks
-        Who holds the other rows of X.
+        The processes that hold the other rows of X.
     """
 
     X: Any
@@ -51,7 +51,7 @@ class FitRows:
 
     @cached_property
     def classes(self) -> np.ndarray:
-        """The labels of the rows of X of all ranks, which must hold all those of the trusted ones."""
+        """The labels of the rows of X on all ranks, which must include all labels of the trusted rows."""
         if self.X_trusted is None and not self.marks_any:
             raise InvalidInputError(
                 "trusted marks no row: at least one label must be known to be right. In a search or a cross-validation "
@@ -92,7 +92,7 @@ class FitRows:
         return noisy, Rows(Design.of(joined(*features), dtype=dtype), torch.from_numpy(np.concatenate(known)))
 
     def identity(self) -> dict[str, str]:
-        """Fingerprints of the rows, the same for any division among ranks: a fit that is resumed must have them."""
+        """Fingerprints of the rows, the same for any division among ranks; a resumed fit must have the same ones."""
         first = sum(self.ranks.gather(len(self.y))[: self.ranks.rank])
         marks = [_mark_of_rows(self.X, first), *(row_fingerprint([part], first) for part in (self.labels, self.mask))]
         rows, given, chosen = self.ranks.sum(torch.tensor(marks)).tolist()
@@ -111,7 +111,7 @@ def classes_of(y: np.ndarray) -> np.ndarray:
 
 
 def refuse_one_class(classes: np.ndarray) -> None:
-    """Raise if there is nothing to tell apart."""
+    """Raise if there is only one class."""
     if len(classes) < 2:
         raise InvalidInputError(
             f"Classifier can't train when only one class is present: every label is {classes.tolist()[0]!r}"
@@ -131,7 +131,7 @@ def truth_values(trusted: Any, count: int) -> np.ndarray:
     """Which rows are trusted, shape (count,)."""
     if hasattr(trusted, "isna") and trusted.isna().any():
         raise InvalidInputError(
-            f"trusted has {int(trusted.isna().sum())} missing values: say True or False for every row"
+            f"trusted has {int(trusted.isna().sum())} missing values: it must be True or False for every row"
         )
     mask = np.asarray(trusted)
     if mask.shape != (count,):
@@ -146,13 +146,13 @@ def truth_values(trusted: Any, count: int) -> np.ndarray:
 
 
 def taken_on_trust(y: np.ndarray, share: float, seed: int, ranks: Ranks) -> np.ndarray:
-    """A mask with this share of the rows, of every class alike, with a warning: nobody has checked them."""
+    """A mask with this fraction of the rows of every class, with a warning that their labels are unchecked."""
     if ranks.size > 1:
-        raise InvalidInputError("several ranks take no rows on trust: give trusted, or X_trusted and y_trusted")
+        raise InvalidInputError("on several ranks trusted rows are needed: pass trusted, or X_trusted and y_trusted")
     share = check_number("trusted_fraction", share, high=1.0)
     warnings.warn(
         f"no trusted rows were given, so {share:.0%} of the rows are held out and their labels are ASSUMED TO BE "
-        "RIGHT; give fit(X, y, trusted=mask) to say which labels are known",
+        "RIGHT; pass fit(X, y, trusted=mask) to mark the labels that are known",
         TrustWarning,
         stacklevel=3,
     )
@@ -171,13 +171,13 @@ def taken_on_trust(y: np.ndarray, share: float, seed: int, ranks: Ranks) -> np.n
 
 
 def refuse_half(X_trusted: Any, y_trusted: Any) -> None:
-    """Trusted rows without labels, or labels without rows."""
+    """Raise for trusted rows without labels, or labels without rows."""
     if (X_trusted is None) != (y_trusted is None):
         raise InvalidInputError("X_trusted and y_trusted go together: give both or neither")
 
 
 def refuse_gaps(X: Any, name: str, columns: Any, *, allow_nan: bool = False) -> None:
-    """Missing and infinite values, or only infinite ones, with the cell named."""
+    """Raise for missing and infinite values, or only for infinite ones, and name the cell."""
     odd = np.isinf if allow_nan else lambda values: ~np.isfinite(values)
     gap = _gap_in_sparse(X, odd) if hasattr(X, "tocsr") else _gap_in_array(X, odd)
     if gap is None:
@@ -191,7 +191,7 @@ def refuse_gaps(X: Any, name: str, columns: Any, *, allow_nan: bool = False) -> 
 
 
 def _gap_in_sparse(X: Any, odd: Callable[[Any], Any]) -> tuple[int, int, Any] | None:
-    """Row, column and value of the first number that is odd."""
+    """Row, column and value of the first missing or infinite number."""
     X = X.tocsr()
     gaps = np.flatnonzero(odd(X.data))
     if not len(gaps):
@@ -200,7 +200,7 @@ def _gap_in_sparse(X: Any, odd: Callable[[Any], Any]) -> tuple[int, int, Any] | 
 
 
 def _gap_in_array(X: np.ndarray, odd: Callable[[Any], Any]) -> tuple[int, int, Any] | None:
-    """The same, block by block."""
+    """The same for an array, block by block."""
     for start, block in array_blocks(X):
         gaps = odd(block)
         if gaps.any():
@@ -210,7 +210,7 @@ def _gap_in_array(X: np.ndarray, odd: Callable[[Any], Any]) -> tuple[int, int, A
 
 
 def refuse_missing_labels(y: Any, name: str) -> None:
-    """None, NaN and pandas' NA, with the row named."""
+    """Raise for None, NaN and pandas' NA, and name the row."""
     if hasattr(y, "isna"):
         missing = y.isna().to_numpy()
     else:
@@ -222,7 +222,7 @@ def refuse_missing_labels(y: Any, name: str) -> None:
 
 
 def refuse_texts(X: Any, name: str) -> None:
-    """Columns of a data frame that hold texts."""
+    """Raise for columns of a data frame that hold texts."""
     for column, dtype in getattr(X, "dtypes", {}).items() if hasattr(X, "columns") else ():
         if dtype.kind in "OUS" and any(isinstance(value, str) for value in X[column].head(100)):
             raise InvalidInputError(
@@ -232,7 +232,7 @@ def refuse_texts(X: Any, name: str) -> None:
 
 
 def refuse_other_order(X: Any, column: Any, name: str) -> None:
-    """A pandas Series with the rows of X in another order: scikit-learn goes by position, and would mix them up."""
+    """Raise for a pandas Series with the rows of X in another order: scikit-learn aligns by position, not by index."""
     ours: Any = getattr(X, "index", None)
     theirs: Any = getattr(column, "index", None)
     if not (hasattr(ours, "equals") and hasattr(theirs, "equals")) or ours.equals(theirs):
@@ -242,10 +242,10 @@ def refuse_other_order(X: Any, column: Any, name: str) -> None:
 
 
 def of_pixels(X: Any) -> bool:
-    """Whether rows look like pictures, or lie in a memory-mapped file.
+    """Whether rows seem to be images, or are in a memory-mapped file.
 
-    Columns named pixel0, ... do; so do arrays of k * k or 3 * k * k columns, at least 64, of numbers from 0 to 1 or of
-    whole numbers from 0 to 255.
+    Rows seem to be images if columns are named pixel0, ..., or if an array has k * k or 3 * k * k columns, at least 64,
+    of numbers from 0 to 1 or of whole numbers from 0 to 255.
 
     Examples
     --------
@@ -270,7 +270,7 @@ def of_pixels(X: Any) -> bool:
 
 
 def plain_labels(y: Any) -> Any:
-    """pandas' own integers and truth values as NumPy's; they would come back as floats."""
+    """Convert pandas' integers and truth values to NumPy's, which would otherwise become floats."""
     kinds = {"i": np.int64, "u": np.uint64, "b": np.bool_}
     dtype = getattr(y, "dtype", None)
     if not hasattr(y, "isna") or isinstance(dtype, np.dtype) or getattr(dtype, "kind", None) not in kinds:
@@ -279,7 +279,7 @@ def plain_labels(y: Any) -> Any:
 
 
 def take(X: Any, index: np.ndarray) -> Any:
-    """Some rows of anything that scikit-learn takes."""
+    """Some rows of any input that scikit-learn supports."""
     if hasattr(X, "iloc"):
         return X.iloc[index]
     return (X.tocsr() if hasattr(X, "tocsr") else np.asanyarray(X))[index]

@@ -14,10 +14,11 @@ r, h, gamma ~ N(0, 1):
     - sum_{checked} log p(y|x) - sum_{verified} log T_x[y, g] - sum_{wrong} log sum_{c != g} p_c T_x[c, g]
     - t sum_{others} log sum_c p_c T_x[c, g] - log priors,       t = min(1, checked / others).
 
-p(y|x) of a checked row is renormalised over the classes that checked rows have: they do not say that the others are
-rare. Verified rows are checked rows whose given label is known. Without them the level of noise is not identified:
+p(y|x) of a checked row is renormalised over the classes of the checked rows, because these do not show that the other
+classes are rare. Verified rows are checked rows whose given label is known. Without them the level of noise is not
+identified:
 T_x = (1 - rho) I + rho 1 p(x)' gives P(g|x) = p_g for every rho, and only the prior of a decides. d is shrunk strongly,
-because sampling error in the shares of few checked rows would otherwise become asymmetric noise.
+because sampling errors in the class frequencies of few checked rows would otherwise appear as asymmetric noise.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ NOISE_LEVEL = 0.2
 SD_ALPHA, SD_CLASS = 0.3, 0.3
 """Standard deviations of the priors of alpha and d; those of the others are 1."""
 MOST_ROWS = 5_000
-"""The given labels of at most so many rows enter: together they weigh no more than the checked rows."""
+"""The maximal number of given labels; their total weight does not exceed that of the checked rows."""
 STEPS = 80
 """Of L-BFGS, at most."""
 TINY = 1e-12
@@ -119,7 +120,7 @@ def fit_label_model(
     prior_alpha
         alpha_0, shape (L,).
     most_rows
-        The given labels of so many rows enter at most, drawn at random.
+        The maximal number of rows with given labels, drawn at random.
     """
     return _Fit(features, given, right, wrong, prior_alpha, seed, most_rows).run()
 
@@ -149,7 +150,7 @@ class _Fit:
         self.noise = [self.a, self.d, self.h] + ([self.r, self.gamma] if classes > 2 else [])
 
     def run(self) -> LabelModel:
-        """p of the checked rows first, then the noise with p fixed, then all: a start near the optimum."""
+        """Fit p to the checked rows first, then the noise with p fixed, then everything, to start near the optimum."""
         self._minimise([self.alpha, self.b], lambda: self._right_labels(self._p(self.checked)) + self._prior_p())
         fixed = [self._p(rows).detach() for rows in (self.checked, self.others, self.wrong)]
         self._minimise(self.noise, lambda: self._given_labels(*fixed) + self._prior_noise())

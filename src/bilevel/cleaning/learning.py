@@ -1,4 +1,4 @@
-"""The stages in which x of a noise model is learned, and in which the last model is trained."""
+"""The stages that learn the x of a noise model and train the final model."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ POLISHING, POLISHED, STRIDE = 100, 1e-3, 25
 
 
 class Effort(NamedTuple):
-    """The upper-level steps of a noise model, and about how many passes over the rows the first and each other takes.
+    """The upper-level steps of a noise model, and the approximate number of passes over the rows of a step.
 
-    The first also measures the curvature, and may train a first model.
+    The first step also measures the curvature and may train a first model, so that it has its own number of passes.
     """
 
     steps: int
@@ -48,7 +48,7 @@ class Effort(NamedTuple):
     each: int
 
     def passes(self, steps: int) -> int:
-        """Passes over the rows of so many steps."""
+        """The number of passes over the rows of this many steps."""
         return self.first + (steps - 1) * self.each if steps else 0
 
 
@@ -70,7 +70,7 @@ class Rows:
         return Rows(self.design.rows(index), self.labels[index])
 
     def replicated(self, ranks: Ranks) -> Rows:
-        """Copied rows of all ranks below each other, on every rank."""
+        """The rows of all ranks, concatenated, on every rank."""
         if ranks.size == 1:
             return self
         design: Any = self.design
@@ -99,7 +99,7 @@ class Settings:
 
     @property
     def candidates(self) -> dict[str, NoiseModel]:
-        """The noise models in question, by name."""
+        """The names of the candidate noise models."""
         if self.noise != "auto":
             noise = noise_of(self.noise)
             return {noise.name: noise}
@@ -107,7 +107,7 @@ class Settings:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """The settings, objects by their fingerprints: a training that is resumed must have the same ones."""
+        """The settings, objects by their fingerprints; a resumed training must have the same settings."""
         values = {name: value for name, value in vars(self).items() if name not in ("classes", "seed")}
         plain = str | int | float | bool | None
         facts = {name: value if isinstance(value, plain) else fingerprint(value) for name, value in values.items()}
@@ -120,7 +120,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class TrainingEvent:
-    """Where training stands, for whoever shows it."""
+    """The progress of training, passed to a callback."""
 
     stage: str
     share: float  # of the work, from 0 to 1: what is left is estimated
@@ -130,7 +130,7 @@ class TrainingEvent:
 @serializable
 @dataclass(frozen=True)
 class Learned:
-    """What one noise model learned: the last x, or where x has weights of rows the best on the rows held out."""
+    """The x learned by one noise model: the last one, or for weights of rows the best one on the held-out rows."""
 
     x: Any
     y: Any
@@ -141,7 +141,7 @@ class Learned:
 @serializable
 @dataclass(frozen=True)
 class Start:
-    """Where learning starts: the validation rows' own model, the radius that goes with it, and why it is poor."""
+    """The start of learning: a model of the validation rows, its radius, and the reason if the model is poor."""
 
     model: Model
     radius: float
@@ -151,7 +151,7 @@ class Start:
 @serializable
 @dataclass(frozen=True)
 class LearningState:
-    """A solver's state, the loss there, and what was learned so far."""
+    """The state of a solver, its loss, and the result so far."""
 
     solver: State
     loss: float
@@ -170,7 +170,7 @@ class LearningState:
 @serializable
 @dataclass(frozen=True)
 class FitState:
-    """The model, its residual and a curvature that was safe, after so many strides of the last training."""
+    """The model, its residual and a safe curvature after some strides of the last training."""
 
     y: Model
     residual: float = math.inf
@@ -183,7 +183,7 @@ class FitState:
 
 
 class Learning(Stage):
-    """Upper-level steps that learn the x of one noise model; `learned` has it in the end."""
+    """Upper-level steps that learn the x of one noise model, which is then in `learned`."""
 
     def __init__(self, training: Training, name: str, noise: NoiseModel, rows: Rows) -> None:
         self.training, self.rows = training, rows
@@ -194,7 +194,7 @@ class Learning(Stage):
         self.learned: Learned = Learned(None, None)
 
     def do(self) -> None:
-        """Take the steps; one that leaves the numbers behind ends them."""
+        """Take the steps; a non-finite one ends them."""
         try:
             self.learned = self.training.run.do(self, self.limits).result
         except NonFiniteError:  # before the first step
@@ -202,7 +202,7 @@ class Learning(Stage):
 
     @property
     def noise_part(self) -> Tensor:
-        """What was learned about the labels."""
+        """The part of x that describes the labels."""
         return self.problem.noise_part(self.learned.x)
 
     def _problem(self, noise: NoiseModel) -> CleaningProblem:
@@ -251,7 +251,7 @@ class Learning(Stage):
         return LearningState(new, loss, learned)
 
     def _held_out_loss(self, y: Any) -> float:
-        """The mean loss on the trusted rows held out."""
+        """The mean loss on the held-out trusted rows."""
         rows = self.training.held_out
         losses = self.problem.loss.per_label(self.problem.scores(y, rows.design))
         return float(losses.gather(1, rows.labels[:, None]).mean())
@@ -288,7 +288,7 @@ class Learning(Stage):
         return self._moved(state, lambda whole: self.training.ranks.part(whole, count))
 
     def _moved(self, value: LearningState | Learned, move: Callable[[Tensor], Any]) -> Any:
-        """A state or result with the tensors that ranks divide moved to rank 0, or back."""
+        """A state or result, with the tensors that ranks divide moved to rank 0 or back."""
         moved = partial(self.problem.x_space.map_divided, move)
         if isinstance(value, Learned):
             return replace(value, x=moved(value.x))
@@ -296,7 +296,7 @@ class Learning(Stage):
 
 
 class LastTraining(Stage):
-    """Accelerated steps on all rows, `STRIDE` at a time, from a model that was learned."""
+    """Accelerated steps on all rows, `STRIDE` at a time, starting from a learned model."""
 
     name = "training"
     limits: Limits = Limits(steps=POLISHING // STRIDE, record_every=1)
@@ -331,7 +331,7 @@ class LastTraining(Stage):
 def trained(
     problem: CleaningProblem, x: Any, y: Any, *, steps: int, tol: float = 3e-3, curvature: float | None = None
 ) -> LowerSolution:
-    """The lower level from y, by so many accelerated steps at most; the curvature found serves the next call."""
+    """Solve the lower level from y by at most this many accelerated steps; the curvature is reused in the next call."""
     if curvature is None:
         curvature = largest_curvature(problem.linearize(x, y), steps=10)
     return solve_from(problem, x, y, tol=tol, max_steps=steps, curvature=curvature)

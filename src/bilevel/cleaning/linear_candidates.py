@@ -1,6 +1,6 @@
-"""Linear models that know of wrong labels, as candidates beside the correction.
+"""Linear models for wrong labels, as candidates in addition to the correction.
 
-    gold loss correction    T_cg = how often the models of the given labels see g in checked rows of class c;
+    gold loss correction    T_cg = mean probability of g in checked rows of class c, by models of the given labels;
                             min  - sum_i log (p(x_i) T)_g - sum_checked log p_y + |W|^2 / (2 C),  p = softmax(W x + b)
     transition, class-pairs, rows    the noise models of the bilevel pipeline (`training`)
 
@@ -35,12 +35,12 @@ BILEVEL = ("transition", "class-pairs", "rows")
 
 
 class LinearModels:
-    """The linear candidates of some rows, one after the other; dense columns are standardised, sparse ones as is.
+    """The linear candidates for some rows; dense columns are standardised, sparse ones are not.
 
     Parameters
     ----------
     noisy
-        Numbers of the rows whose given label is learned from.
+        Numbers of the rows whose given label is used.
     """
 
     def __init__(self, evidence: Evidence, noisy: np.ndarray, seed: int) -> None:
@@ -52,12 +52,12 @@ class LinearModels:
         self._start: np.ndarray | None = None  # where gold loss correction ended
 
     def fit(self, name: str, checked: np.ndarray, P: np.ndarray) -> Any:
-        """The candidate of that name as a classifier of rows as they were.
+        """Fit the candidate of that name; return a classifier of unscaled rows.
 
         Parameters
         ----------
         checked
-            Numbers of the rows whose right label is learned from.
+            Numbers of the rows whose right label is used.
         P
             Probabilities of these rows by models of the given labels, shape (m, classes).
         """
@@ -81,7 +81,7 @@ class LinearModels:
 
 
 def transition_shares(P: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """The mean P of the checked rows of each class, shape (K, K); that of a class without any is the class itself."""
+    """The mean P of the checked rows of each class, shape (K, K); the identity for classes without checked rows."""
     T = np.eye(P.shape[1])
     for c in np.unique(right):
         T[c] = P[right == c].mean(0)
@@ -103,7 +103,7 @@ def gold_loss_correction(
     T
         Probabilities of labels given the class, shape (K, K).
     start
-        W and b to begin with.
+        The starting values of W and b.
     """
     K, width = len(T), Z.shape[1]
     ridge = 1 / (SPARSE_STRENGTH if sp.issparse(Z) else STRENGTH)

@@ -1,4 +1,4 @@
-"""The settings of a linear noise model, from those of a `HyperCleaner`, and what ranks must agree on."""
+"""The settings of a linear noise model, from those of a `HyperCleaner`, and facts on which ranks must agree."""
 
 from __future__ import annotations
 
@@ -24,18 +24,17 @@ LINEAR = ("loss", "radius", "constraint", "ridge", "fit_intercept", "solver", "s
 
 
 def settings_of(params: Mapping[str, Any], classes: int, seed: int) -> Settings:
-    """The settings of a cleaner, checked.
+    """Check the settings of a cleaner and convert them.
 
     Parameters
     ----------
     params
-        Those of `HyperCleaner`.
+        The parameters of `HyperCleaner`.
     """
     solver = solver_of(params["solver"])
     if FIXED_SET in needs_of(solver) and params["radius"] == "auto" and params["constraint"] is None:
         raise InvalidInputError(
-            f"solver={params['solver']!r} needs a set that stays as it is: give a radius, such as radius=1.0, not "
-            "'auto'"
+            f"solver={params['solver']!r} needs a fixed set: give a radius, such as radius=1.0, not 'auto'"
         )
     noise = params["noise"]
     if noise != "auto" and noise_of(noise, auto=True).name not in BY_NAME:
@@ -48,7 +47,7 @@ def settings_of(params: Mapping[str, Any], classes: int, seed: int) -> Settings:
 
 
 def solver_of(solver: str | Solver) -> Solver | None:
-    """The solver itself, also by its name; None for "auto"."""
+    """The solver, given as an object or by its name; None for "auto"."""
     if isinstance(solver, str) and solver == "auto":
         return None
     if isinstance(solver, str) and solver == "dmlcbo":  # x are logits: they have a unit
@@ -60,11 +59,11 @@ def solver_of(solver: str | Solver) -> Solver | None:
 
 
 def common_facts(settings: Settings, trusted: Rows) -> dict[str, Any]:
-    """What must be the same on every rank: all of them decide, and compute the model, to the same bits."""
+    """The facts that must be the same on every rank, so that all ranks compute the same model and decisions."""
     design: Any = trusted.design.rows(torch.arange(len(trusted)))
     if settings.batch_size is not None:
         raise InvalidInputError(
-            f"batch_size={settings.batch_size}: rows that ranks divide are all used in each step; leave it out"
+            f"batch_size={settings.batch_size}: every step uses all rows that ranks divide; omit it"
         )
     return {
         **settings.identity,

@@ -1,4 +1,4 @@
-"""Everything about a `CleaningProblem` at one point, in closed form."""
+"""The linearisation of a `CleaningProblem`, in closed form."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class CleaningLinearization(Linearization):
-    """f and g of a `CleaningProblem` at one point: a few products with the data, no graph."""
+    """f and g of a `CleaningProblem` at one point, by a few products with the data and without a graph."""
 
     problem: CleaningProblem
     y: Any
@@ -72,7 +72,7 @@ class CleaningLinearization(Linearization):
         return {name: entry.add(y[name], alpha=2.0 * ridges[name]) for name, entry in _weighted(parts).items()}
 
     def like_x(self, change: Tensor | None = None) -> Vector:
-        """A derivative in the rows of the batch as one in x: other rows and the radius have none."""
+        """Extend a derivative in the rows of the batch to x; it is zero for other rows and for the radius."""
         noise = self.problem.noise_part(self.x)
         if change is None:
             change = torch.zeros_like(noise)
@@ -84,14 +84,14 @@ class CleaningLinearization(Linearization):
 
 
 class FaceLinearization(CleaningLinearization):
-    """The same for vectors without weights outside of some columns; what it returns has none there either.
+    """The linearisation for vectors without weights outside some columns; its results have none there either.
 
     Parameters
     ----------
     lin
         The linearisation on the whole space.
     columns
-        Copies of these columns for each of its means.
+        Copies of these columns for each of the means.
     """
 
     def __init__(self, lin: CleaningLinearization, columns: dict[RowMean, Any]) -> None:
@@ -111,7 +111,7 @@ class FaceLinearization(CleaningLinearization):
 
     @cached_property
     def _gram(self) -> Tensor | None:
-        """The second derivative of g in packed models as a matrix, where that is small."""
+        """The second derivative of g in packed models as a matrix, if that is small."""
         k, columns = self.y["weight"].shape[0], self._columns.values.shape[0]
         if k * columns > SMALL:
             return None

@@ -28,11 +28,11 @@ LinearMap = Callable[[Tensor], Tensor]
 
 
 class Loss(ABC):
-    """The contract: l_j(s) for every class j, and derivatives of sum_j q_j l_j(s) in s."""
+    """The interface of losses: l_j(s) for every class j, and derivatives of sum_j q_j l_j(s) in s."""
 
     @abstractmethod
     def columns(self, classes: int) -> int:
-        """How many scores a row has."""
+        """The number of scores of a row."""
 
     @abstractmethod
     def per_label(self, s: Tensor) -> Tensor:
@@ -57,7 +57,7 @@ class Loss(ABC):
 
     @abstractmethod
     def probabilities(self, s: Tensor) -> Tensor:
-        """The class probabilities under which s is the best score, shape (n, classes)."""
+        """The class probabilities for which s minimises the expected loss, shape (n, classes)."""
 
 
 class LogLikelihood(Loss):
@@ -282,7 +282,7 @@ BY_NAME: dict[str, type[Loss]] = {
 
 
 def loss_of(loss: str | Loss, classes: int | None = None) -> Loss:
-    """The loss itself, also by its name; "auto" is the logistic loss for two classes and softmax for more.
+    """The loss, given as an object or by its name; "auto" is logistic for two classes and softmax for more.
 
     Examples
     --------
@@ -295,7 +295,7 @@ def loss_of(loss: str | Loss, classes: int | None = None) -> Loss:
 
 
 def warn_of_wrong_derivatives(loss: Loss, classes: int) -> None:
-    """Warn (`ProblemWarning`) if derivatives of a user's own loss differ from differences at random scores."""
+    """Warn (`ProblemWarning`) if derivatives of a user's loss disagree with finite differences at random scores."""
     if type(loss).__module__.startswith("bilevel."):
         return
     generator, h = torch.Generator().manual_seed(0), 1e-5
@@ -313,13 +313,13 @@ def warn_of_wrong_derivatives(loss: Loss, classes: int) -> None:
     for name, (given, expected) in derivatives.items():
         if not torch.allclose(given, expected, rtol=1e-3, atol=1e-4):
             off = float((given - expected).norm() / expected.norm())
-            text = f"{name} of {type(loss).__name__} is {off:.0%} off differences at random scores: correct it"
+            text = f"{name} of {type(loss).__name__} differs by {off:.0%} from finite differences: correct it"
             warnings.warn(text, ProblemWarning, stacklevel=4)
             return
 
 
 def object_of(argument: str, value: Any, kinds: Mapping[str, type], base: Any, *, auto: bool = False) -> Any:
-    """An object of the class `base`, also by the name of one of its kinds; `auto` says that "auto" is a name too."""
+    """An object of the class `base`, given as an object or by name; with `auto`, "auto" is a name too."""
     if isinstance(value, str) and value in kinds:
         return kinds[value]()
     if isinstance(value, base):

@@ -1,4 +1,4 @@
-"""Whether cleaning helps: plain models trained on various rows, measured on rows with right labels kept apart."""
+"""Whether cleaning helps: plain models trained on different rows, measured on separate rows with right labels."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from .out_of_fold import boosting, fitted, ridge_logistic
 from .prepare import SAMPLE, CleaningData
 
 ENOUGH_ROWS = 50
-"""Accuracies measured on fewer rows are rough."""
+"""Accuracies measured on fewer rows are marked as rough."""
 
 
 @dataclass(frozen=True)
 class Accuracy:
-    """How many of `rows` labels a model got right."""
+    """The number of labels that a model predicted correctly, out of `rows`."""
 
     model: str
     right: int
@@ -35,7 +35,7 @@ class Accuracy:
 
     @property
     def standard_error(self) -> float:
-        """Of the share, as rows are drawn at random; of (right + 1) / (rows + 2), so that it is never zero.
+        """The standard error of the share, computed from (right + 1) / (rows + 2) so that it is never zero.
 
         Examples
         --------
@@ -48,17 +48,16 @@ class Accuracy:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """One plain model, trained on all rows as they are, on those that are kept, and with suggested labels.
+    """One plain model, trained on all rows as they are, on the rows that are kept, and with suggested labels.
 
     Parameters
     ----------
     plain
-        What the model is.
+        The name of the model.
     before, after, relabelled
         Its accuracies.
     differing
-        By what `HyperCleaner.advice` may say ("filter", "relabel"): on how many rows exactly one of `before` and the
-        other is right.
+        By way ("filter", "relabel"): the number of rows on which exactly one of `before` and this way is right.
     """
 
     plain: str
@@ -69,7 +68,7 @@ class Comparison:
 
     @property
     def changes(self) -> dict[str, tuple[float, float]]:
-        """What leaving rows out ("filter"), and suggested labels ("relabel"), change, with standard errors."""
+        """The change of accuracy by leaving rows out ("filter") and by suggested labels ("relabel"), with errors."""
         others = {"filter": self.after, "relabel": self.relabelled}
         return {
             name: (other.share - self.before.share, paired_error(self.before, other, self.differing[name]))
@@ -78,7 +77,7 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
-        """What to say when leaving rows out did not help, or not measurably; empty when it did."""
+        """A sentence if leaving rows out did not help, or not measurably; otherwise empty."""
         gain, error = self.changes["filter"]
         if gain > error:
             return ""
@@ -89,20 +88,20 @@ class Comparison:
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """Models side by side on rows whose labels are assumed right.
+    """Models compared on rows whose labels are assumed to be right.
 
     Parameters
     ----------
     where
-        Which rows: "the 40 trusted rows kept aside".
+        A description of the rows, such as "the 40 trusted rows kept aside".
     comparisons
-        Of one or two plain models, the first of which is shown on the screen.
+        The comparisons of one or two plain models; the summary shows the first.
     trusted_only
         A linear model of the trusted rows alone, or None.
     cleaned
         The cleaned model itself.
     seen
-        How many of the rows are also among those that trained.
+        How many of the rows are also among the training rows.
     """
 
     where: str
@@ -113,19 +112,19 @@ class Measurement:
 
     @property
     def models(self) -> tuple[Accuracy, ...]:
-        """All of them that are shown on the screen, the cleaned one last."""
+        """The models of the summary, the cleaned one last."""
         first = self.comparisons[0]
         found = (first.before, self.trusted_only, first.after, first.relabelled, self.cleaned)
         return tuple(entry for entry in found if entry is not None)
 
     @property
     def rows(self) -> int:
-        """How many rows were measured on."""
+        """The number of rows used for measuring."""
         return self.cleaned.rows
 
     @property
     def caution(self) -> str:
-        """What to say of a measurement on few rows; empty when there are enough."""
+        """A caution about a measurement on few rows; empty if there are enough."""
         if self.rows >= ENOUGH_ROWS:
             return ""
         return f"{self.rows} rows give a rough figure: --test FILE with at least {ENOUGH_ROWS} gives a better one."
@@ -143,10 +142,10 @@ class Measurement:
 
 
 def paired_error(before: Accuracy, after: Accuracy, differing: int) -> float:
-    """sqrt(d / n - gain^2) / sqrt(n), the standard error of the gain, where d of n rows differ.
+    """sqrt(d / n - gain^2) / sqrt(n), the standard error of the gain if d of n rows differ.
 
-    Both models see the same rows, so only rows that differ count. As for one share, half a row is added to each of the
-    four cases (right or wrong, before and after; Agresti and Min, 2005), so that it is never zero.
+    Both models predict the same rows, so that only rows with different results count. Half a row is added to each of
+    the four cases (right or wrong, before and after; Agresti and Min, 2005), so that the error is never zero.
     """
     size = before.rows + 2
     gain = (after.right - before.right) / size
@@ -154,9 +153,9 @@ def paired_error(before: Accuracy, after: Accuracy, differing: int) -> float:
 
 
 def measure(cleaner: Any, data: CleaningData, ranks: Ranks, issue: np.ndarray) -> Measurement | None:
-    """Plain models and the cleaned one on rows kept from training; `issue` says which noisy rows are suspected.
+    """Measure plain models and the cleaned one on held-out rows; `issue` marks the suspected noisy rows.
 
-    All ranks train the same models, of at most `SAMPLE` of the rows that are not trusted.
+    All ranks train the same models, on at most `SAMPLE` of the rows that are not trusted.
     """
     if data.measured is None:
         return None
@@ -197,7 +196,7 @@ def measure(cleaner: Any, data: CleaningData, ranks: Ranks, issue: np.ndarray) -
 
 
 def _plain_models(data: CleaningData) -> list[tuple[str, Any]]:
-    """What people train next, the linear one last."""
+    """Typical models that are trained on a cleaned table, the linear one last."""
     if not data.corrects:
         return [("logistic regression", LogisticRegression(C=0.1))]
     if not isinstance(data.noisy.features, np.ndarray):
@@ -206,7 +205,7 @@ def _plain_models(data: CleaningData) -> list[tuple[str, Any]]:
 
 
 def _right(model: Any, rows: tuple[Any, np.ndarray], data: CleaningData) -> np.ndarray:
-    """Which of the rows measured on the model gets right, trained on these rows."""
+    """Which of the held-out rows the model predicts correctly after training on these rows."""
     X, y = rows
     measured: Any = data.measured
     if len(np.unique(y)) < 2:

@@ -1,8 +1,8 @@
 """A fitted cleaner in one file: coefficients as tensors, everything else as JSON; nothing is pickled.
 
-The file is a safetensors file with a checksum (see `bilevel._files`). It holds what prediction needs, down to the bit:
-coefficients, class labels with their type, names of the features and, when rows come from a table, the categories and
-the scaling of its columns; and what describes the fit: settings, weights of the rows, versions.
+The file is a safetensors file with a checksum (see `bilevel._files`). It contains everything for bitwise equal
+predictions: coefficients, class labels with their type, names of the features and, if rows come from a table, the
+categories and the scaling of its columns. It also describes the fit: settings, weights of the rows, versions.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ from .losses import BY_NAME, Loss
 FORMAT, VERSION = "bilevel.HyperCleaner", 1
 
 ARRAYS = ("coef_", "intercept_", "sample_weight_", "trusted_", "transition_")
-"""Stored as tensors; those that are None or missing are left out."""
+"""Attributes stored as tensors; those that are None or missing are left out."""
 FACTS = ("n_iter_", "noise_", "radius_", "selection_", "separate_trusted_", "status_")
-"""Stored as JSON, to describe the fit."""
+"""Attributes stored as JSON, to describe the fit."""
 ISSUES = {"is_label_issue": "b", "label_quality": "f", "given_label": "i", "predicted_label": "i"}
 SUGGESTIONS = {"suggested_label": "i", "suggested_probability": "f"}
-"""Stored as tensors of these kinds, labels as numbers of classes; suggestions only where labels were corrected."""
+"""Columns stored as tensors of these dtypes, labels as numbers of classes; suggestions only for noise="correction"."""
 LARGEST_LABELS = 100_000_000
-"""Bytes that the class labels of a file may fill."""
+"""The maximal size in bytes of the class labels in a file."""
 LABEL_TYPES: dict[str, type] = {"int": int, "float": float, "bool": bool, "str": str}
 
 
 class SavedCleaner(NamedTuple):
-    """What a file holds.
+    """The content of a file of `save_cleaner`.
 
     Parameters
     ----------
     cleaner
-        The fitted `HyperCleaner`: it predicts, and knows which labels it suspected, but holds no rows.
+        The fitted `HyperCleaner`. It can predict and lists the suspected labels, but does not contain the rows.
     encoder
-        How the columns of a table become its features; None when it was fitted to numbers.
+        The encoder of the columns of a table; None if the cleaner was fitted to numbers.
     label
         The name of the label column of that table, or None.
 
@@ -83,15 +83,15 @@ def save_cleaner(
     Parameters
     ----------
     path
-        The file to make, usually NAME.safetensors.
+        The file to write, usually NAME.safetensors.
     cleaner
-        A fitted `HyperCleaner`. Settings that JSON cannot hold, such as a solver object, come back as defaults.
+        A fitted `HyperCleaner`. Settings that JSON cannot represent, such as a solver object, are loaded as defaults.
     encoder
-        How the columns of a table become its features, when rows come from a table.
+        The encoder of the columns of a table, if the rows come from a table.
     label
         The name of the label column of that table.
     overwrite
-        Replace an existing file; refused otherwise.
+        Replace an existing file; otherwise an existing file is an error.
 
     Returns
     -------
@@ -113,7 +113,7 @@ def save_cleaner(
 
 
 def load_cleaner(path: str | Path) -> SavedCleaner:
-    """Read a cleaner that `save_cleaner` wrote; it predicts with the same bits.
+    """Read a cleaner written by `save_cleaner`; its predictions have the same bits.
 
     Parameters
     ----------
@@ -123,7 +123,7 @@ def load_cleaner(path: str | Path) -> SavedCleaner:
     Returns
     -------
     SavedCleaner
-        The cleaner, and how a table becomes its features.
+        The cleaner and the encoder of a table.
 
     Examples
     --------
@@ -142,7 +142,7 @@ def load_cleaner(path: str | Path) -> SavedCleaner:
 
 
 def cleaner_writer(cleaner: Any, encoder: Any, label: str | None) -> Callable[[Path], None]:
-    """What `write_together` calls to write a fitted `HyperCleaner`."""
+    """A function for `write_together` that writes a fitted `HyperCleaner`."""
     if not isinstance(cleaner, HyperCleaner):
         raise InvalidTypeError(
             f"a file holds a HyperCleaner, got {type(cleaner).__name__}: of a Pipeline save its last step, "
@@ -176,7 +176,7 @@ def cleaner_writer(cleaner: Any, encoder: Any, label: str | None) -> Callable[[P
 
 
 def _encode_settings(cleaner: HyperCleaner) -> dict[str, Any]:
-    """The settings that JSON can hold. The loss, which turns scores into probabilities, must be one with a name."""
+    """The settings that JSON can represent. The loss must be one with a name, because predictions need it."""
     settings = cleaner.get_params(deep=False)
     if isinstance(settings["loss"], Loss):
         names = {kind: name for name, kind in BY_NAME.items()}
@@ -187,7 +187,7 @@ def _encode_settings(cleaner: HyperCleaner) -> dict[str, Any]:
 
 
 def _encode_labels(classes: np.ndarray) -> dict[str, Any]:
-    """Class labels with the type of the array that held them: what comes back compares and prints as before."""
+    """Class labels with the dtype of their array, so that loaded labels compare and print as before."""
     labels = classes.tolist()
     if {type(label).__name__ for label in labels} - set(LABEL_TYPES) or not all(map(_fits_json, labels)):
         odd = next(label for label in labels if type(label).__name__ not in LABEL_TYPES or not _fits_json(label))
@@ -251,7 +251,7 @@ def _decode_issues(cleaner: HyperCleaner, tensors: dict[str, Tensor]) -> dict[st
     kinds = ISSUES if cleaner.correction_ is None else ISSUES | SUGGESTIONS
     issues = {name: tensors[name].numpy() for name in kinds}
     if any(column.shape != (size,) or column.dtype.kind != kinds[name] for name, column in issues.items()):
-        raise InvalidInputError(f"what it says about its {size} training rows is damaged")
+        raise InvalidInputError(f"the data about its {size} training rows are damaged")
     labels = np.concatenate([column for name, column in issues.items() if kinds[name] == "i"])
     if len(labels) and not 0 <= labels.min() <= labels.max() < len(cleaner.classes_):
         raise InvalidInputError("the labels of its training rows are damaged")
@@ -263,7 +263,7 @@ def _fits_json(value: Any) -> bool:
 
 
 def json_value(value: Any) -> Any:
-    """Arrays, mappings and sequences as JSON has them; what it cannot hold, such as NaN, becomes null.
+    """Convert arrays, mappings and sequences to JSON; values that it cannot represent, such as NaN, become null.
 
     Examples
     --------
@@ -280,6 +280,6 @@ def json_value(value: Any) -> Any:
 
 
 def versions() -> dict[str, str]:
-    """Of what computed something."""
+    """The versions of the packages in use."""
     others = {name: importlib.metadata.version(name) for name in ("torch", "scikit-learn", "numpy")}
     return {"bilevel": __version__, **others, "Python": platform.python_version()}

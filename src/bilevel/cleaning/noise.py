@@ -1,4 +1,4 @@
-"""What the upper variable x says about the labels, and the row loss phi_i(x, s_i) of the lower level it leads to.
+"""Noise models: the meaning of the upper variable x, and the row loss phi_i(x, s_i) of the lower level.
 
     RowWeights     phi_i = sigmoid(x_i) l_{b_i}(s_i)                  one weight per row (the paper's)
     ClassPairs     phi_i = sum_j Q_{b_i j} l_j(s_i)                   how much a row labelled b counts as class j
@@ -34,20 +34,20 @@ class RowTerms(NamedTuple):
 
 
 class NoiseModel(ABC):
-    """The contract: phi_i(x, s_i) and its derivatives.
+    """The interface of noise models: phi_i(x, s_i) and its derivatives.
 
-    Where x has one entry per row (`per_row`), every method is given the entries of its rows.
+    If x has one entry per row (`per_row`), every method gets the entries of its rows.
     """
 
     name: ClassVar[str]
-    """As `HyperCleaner` knows the model."""
+    """The name of the model in `HyperCleaner`."""
     per_row: ClassVar[bool] = False
     takes: ClassVar[type[Loss]] = Loss
-    """The kind of loss that phi_i can be made of."""
+    """The class of losses that the model supports."""
 
     @abstractmethod
     def start(self, labels: Tensor, classes: int, dtype: torch.dtype) -> Tensor:
-        """x before anything is known."""
+        """The starting value of x."""
 
     def check(self, loss: Loss) -> None:
         """Raise if this model cannot use the loss."""
@@ -58,12 +58,12 @@ class NoiseModel(ABC):
             )
 
     def matrix(self, x: Tensor) -> Tensor | None:
-        """The shares of pairs of labels that x stands for, shape (classes, classes), if it does."""
+        """The matrix of pairs of labels that x represents, shape (classes, classes), or None."""
         return None
 
     @abstractmethod
     def belief(self, x: Tensor, labels: Tensor, probabilities: Callable[[], Tensor]) -> Tensor:
-        """How far each label is believed, in [0, 1], given the class probabilities of its row; shape (n,)."""
+        """The weight of each label, in [0, 1], given the class probabilities of its row; shape (n,)."""
 
     @abstractmethod
     def value(self, loss: Loss, x: Tensor, s: Tensor, labels: Tensor) -> Tensor:
@@ -71,14 +71,14 @@ class NoiseModel(ABC):
 
     @abstractmethod
     def terms(self, loss: Loss, x: Tensor, s: Tensor, labels: Tensor) -> RowTerms:
-        """The derivatives of phi_i at one point: many products at a point share what it takes to compute them."""
+        """The derivatives of phi_i at one point, in a form that several products share."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RowWeights(NoiseModel):
     """phi_i = sigmoid(x_i) l_{b_i}(s_i): one weight per row, the model of the paper.
 
-    So flexible that, run to the end, the cleaned model only repeats the trusted rows: stop early.
+    The model is so flexible that after many steps the cleaned model overfits the trusted rows: use few steps.
 
     Parameters
     ----------
@@ -136,7 +136,7 @@ class ClassMatrix(NoiseModel):
         check_number("trust", self.trust, high=1.0)
 
     def start(self, labels: Tensor, classes: int, dtype: torch.dtype) -> Tensor:
-        """`trust` on the diagonal, the rest of each row spread evenly."""
+        """`trust` on the diagonal, the rest of each row distributed evenly."""
         odds = torch.tensor(self.trust * (classes - 1) / (1 - self.trust), dtype=dtype, device=labels.device)
         return odds.log() * torch.eye(classes, dtype=dtype, device=labels.device)
 
@@ -145,7 +145,7 @@ class ClassMatrix(NoiseModel):
         return x.softmax(-1)
 
     def start_at(self, pairs: Tensor) -> Tensor:
-        """x for pairs of label and class that were counted, shape (classes, classes); at first labels are right."""
+        """x for counted pairs of label and class, shape (classes, classes)."""
         pairs = pairs + (1.0 + 9.0 * torch.eye(len(pairs), dtype=pairs.dtype, device=pairs.device))
         return (pairs / pairs.sum(-1, keepdim=True)).log()
 
@@ -159,11 +159,11 @@ class ClassPairs(ClassMatrix):
     Parameters
     ----------
     trust
-        Q_bb at the start; the rest is spread evenly.
+        Q_bb at the start; the rest of the row is distributed evenly.
 
     References
     ----------
-    Ours; compare the loss corrections of Patrini, Rozza, Menon, Nock & Qu (2017).
+    Compare the loss corrections of Patrini, Rozza, Menon, Nock & Qu (2017).
 
     Examples
     --------
@@ -196,19 +196,19 @@ class ClassPairs(ClassMatrix):
 class Transition(ClassMatrix):
     """phi_i = -log sum_j T_{j b_i} p_j(s_i) with T = softmax of the rows of x: the likelihood of the label as given.
 
-    A row of class j carries the label b with probability T_jb. x has the shape (classes, classes). With
-    r_j = T_jb p_j / sum_m T_mb p_m, the probability of class j once the label is seen,
+    A row of class j has the label b with probability T_jb. x has the shape (classes, classes). With
+    r_j = T_jb p_j / sum_m T_mb p_m, the probability of class j given the label,
 
         grad_s phi = p - r,       grad^2_ss phi = (diag(p) - p p') - (diag(r) - r r').
 
-    **Not convex in the model**: the second term may outweigh the first. Strong convexity of the lower level, constants
-    and certificates that rest on it, and the theory of the solvers do not cover this model; Hessian products may show
-    negative curvature. For the losses "softmax" and "logistic".
+    **Not convex in the model**, because the second term may exceed the first. Constants, certificates and the theory of
+    the solvers assume a strongly convex lower level and do not cover this model. It needs the loss "softmax" or
+    "logistic".
 
     Parameters
     ----------
     trust
-        T_jj at the start; the rest is spread evenly.
+        T_jj at the start; the rest of the row is distributed evenly.
 
     Examples
     --------
@@ -225,7 +225,7 @@ class Transition(ClassMatrix):
         return super().start_at(pairs.T)
 
     def belief(self, x: Tensor, labels: Tensor, probabilities: Callable[[], Tensor]) -> Tensor:
-        """r_b: the probability that the class is the label, once the label is seen."""
+        """r_b: the probability that the class is the label, given the label."""
         joint = probabilities() * self.matrix(x).T[labels]
         return joint.gather(1, labels[:, None])[:, 0] / joint.sum(-1)
 
@@ -279,7 +279,7 @@ BY_NAME: dict[str, type[NoiseModel]] = {kind.name: kind for kind in (Transition,
 
 
 def noise_of(noise: str | NoiseModel, *, auto: bool = False) -> NoiseModel:
-    """The noise model itself, also by its name.
+    """The noise model, given as an object or by its name.
 
     Examples
     --------

@@ -1,6 +1,6 @@
-"""The options of `bilevel clean`, declared once: the command line, the cleaner, the JSON document and ranks read them.
+"""The options of `bilevel clean`, declared once for the command line, the cleaner, the JSON document and the ranks.
 
-This module loads nothing heavy: `bilevel clean --help` needs it.
+This module imports nothing heavy, because `bilevel clean --help` needs it.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ class CleanOptions:
         the columns row, verified_label and verdict (right, wrong or unsure), such as --next-out or the decisions saved
         by the report.
     precision
-        With --verified: suspect only as many labels that about this share of them is wrong, such as 0.9.
+        With --verified: suspect only so many labels that about this fraction of them is wrong, such as 0.9.
     features
-        Vectors beside the columns, such as embeddings of images or texts: a .npy, .npz or Parquet file with one vector
-        per row of the table, then one for --trusted and one for --test if these are given.
+        Further features, such as embeddings of images or texts: a .npy, .npz or Parquet file with one vector per row of
+        the table, then one file for --trusted and one for --test if these are given.
     group
-        A column that names what a row belongs to, such as a patient: rows of one group never predict each other.
+        A column with the group of each row, such as a patient: rows of the same group never predict each other.
     out
         Write a table with one line per row: row, given_label, predicted_label, label_quality (probability of the given
         label, 0 to 1), is_label_issue, weight and, with --noise correction, suggested_label and suggested_probability;
@@ -67,13 +67,13 @@ class CleanOptions:
         Write a page with the results, an .html file that works offline. Suspicious rows can be checked there, and the
         decisions saved for --verified.
     test
-        A table with correct labels to measure accuracy on. Without it, some trusted rows are held out for that.
+        A table with correct labels to measure accuracy. Without it, some trusted rows are held out for this purpose.
     noise
-        How labels go wrong. correction: boosting and other models of all labels, corrected by the trusted rows; for
-        tables and texts. The others train a linear model: a weight per row (rows), or per pair of labels (class-pairs,
-        transition). auto means correction, unless columns are pixels, several processes divide the rows, or --solver,
-        --steps, --radius, --checkpoint or --resume is given; then it means the first of transition, class-pairs and
-        rows whose Brier score on held-out trusted rows is within one standard error of the smallest.
+        The model of label noise. correction: boosting and other models of all labels, corrected by the trusted rows;
+        for tables and texts. The others train a linear model with a weight per row (rows) or per pair of labels
+        (class-pairs, transition). auto means correction, unless columns are pixels, several processes divide the rows,
+        or --solver, --steps, --radius, --checkpoint or --resume is given; then it is the first of transition,
+        class-pairs and rows whose Brier score on held-out trusted rows is within one standard error of the smallest.
     radius
         Radius of the l1 ball of the coefficients; a smaller radius gives a sparser model. auto chooses it on the
         trusted rows.
@@ -81,18 +81,19 @@ class CleanOptions:
         The solver of the bilevel problem: dmlcbo, approx, implicit, vpbgd (needs a number as --radius), rmd-pcd,
         projected-soba, or auto.
     steps
-        Steps of the solver for each noise model. More steps are not always better: the first ones learn what many rows
-        have in common.
+        Steps of the solver for each noise model. More steps are not always better, because the model overfits the
+        trusted rows.
     seed
         Seed of the random numbers; the same seed gives the same result.
     holdout
         Fraction of the trusted rows held out to measure accuracy if there is no --test; 0 for none.
     ignore
-        Columns not to learn from, such as the name of each row: one or more, after the table. They are copied to --out.
+        Columns that are not features, such as the name of each row: one or more, after the table. They are copied to
+        --out.
     categorical
         Numerical columns to treat as categories: one or more, after the table.
     text
-        Columns to treat as texts, where the report's table of columns says otherwise.
+        Columns to treat as texts.
     number
         Columns to treat as numbers.
     date
@@ -109,7 +110,7 @@ class CleanOptions:
     force
         Replace files that exist.
     raw
-        Write texts as they are. Otherwise texts that a spreadsheet would take for formulas are written after a '.
+        Write texts unchanged. Otherwise a ' is written before texts that a spreadsheet would evaluate as formulas.
     timeout
         With torchrun: how many seconds a process waits for the others (default 300).
     """
@@ -158,7 +159,7 @@ class CleanOptions:
 
     @property
     def named_columns(self) -> dict[str, tuple[str, ...]]:
-        """The columns of the table that options name, by option."""
+        """The columns of the table named by options, by option."""
         single = {"--label": self.label, "--trusted-column": self.trusted_column, "--group": self.group}
         lists = {"--ignore": self.ignore, "--categorical": self.categorical, "--text": self.text}
         lists |= {"--number": self.number, "--date": self.date}
@@ -169,20 +170,20 @@ class CleanOptions:
 
     @property
     def outputs(self) -> dict[str, Path]:
-        """The files to make, by option."""
+        """The files to write, by option."""
         named = {"--out": self.out, "--cleaned": self.cleaned, "--next-out": self.next_out}
         named |= {"--model": self.model, "--report": self.report}
         return {option: path for option, path in named.items() if path is not None}
 
     @property
     def trusted_from(self) -> str:
-        """Where the trusted rows come from, for people."""
+        """A description of the source of the trusted rows."""
         if self.trusted is None and self.trusted_column is None:
             return "nowhere" if self.verified is None else str(self.verified)
         return self.trusted.name if self.trusted is not None else f"the column {self.trusted_column!r}"
 
     def corrects(self, *, processes: int, pixels: bool) -> bool:
-        """Whether labels are corrected by models of any kind; otherwise a linear model is trained by a solver."""
+        """Whether noise="correction" is used; otherwise a linear model is trained by a solver."""
         if self.noise == "correction":
             if processes > 1:
                 raise InvalidInputError(
@@ -220,8 +221,8 @@ class CleanOptions:
             raise InvalidInputError(f"--precision {self.precision:g}: a share between 0 and 1, such as 0.9")
         if self.precision is not None and self.verified is None:
             raise InvalidInputError(
-                "--precision needs --verified: without rows whose given and correct labels are both known, nobody can "
-                "say which share of the suspected labels is wrong"
+                "--precision needs --verified: without rows whose given and correct labels are both known, the "
+                "fraction of the suspected labels that is wrong is unknown"
             )
         self._check_features()
         if self.next is not None and self.next < 1:
@@ -264,13 +265,13 @@ class CleanOptions:
                 raise InvalidInputError(f"{other} and {name} both name the file {path}: they must hold different rows")
         for option, path in self.outputs.items():
             if path.resolve() in inputs:
-                raise InvalidInputError(f"{option} {path} would replace a table that is read: choose another name")
+                raise InvalidInputError(f"{option} {path} would replace an input file: choose another name")
             check_output(option, path, force=self.force)
         if len({path.resolve() for path in self.outputs.values()}) < len(self.outputs):
             raise InvalidInputError(f"{' and '.join(self.outputs)} must name different files")
 
     def _check_checkpoint(self) -> None:
-        """Raise if the checkpoint is in the way of other files, or not there to be resumed."""
+        """Raise if the checkpoint is also another file of the command, or exists, or is to be resumed and does not."""
         if self.checkpoint is not None and self.resume is not None:
             raise InvalidInputError("--resume FILE continues to write FILE: omit --checkpoint")
         path = self.checkpoint or self.resume

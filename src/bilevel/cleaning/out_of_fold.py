@@ -1,8 +1,8 @@
-"""Out-of-fold class probabilities of the labels as they were given, by a mixture of scikit-learn classifiers.
+"""Out-of-fold class probabilities of the given labels, by a mixture of scikit-learn classifiers.
 
     P(c | x_i) = sum_k w_k P_k(c | x_i),    w = argmax sum_i log sum_k w_k P_k(g_i | x_i)  on the simplex (EM),
 
-where P_k comes from a model that has not seen row i, nor a row equal to it, nor one of its group.
+where P_k is the prediction of a model that was fitted without row i, rows equal to it and rows of its group.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from ..errors import InvalidInputError, InvalidTypeError
 
 FOLDS = 5
 MOST_ROWS = 20_000
-"""A model is fitted to at most so many rows, drawn at random; it predicts all of them."""
+"""A model is fitted to at most this many rows, drawn at random, and predicts all rows."""
 SMALLEST_WEIGHT = 0.05
-"""Models with less weight in the mixture are left out."""
+"""Models with a smaller weight in the mixture are left out."""
 EM_STEPS = 50
 FLOOR = 1e-6
-"""Added to a probability before its logarithm is taken."""
+"""The number added to a probability before its logarithm is taken."""
 
 Strengths = Sequence[Any]
 """The same classifier with several regularisations: the one whose out-of-fold likelihood is largest is used."""
@@ -43,7 +43,7 @@ Strengths = Sequence[Any]
 
 
 def boosting(seed: int = 0) -> Any:
-    """Boosted trees held back as noisy labels require: shallow, large leaves, few steps."""
+    """Boosted trees, regularised for noisy labels: shallow, with large leaves and few steps."""
     shape: Any = {"max_iter": 80, "learning_rate": 0.06, "max_leaf_nodes": 8, "min_samples_leaf": 40,
                   "early_stopping": False}  # fmt: skip
     return HistGradientBoostingClassifier(**shape, l2_regularization=5.0, random_state=seed)
@@ -63,7 +63,7 @@ def standardised() -> Any:
 
 
 def extra_trees(seed: int = 0) -> Any:
-    """Randomised trees: errors unlike those of boosting."""
+    """Extremely randomised trees, whose errors differ from those of boosting."""
     share: Any = 0.3  # of the columns, tried at each split
     trees = ExtraTreesClassifier(50, min_samples_leaf=5, max_features=share, random_state=seed, n_jobs=1)
     return make_pipeline(SimpleImputer(keep_empty_features=True), trees)
@@ -112,9 +112,7 @@ def fitted(model: Any, X: Any, labels: np.ndarray, rows: np.ndarray | None = Non
 
 
 def sample_of_each(labels: np.ndarray, rows: np.ndarray, count: int, seed: int = 0) -> np.ndarray:
-    """About `count` of the rows, sorted: the same share of each label, rounded up, so that none is lost.
-
-    All rows, as they are, where these are no more.
+    """About `count` of the rows, sorted, with the same fraction of each label, rounded up; all rows if they are fewer.
 
     Examples
     --------
@@ -130,7 +128,7 @@ def sample_of_each(labels: np.ndarray, rows: np.ndarray, count: int, seed: int =
 
 
 def probabilities(model: Any, X: Any, classes: int) -> np.ndarray:
-    """predict_proba with a column for every class 0, ..., classes - 1, also for those the model never saw."""
+    """predict_proba with a column for every class 0, ..., classes - 1, also for classes that the model has not seen."""
     P = np.zeros((X.shape[0], classes))
     P[:, model.classes_] = model.predict_proba(X)
     return P
@@ -172,7 +170,7 @@ def row_numbers(X: Any) -> np.ndarray:
 
 
 def folds_of(labels: np.ndarray, tied: np.ndarray, seed: int, count: int = FOLDS) -> np.ndarray:
-    """The fold of each row, shape (n,): tied rows share one, and each label is spread over all.
+    """The fold of each row, shape (n,): tied rows share a fold, and each label is distributed over all folds.
 
     Examples
     --------
@@ -188,9 +186,9 @@ def folds_of(labels: np.ndarray, tied: np.ndarray, seed: int, count: int = FOLDS
 
 
 def out_of_fold(model: Any, X: Any, labels: np.ndarray, fold: np.ndarray, classes: int) -> np.ndarray:
-    """Each row's class probabilities by the model fitted without its fold, shape (n, classes); label -1 trains no one.
+    """Class probabilities of each row by a model fitted without its fold, shape (n, classes); label -1 is not used.
 
-    A fold without which fewer than two labels are left has the shares of the labels.
+    If fewer than two labels are left without a fold, its probabilities are the class frequencies.
     """
     P = np.zeros((len(labels), classes))
     for number in np.unique(fold):
@@ -203,7 +201,7 @@ def out_of_fold(model: Any, X: Any, labels: np.ndarray, fold: np.ndarray, classe
 
 
 def several(labels: np.ndarray) -> bool:
-    """Whether there are labels to tell apart.
+    """Whether there are at least two labels.
 
     Examples
     --------
@@ -214,7 +212,7 @@ def several(labels: np.ndarray) -> bool:
 
 
 def shares(labels: np.ndarray, classes: int) -> np.ndarray:
-    """How often each class occurs, one row more of each, shape (classes,)."""
+    """The frequency of each class, with one row added to each, shape (classes,)."""
     counts = np.bincount(labels, minlength=classes) + 1.0
     return counts / counts.sum()
 
@@ -224,16 +222,16 @@ def shares(labels: np.ndarray, classes: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Mixture:
-    """Models with convex weights, and their probabilities of the rows that it was made of.
+    """Models with convex weights, and their out-of-fold probabilities.
 
     Parameters
     ----------
     models, weights
-        Those with any weight, by name.
+        The models with positive weight, by name.
     out_of_fold
         The mixture's probabilities, shape (n, classes).
     first, first_out_of_fold
-        The first of the models to mix, whatever its weight, and its own probabilities, shape (n, classes).
+        The first model of the list, whatever its weight, and its own probabilities, shape (n, classes).
     """
 
     models: Mapping[str, Any]
@@ -245,11 +243,11 @@ class Mixture:
 
     @property
     def heaviest(self) -> str:
-        """The name of the model with most weight."""
+        """The name of the model with the largest weight."""
         return max(self.weights, key=lambda name: self.weights[name])
 
     def fit(self, X: Any, labels: np.ndarray) -> FittedMixture:
-        """The same mixture, its models fitted to these rows; label -1 trains no one."""
+        """The same mixture with models fitted to these rows; rows with label -1 are not used."""
         known = np.flatnonzero(labels >= 0)
         models = {name: fitted(model, X, labels, known) for name, model in self.models.items()}
         return FittedMixture(models, self.weights, self.classes)
@@ -271,14 +269,14 @@ class FittedMixture:
 
 def mix(models: Mapping[str, Strengths], X: Any, labels: np.ndarray, fold: np.ndarray, judges: np.ndarray,
         classes: int) -> Mixture:  # fmt: skip
-    """The mixture whose out-of-fold likelihood of the labels of `judges` (row numbers) is largest.
+    """The mixture with the largest out-of-fold likelihood of the labels of the rows `judges`.
 
     Parameters
     ----------
     labels
-        What the models learn, shape (n,): given labels, and right ones of checked rows; -1 trains no one.
+        The training labels, shape (n,): given labels, right ones for checked rows, -1 for rows that are not used.
     judges
-        Row numbers whose label was given, not checked.
+        Numbers of the rows whose label was given and not checked.
     """
     chosen: dict[str, Any] = {}
     P: dict[str, np.ndarray] = {}

@@ -1,7 +1,7 @@
-"""scikit-learn and skrub objects as bytes, without pickle: skops, with a list of the types that a file may hold.
+"""scikit-learn and skrub objects as bytes, without pickle: skops, with a list of the types that a file may contain.
 
-A model of `noise="correction"` is a few estimators and arrays, and the encoder of a table's columns is a vectorizer.
-Objects of other types are refused, when writing as when reading: an untrusted file can run no code.
+A model of `noise="correction"` consists of estimators and arrays, and the encoder of a table's columns is a vectorizer.
+Objects of other types raise an error when writing and when reading, so that an untrusted file cannot run code.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ except ImportError:
     raise MissingExtraError("Saving models of tables", "apps") from None
 
 PACKAGES = ("scikit-learn", "skrub")
-"""Files hold their objects: they must be of the same minor version."""
+"""Packages whose objects are in files: minor versions must agree."""
 OURS = (FittedDecision, SingleModel, FittedMixture, CorrectedModel, CheckedModels, LabelModel)
 OURS += (ColumnEncoder, ColumnDecision)
 ALLOWED = frozenset(
@@ -52,14 +52,14 @@ ALLOWED = frozenset(
             "base.All", "base.And", "base.Cols", "base.Filter", "base.Sub", "selectors._cardinality_below")),
     }
 )  # fmt: skip
-"""Types beside those that skops itself trusts."""
+"""Types that are allowed in addition to those that skops trusts."""
 
 
 def pack(fit: FittedDecision | None, encoder: ColumnEncoder | None) -> np.ndarray:
-    """The bytes of the part of a correction that predicts, and of the encoder of its columns, shape (bytes,)."""
+    """The bytes of the predicting part of a correction and of the encoder of its columns, shape (bytes,)."""
     if fit is not None:
         if fit.model is None:
-            raise InvalidInputError("this cleaner has seen probabilities only: there is no model to save")
+            raise InvalidInputError("this cleaner was fitted with pred_probs: there is no model to save")
         fit = FittedDecision(fit.model, fit.choice, fit.tau, fit.prior)
     content = {"fit": fit, "encoder": encoder}
     try:
@@ -74,7 +74,7 @@ def pack(fit: FittedDecision | None, encoder: ColumnEncoder | None) -> np.ndarra
 
 
 def unpack(data: np.ndarray, versions: Mapping[str, str]) -> tuple[FittedDecision | None, ColumnEncoder | None]:
-    """What `pack` was given, if it is of allowed types and of the versions that are installed."""
+    """The inverse of `pack`; raise for other types and for versions that are not installed."""
     for package in PACKAGES:
         ours, theirs = importlib.metadata.version(package), versions.get(package, "")
         if ours.split(".")[:2] != theirs.split(".")[:2]:
@@ -95,7 +95,7 @@ def unpack(data: np.ndarray, versions: Mapping[str, str]) -> tuple[FittedDecisio
 
 
 def check_trees(value: Any) -> None:
-    """Raise if a tree within points outside of its nodes or columns: compiled code would follow it."""
+    """Raise if a tree refers to nodes or columns that do not exist, which compiled code would not check."""
     if isinstance(value, Mapping):
         parts = list(value.values())
     else:

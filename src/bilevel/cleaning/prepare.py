@@ -1,4 +1,4 @@
-"""From files to arrays: what could be wrong with the tables is found here, on every rank, before training.
+"""From files to arrays: errors in the tables are reported here, on every rank, before training.
 
 the rows to clean                        each rank has its part
 trusted rows, rows to measure on         every rank has all of them: they are few
@@ -29,14 +29,14 @@ from .tables import Table, check_columns, gathered, is_filled, labels_of, listed
 from .verified_labels import keys_of, match_rows, read_verified
 
 SAMPLE = 100_000
-"""Rows that columns are recognised and scaled by, at most, so that every rank can have them."""
+"""The maximal number of rows from which the kinds and scales of columns are determined, on every rank."""
 FEWEST_ROWS, FEWEST_TRUSTED, FEWEST_ASIDE = 10, 4, 10
-"""Training rows, trusted rows and rows kept aside below which nothing can be learned or measured."""
+"""The minimal numbers of training rows, of trusted rows and of held-out rows."""
 MOST_UNKNOWN = 0.1
-"""Share of trusted rows with labels that the table has not, above which the labels are taken for another spelling."""
+"""If a larger fraction of the trusted rows has labels that the table lacks, the labels count as spelled differently."""
 ONLY_CORRECTION = ("verified", "group", "text", "number", "date", "features", "precision", "next")
 BLOCK_ROWS = 1000
-"""Sparse rows that are made dense at a time."""
+"""The number of sparse rows that are made dense at a time."""
 
 
 @dataclass(frozen=True)
@@ -56,16 +56,16 @@ class LabelledRows:
 
 @dataclass(frozen=True, kw_only=True)
 class CleaningData:
-    """What was read, in the form that training takes.
+    """The tables in the form that training needs.
 
     Parameters
     ----------
     table
         This rank's rows of the training table, with the vectors of --features.
     file_columns, columns
-        The columns of the file, and those that could be features.
+        The columns of the file, and the candidates for features.
     given, marked
-        The labels of these rows, and which of them are trusted: none when trusted rows come from another file.
+        The labels of these rows, and which of them are trusted (none if trusted rows come from another file).
     encoder
         A `ColumnEncoder`, from the columns of the table to features.
     pixels
@@ -73,26 +73,26 @@ class CleaningData:
     noisy
         The rows that are not trusted.
     trusted
-        The trusted rows that train.
+        The trusted rows that are used for training.
     trusted_rows
-        How many trusted rows there are, with those kept aside.
+        The number of trusted rows, including those kept aside.
     measured
-        Rows that do not train, to measure on: those of --test, or trusted rows kept aside; None when there are none.
+        Rows to measure accuracy on: those of --test, or trusted rows kept aside; None if there are none.
     where
-        Which rows these are, for people, or why there are none.
+        A description of these rows, or why there are none.
     seen
-        How many of these have the features of a row that trains.
+        The number of these rows that have the features of a training row.
     notes
-        What the user should know.
+        Notes for the user.
     corrects
-        Whether labels are corrected by models of any kind; otherwise a linear model is trained.
+        Whether noise="correction" is used; otherwise a linear model is trained.
     verified, wrong, groups
-        Of the noisy rows: right labels where somebody looked (None elsewhere), labels known to be wrong, and what the
-        rows belong to; None without --verified and --group.
+        Of the noisy rows: right labels of verified rows (None elsewhere), labels known to be wrong, and groups; None
+        without --verified and --group.
     drawn
-        Which of the noisy rows were drawn at random to be looked at; None if --verified does not say.
+        Which of the noisy rows were drawn at random to be verified; None if --verified does not say.
     empty
-        Which rows have no label: they are neither noisy nor trusted, and their label is predicted; None if none is.
+        Which rows have no label; they are neither noisy nor trusted, and their label is predicted. None if none is.
     """
 
     table: Table
@@ -123,7 +123,7 @@ class CleaningData:
 
 
 def prepare(options: CleanOptions, ranks: Ranks, training: Table | None = None) -> CleaningData:
-    """Read, check and encode the tables; what is wrong on one rank is an error on all.
+    """Read, check and encode the tables; an error on one rank is an error on all.
 
     Parameters
     ----------
@@ -138,7 +138,7 @@ def prepare(options: CleanOptions, ranks: Ranks, training: Table | None = None) 
     pixels = pixel_columns(table.without(options.ignore or ()), shape)
     corrects = options.corrects(processes=ranks.size, pixels=pixels is not None)
     if not corrects and (unused := [name for name in ONLY_CORRECTION if getattr(options, name)]):
-        raise InvalidInputError(f"--{unused[0]} is for --noise correction: leave it out, or choose that")
+        raise InvalidInputError(f"--{unused[0]} needs --noise correction: omit it, or choose that noise model")
     given, labels, empty = _given_labels(options, training, ranks, notes)
     marked = np.zeros(len(training), bool)
     if options.trusted_column is not None:
@@ -167,7 +167,7 @@ def prepare(options: CleanOptions, ranks: Ranks, training: Table | None = None) 
     if seen:
         names = " or ".join(path.name for path in (options.table, options.trusted) if path is not None)
         notes.append(
-            f"{seen:,} of the rows measured on are also in {names}, by the columns used: accuracies are too optimistic"
+            f"{seen:,} of the measured rows are also in {names}, by the columns used: accuracies are too optimistic"
         )
     return CleaningData(
         table=training.beside(table.frame[[name for name in table.columns if name not in training.columns]]),
@@ -201,7 +201,7 @@ def _check_columns(options: CleanOptions, training: Table) -> None:
 
 
 def _features_of(options: CleanOptions, training: Table) -> Table:
-    """The training table without what is no feature, and with the vectors of --features."""
+    """The training table without columns that are not features, and with the vectors of --features."""
     table = training.without([options.label, *filter(None, (options.trusted_column, options.verified, options.group))])
     return table if not options.features else table.beside(read_vectors(options.features[0], len(table), table.name))
 
@@ -209,7 +209,7 @@ def _features_of(options: CleanOptions, training: Table) -> Table:
 def _given_labels(
     options: CleanOptions, training: Table, ranks: Ranks, notes: list[str]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The labels of the rows, any where there is none; all labels, sorted; and which rows have none."""
+    """The labels of the rows (arbitrary for rows without one), all labels, sorted, and which rows have none."""
     empty = ~is_filled(training, options.label)
     filled = replace(training, frame=training.frame[~empty].reset_index(drop=True))
     known, labels = labels_of(filled, options.label, ranks)
@@ -228,7 +228,7 @@ def _other_tables(
 ) -> dict[str, tuple[Table, np.ndarray]]:
     """The tables of --trusted and --test with their labels, which the training table must have too.
 
-    Every rank reads them whole. What is text in the training table is read as text.
+    Every rank reads all their rows. Columns that are texts in the training table are read as texts.
     """
     tables, problems = {}, Problems()
     texts = {options.label, *(name for name in training.columns if training.column(name).dtype == object)}
@@ -239,7 +239,7 @@ def _other_tables(
             notes += rows.notes
             extra = check_columns(rows.without(set(training.columns) - {options.label}), [options.label], training.name)
             if extra:
-                notes.append(f"{path} has columns that {training.name} has not, which are ignored: {listed(extra)}")
+                notes.append(f"{path} has columns that {training.name} lacks, which are ignored: {listed(extra)}")
             if options.features:
                 rows = rows.beside(read_vectors(options.features[place + 1], len(rows), str(path)))
             here = is_filled(rows, options.label)
@@ -261,7 +261,7 @@ def _other_tables(
 def _matched_rows(
     table: Table, tables: dict[str, tuple[Table, np.ndarray]], verified: np.ndarray | None, notes: list[str]
 ) -> np.ndarray | None:
-    """The verified labels with those of the trusted rows that are in the table, which leave the trusted ones."""
+    """Move trusted rows that also occur in the table to the verified labels."""
     rows, right = tables["trusted"]
     key, verified = match_rows(table, rows, right, verified)
     if key is not None:
@@ -278,7 +278,7 @@ def _fit_encoder(
     options: CleanOptions, table: Table, known: tuple[np.ndarray, ...], tables: Mapping[str, Any], ranks: Ranks,
     *, pixels: Any, scaled: bool,
 ) -> ColumnEncoder:  # fmt: skip
-    """What the columns are, by a sample of the rows of all ranks and by those of --trusted."""
+    """Fit the encoder of the columns to a sample of the rows of all ranks and to those of --trusted."""
     given, labels, here = known
     sample = np.zeros(len(table), bool)
     sample[spaced_rows(table.first, len(table), table.total, SAMPLE)] = True
@@ -297,7 +297,7 @@ def _fit_encoder(
 
 
 def _encoded(encoder: ColumnEncoder, tables: Mapping[str, Any], label: str, of: str) -> dict[str, LabelledRows]:
-    """The rows of the other tables, those without any left out."""
+    """The encoded rows of the other tables; empty tables are left out."""
     parts, problems = {}, Problems()
     for name, (rows, right) in tables.items():
         with problems.collect():
@@ -317,7 +317,7 @@ def _check_sizes(
         raise InvalidInputError(f"{options.table} has {rows} rows to clean: at least {FEWEST_ROWS} are needed")
     if options.trusted_column is not None and len(trusted) == 0:
         raise InvalidInputError(
-            f"no trusted rows: the column {options.trusted_column!r} of {options.table} says yes in no row"
+            f"no trusted rows: the column {options.trusted_column!r} of {options.table} is true in no row"
         )
     if not corrects and (len(trusted) < FEWEST_TRUSTED or len(np.unique(trusted)) < 2):
         raise InvalidInputError(
@@ -327,7 +327,7 @@ def _check_sizes(
     checked = [*trusted.tolist(), *(each for each in (() if verified is None else verified) if each is not None)]
     if not checked and options.verified is None:
         notes.append(
-            "no row was checked: the probabilities are those of models trained as if all labels were right. "
+            "there are no checked rows: the probabilities are those of models that assume all labels to be right. "
             "--next 20 --next-out check.csv lists rows whose check would help most"
         )
     elif checked and (absent := [label for label in labels if label not in checked]):
@@ -339,19 +339,19 @@ def _check_sizes(
 def _rows_to_measure(
     options: CleanOptions, parts: Mapping[str, LabelledRows], verified: bool
 ) -> tuple[LabelledRows, LabelledRows | None, str]:
-    """Trusted rows that train, rows that accuracy is measured on, and which these are or why there are none."""
+    """Trusted rows for training, rows for measuring, and a description of the latter or why there are none."""
     trusted = parts["trusted"]
     if options.test is not None:
         return trusted, parts["test"], f"the {len(parts['test']):,} rows of {options.test.name}"
     if len(trusted):
         return keep_aside(trusted, options.holdout, options.seed)
     if verified:
-        return trusted, None, "no row was kept aside: --test names a table to measure on"
-    return trusted, None, "there are no checked rows: --trusted FILE or --verified name some"
+        return trusted, None, "no rows were kept aside; pass a table with --test"
+    return trusted, None, "there are no checked rows; pass some with --trusted or --verified"
 
 
 def keep_aside(trusted: LabelledRows, share: float, seed: int) -> tuple[LabelledRows, LabelledRows | None, str]:
-    """Trusted rows that train, those kept aside to measure on (a share of each label), and what these are."""
+    """Trusted rows for training, those kept aside for measuring (a fraction of each label), and their description."""
     if share == 0:
         return trusted, None, "no trusted rows were kept aside (--holdout 0), and no test table was given (--test)"
     generator = np.random.default_rng(seed)
@@ -361,19 +361,19 @@ def keep_aside(trusted: LabelledRows, share: float, seed: int) -> tuple[Labelled
         aside[members[: min(round(share * len(members)), len(members) - 1)]] = True
     count = int(aside.sum())
     if count < FEWEST_ASIDE:
-        reason = f"{len(trusted)} trusted rows are too few to keep some aside; --test names a table to measure on"
+        reason = f"{len(trusted)} trusted rows are too few to keep some aside; pass a table with --test"
         return trusted, None, reason
     return trusted.pick(~aside), trusted.pick(aside), f"the {count} trusted rows that were kept aside"
 
 
 def _seen(measured: LabelledRows, noisy: LabelledRows, trusted: LabelledRows, ranks: Ranks) -> int:
-    """How many of the rows measured on have the features of a row that trains, on any rank."""
+    """The number of measured rows that have the features of a training row on any rank."""
     flags = found_rows(measured.features, (noisy.features, trusted.features))
     return int((ranks.sum(torch.from_numpy(flags).long()) > 0).sum())
 
 
 def found_rows(rows: Any, others: Sequence[Any]) -> np.ndarray:
-    """Which of the rows are, number by number, among the others, shape (n,).
+    """Which of the rows are equal to one of the others, shape (n,).
 
     Examples
     --------
@@ -398,15 +398,15 @@ def _row_bytes(matrix: Any) -> Iterator[bytes]:
 
 
 def pixel_columns(table: Table, shape: tuple[int, ...] | None) -> tuple[list[str], tuple[int, ...]] | None:
-    """The columns that are pixels, in their order, and the shape of the pictures; None when rows are no pictures.
+    """The columns that are pixels, in order, and the shape of the images; None if rows are not images.
 
     Parameters
     ----------
     table
         The columns without the label.
     shape
-        (height, width) or (height, width, 3) when the user says that the columns are pixels. Otherwise they are when
-        they are named pixel0, pixel1, ... (or px0; from 0 or 1) and their number is a square.
+        (height, width) or (height, width, 3) if set by the user. Otherwise columns are pixels if they are named pixel0,
+        pixel1, ... (or px0; from 0 or 1) and their number is a square.
     """
     if shape is not None:
         if int(np.prod(shape)) != len(table.columns):

@@ -29,14 +29,14 @@ from .row_mean import Means, RowLoss, scores_of
 
 
 class CleaningProblem(Problem):
-    """Which labels to believe, so that the model trained on them does best on the trusted rows?
+    """Hyper-cleaning as a bilevel problem: learn weights of labels so that the model does best on the trusted rows.
 
         f(x, y) = mean over trusted rows of l_b(s)  +  evidence_weight * mean over evidence rows of phi_i(x, s_i)
         g(x, y) = mean over noisy rows of phi_i(x, s_i)  +  trusted_in_lower * mean over trusted rows of l_b(s)
         + ridge |weight|^2 + intercept_ridge |bias|^2
 
-    with the scores s = weight a + bias of a row a, over the models whose weight lies in a convex set. What x is and
-    how it enters phi is said by `noise`. With noise="rows", intercept=False this is the problem of the paper.
+    with the scores s = weight a + bias of a row a, over the models whose weight lies in a convex set. `noise` defines x
+    and phi. With noise="rows", intercept=False this is the problem of the paper.
 
     The model is y = {"weight": (columns, d), "bias": (columns,)}, with one score column for two classes (class 1
     against class 0) and one per class otherwise; without an intercept there is no "bias".
@@ -44,7 +44,7 @@ class CleaningProblem(Problem):
     Parameters
     ----------
     design, labels
-        The noisy rows: a matrix (n, d), as `Design.of` takes it, and labels (n,) from 0, 1, ..., classes - 1.
+        The noisy rows: a matrix (n, d) that `Design.of` accepts, and labels (n,) from 0, 1, ..., classes - 1.
     trusted_design, trusted_labels
         The trusted rows, likewise.
     loss
@@ -53,35 +53,35 @@ class CleaningProblem(Problem):
     noise
         "rows", "class-pairs" or "transition", or a model such as `RowWeights()`.
     radius
-        Of the l1 ball that the weight lies in; "auto" makes it part of x: x is then {"noise": ..., "log_radius": ()}.
+        The radius of the l1 ball of the weight; "auto" makes it a part of x, which is then {"noise": ...,
+        "log_radius": ()}.
     ball
-        "class": one ball for each class, so that each keeps its own budget of features, none can use up that of
-        another and the radius means the same for any number of classes. "all": one ball for all classes together,
-        which then share one budget.
+        "class": one ball for each class, so that the radius has the same meaning for any number of classes. "all": one
+        ball for all classes together.
     constraint
-        Another convex set for "weight", instead of the ball: a set of vectors holds for each class, one of matrices
-        for all classes together.
+        Another convex set for "weight", instead of the ball. A set of vectors applies to each class, a set of matrices
+        to all classes together.
     ridge, intercept_ridge
-        c of the paper, and its tiny counterpart for the bias, which keeps g strongly convex when all weights fade.
+        c of the paper, and a tiny counterpart for the bias, which keeps g strongly convex when all weights vanish.
     intercept
-        Whether the model has a bias; it lies outside of the set.
+        Whether the model has a bias; the set does not constrain it.
     classes
-        How many classes there are; default one more than the largest label.
+        The number of classes; default one more than the largest label.
     trusted_in_lower
-        How much the mean loss of the trusted rows counts in the lower level: above zero they also train.
+        The weight of the mean loss of the trusted rows in the lower level; if positive, they are training rows too.
     evidence_weight
-        How much the fit of noisy rows counts in the upper level: without it x is judged by the trusted rows alone.
-        Only for a noise model with a likelihood (`Transition`) does that fit say which x is right.
+        The weight of the fit of noisy rows in the upper level; with 0, x is judged by the trusted rows only. Use it
+        with a noise model that has a likelihood (`Transition`).
     evidence_rows
-        (design, labels): noisy rows for the upper level that take no part in training, so that f remains a validation
-        loss, by which a radius can be chosen too. Default: the noisy rows themselves.
+        (design, labels): noisy rows for the upper level that are not used for training, so that f remains a validation
+        loss, which can also determine a radius. Default: the noisy rows themselves.
     batch_size
-        Noisy rows per step, drawn with replacement; None for all. The trusted rows are always all used.
+        The number of noisy rows per step, drawn with replacement; None for all. All trusted rows are always used.
     ranks
         The processes among which the noisy rows (and evidence rows) are divided, from `bilevel.distributed.connect`:
-        design, labels and, where each row has a weight, x are those of this rank; the trusted rows and y are whole on
-        every rank. A gradient in y or a Hessian product takes one sum over ranks of as many numbers as y, or the face,
-        has; derivatives in weights of rows stay where the rows are. Not with `batch_size`.
+        design, labels and, if each row has a weight, x are those of this rank. Every rank holds all trusted rows and
+        all of y. A gradient in y or a Hessian product needs one sum over ranks of the size of y or of the face;
+        derivatives in weights of rows stay on their rank. Not with `batch_size`.
 
     Examples
     --------
@@ -124,8 +124,7 @@ class CleaningProblem(Problem):
             _check_designs(self.design, self.trusted_design)
             if ranks.size > 1 and batch_size is not None:
                 raise InvalidInputError(
-                    f"batch_size={batch_size!r}: rows that are divided among ranks are all used in each step; "
-                    "leave it out"
+                    f"batch_size={batch_size!r}: every step uses all rows that are divided among ranks; omit it"
                 )
             self.classes: int = _class_count(classes, ranks, self.labels, self.trusted_labels)
             self.loss: Loss = loss_of(loss, self.classes)
@@ -157,7 +156,7 @@ class CleaningProblem(Problem):
 
     @property
     def row_counts(self) -> list[int]:
-        """How many noisy rows each rank holds."""
+        """The number of noisy rows on each rank."""
         return self._rows.counts
 
     def _zero_model(self, intercept: bool) -> Any:
@@ -166,7 +165,7 @@ class CleaningProblem(Problem):
         return {"weight": zeros, "bias": zeros[:, 0].clone()} if intercept else {"weight": zeros}
 
     def _facts(self) -> dict[str, Any]:
-        """What must be the same on every rank: y and all decisions are computed everywhere, to the same bits."""
+        """The facts that must be the same on every rank, because every rank computes y and all decisions."""
         constraint = self.constraint_at(self.start())
         return {
             "the number of columns": self.design.shape[1],
@@ -185,7 +184,7 @@ class CleaningProblem(Problem):
         }
 
     def start(self, *, radius: float = 1.0) -> Vector:
-        """x before anything is known; `radius` is where radius="auto" starts."""
+        """The starting value of x; `radius` is the start for radius="auto"."""
         noise = self.noise.start(self.labels, self.classes, self.design.dtype)
         if not self.moving:
             return noise
@@ -205,19 +204,19 @@ class CleaningProblem(Problem):
         return CleaningLinearization(self, x, y, batch)
 
     def _draw(self, generator: torch.Generator) -> Tensor:
-        """Row numbers of one batch, in order: rows of a file are then read from its beginning to its end."""
+        """Row numbers of one batch, sorted, so that rows of a file are read in order."""
         drawn = torch.randint(len(self.labels), (self.batch_size or 0,), generator=generator)
         return drawn.sort().values.to(self.labels.device)
 
     def noise_part(self, x: Vector) -> Tensor:
-        """What x says about the labels, without the radius."""
+        """The part of x that describes the labels, without the radius."""
         return x["noise"] if isinstance(x, dict) else x
 
     def means(self, x: Vector, y: Any, batch: Tensor | None = None) -> tuple[Means, Means]:
-        """The means over rows that f and g are made of at one point, with their weights; the first has the weight 1.
+        """The means over rows in f and g at one point, with their weights; the first has the weight 1.
 
-        f: the trusted rows, then the evidence, which alone depends on x. g: the noisy rows (or a batch), which alone
-        depend on x, then the trusted ones; the ridges come on top.
+        f: the trusted rows, then the evidence, the only part that depends on x. g: the noisy rows (or a batch), the
+        only part that depends on x, then the trusted rows; the ridges are added to these.
         """
         weight = y["weight"]
         used, noise = used_columns(weight.detach()), self.noise_part(x)
@@ -239,7 +238,7 @@ class CleaningProblem(Problem):
         if rows is None:
             return None
         if self.noise.per_row:
-            raise InvalidInputError(f"evidence_rows need a noise model that holds for all rows, got {self.noise!r}")
+            raise InvalidInputError(f"evidence_rows need a noise model without weights of rows, got {self.noise!r}")
         design = Design.of(rows[0])
         _check_designs(self.design, design)
         return RowLoss(design, _labels("evidence_rows", rows[1], design), self.loss, self.noise, ranks)
@@ -267,7 +266,7 @@ def _add(value: Tensor, means: Means) -> Tensor:
 
 
 def _constraint(radius: Any, ball: Any, weight_set: ConvexSet | None, *, intercept: bool) -> Any:
-    """The set of the model, or for radius="auto" a function of x that gives it."""
+    """The set of the model, or for radius="auto" a function of x that returns it."""
     if ball not in ("class", "all"):
         raise InvalidInputError(f'ball must be "class" or "all", got {ball!r}')
 

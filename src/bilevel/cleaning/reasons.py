@@ -1,11 +1,11 @@
-"""Why a label is suspected: the columns that speak most against it, and the nearest checked rows.
+"""Why a label is suspected: the columns with the strongest evidence against it, and the nearest checked rows.
 
-A column speaks against the given label g of a row x by
+The evidence of a column against the given label g of a row x is
 
     mean over r of  log p_g(x with the column of row r) - log p_g(x),
 
-where r are a few rows of the same label that are believed: how much more likely the label would be if this one column
-were as in such rows. For a table of prose, words take the place of columns: log p_g(x without the word) - log p_g(x).
+where r are a few rows with the same label, which is probably right: how much more likely the label would be if only
+this column were as in such rows. For a table of prose, words replace columns: log p_g(x without the word) - log p_g(x).
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ import pandas as pd
 from .prepare import CleaningData
 
 COLUMNS, WORDS, NEAREST = 4, 6, 3
-"""How many columns, words and checked rows are shown for a row."""
+"""The number of columns, words and checked rows shown for a row."""
 REFERENCES = 4
-"""Believed rows of the same label that lend their columns."""
+"""The number of rows of the same label whose columns are used for comparison."""
 BLOCK = 20_000
-"""Rows that are predicted together."""
+"""The number of rows that are predicted together."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,9 @@ class Reason:
     Parameters
     ----------
     against
-        (column or word, how strongly it speaks against the given label), the strongest first.
+        (column or word, its evidence against the given label), the strongest first.
     nearest
-        (which row, its checked label), the nearest first.
+        (name of the row, its checked label), the nearest first.
     """
 
     against: tuple[tuple[str, float], ...]
@@ -45,7 +45,7 @@ class Reason:
 
 
 def reasons_of(cleaner: Any, data: CleaningData, places: Sequence[int]) -> dict[int, Reason]:
-    """A `Reason` for each of some noisy rows of the table, by their place in it (from 0)."""
+    """A `Reason` for each of the given noisy rows of the table, by their position (from 0)."""
     noisy = np.flatnonzero(data.is_noisy)
     within = np.searchsorted(noisy, places)
     given = np.searchsorted(cleaner.classes_, data.given[list(places)])
@@ -78,7 +78,7 @@ def _columns_against(cleaner: Any, data: CleaningData, within: np.ndarray, given
 
 
 def _believed(labels: np.ndarray, weight: np.ndarray, label: int, rng: np.random.Generator) -> np.ndarray:
-    """Rows of a label that is probably right: drawn from the better half."""
+    """Rows of a label that is probably right, drawn from the half with the higher quality."""
     members = np.flatnonzero(labels == label)
     best = members[np.argsort(-weight[members], kind="stable")][: max(1, len(members) // 2)]
     return rng.choice(best, REFERENCES)
@@ -109,7 +109,7 @@ def _words_against(cleaner: Any, data: CleaningData, within: np.ndarray, given: 
 
 
 def _nearest(cleaner: Any, data: CleaningData, within: np.ndarray) -> list[tuple[tuple[str, Any], ...]]:
-    """The nearest rows whose label was checked: distances of standardised features, every column counting alike."""
+    """The nearest rows with a checked label, by standardised features, in which all columns have the same weight."""
     checked, labels, names = [data.trusted.features], list(data.trusted.labels), []
     names = [f"checked row {place + 1}" for place in range(len(data.trusted))]
     if data.verified is not None:
@@ -135,7 +135,7 @@ def _stacked(parts: Sequence[Any]) -> Any:
 
 
 def _scaling(data: CleaningData) -> Any:
-    """A function that makes features comparable; sparse ones have unit length already."""
+    """A function that scales features to be comparable; sparse rows have unit length already."""
     if data.encoder.prose_:
         return lambda X: X
     X = data.noisy.features
@@ -146,7 +146,7 @@ def _scaling(data: CleaningData) -> Any:
 
 
 def typical_value(column: Any) -> str:
-    """The median of numbers, otherwise the most frequent value, as a text."""
+    """The median of numbers or the most frequent other value, as a text."""
     column = column.dropna()
     if not len(column):
         return ""

@@ -1,6 +1,6 @@
-"""The report: one HTML page that needs nothing else, for a colleague who asks what was found and how.
+"""The report: a self-contained HTML page with the results of `bilevel clean` and how they were computed.
 
-Its texts are in report.html.j2; here are its pictures and the rows of its table.
+Its texts are in report.html.j2; this module makes its pictures and the rows of its table.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ except ImportError:
     raise MissingExtraError("The report", "apps") from None
 
 COLUMNS, DETAILS, CORRECTIONS, GALLERY = 8, 40, 10, 100
-"""How many columns of the list, columns of a row to check, pairs of labels and pictures the page shows."""
+"""The numbers of columns in the list, columns of a row to check, pairs of labels and pictures on the page."""
 MOST_ROWS = 20_000
-"""The page holds so many rows, those of lowest quality."""
+"""The maximal number of rows on the page, those of lowest quality."""
 WEIGHTS = {
     "correction": "probability that the given label is right",
     "rows": "weight of a row in training",
     "class-pairs": "fraction of the given label that is correct",
     "transition": "probability that the given label is correct",
 }
-"""What the weight of a row is, on the axis of its histogram."""
+"""The meaning of the weight of a row, for the axis of its histogram."""
 WIDTH = 5.0  # inches of 72 pixels: texts keep their size on a telephone
 MOST_PAIRED = 20
-"""Labels above which no table of pairs of labels is shown."""
+"""With more labels than this, no table of pairs of labels is shown."""
 
 
 def render_report(result: CleaningResult) -> str:
@@ -66,7 +66,7 @@ def render_report(result: CleaningResult) -> str:
 
 
 def headline(result: CleaningResult) -> dict[str, str]:
-    """What could be measured, or that nothing could: a few words, and a sentence."""
+    """The measured gain, or that it was not measured: a few words, and a sentence."""
     found = result.measurement
     if found is None:
         return {
@@ -118,7 +118,7 @@ def _gallery(result: CleaningResult) -> list[dict[str, Any]]:
 
 
 def _shown_columns(result: CleaningResult) -> list[str]:
-    """Columns of the list of rows: names first, then what speaks most against labels; none of pictures."""
+    """Columns of the list of rows: names first, then those with the strongest evidence; none for images."""
     if result.pixels is not None:
         return []
     there = [str(name) for name in result.features.columns]
@@ -128,7 +128,7 @@ def _shown_columns(result: CleaningResult) -> list[str]:
 
 
 def _data(result: CleaningResult) -> dict[str, Any]:
-    """What the script of the page reads: rows, those to check, and what is known of them."""
+    """The data for the script of the page: rows, rows to check, and known facts about them."""
     number = {label: place for place, label in enumerate(result.classes)}
     held = result.rows.sort_values(["label_quality", "row"])
     review = result.review
@@ -202,7 +202,7 @@ def _text(value: Any, limit: int = 80) -> str:
 
 
 def histogram(values: np.ndarray, suspected: np.ndarray, title: str, label: str) -> Picture:
-    """Numbers of the rows, those with a suspected label in another colour; `label` says what they are."""
+    """A histogram of values of the rows, with suspected labels in another colour; `label` names the axis."""
     top = max(1.0, float(values.max(initial=0.0)))
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(WIDTH, 2.9), layout="constrained")
@@ -224,12 +224,12 @@ def histogram(values: np.ndarray, suspected: np.ndarray, title: str, label: str)
 
 
 def reliability_curve(stated: np.ndarray, right: np.ndarray, groups: int = 5) -> Picture:
-    """Shares of right labels among rows of like stated probability, with intervals of 95 %; on the diagonal all agree.
+    """A reliability diagram: the fraction of right labels in groups of rows with similar stated probabilities.
 
     Parameters
     ----------
     stated, right
-        The probability that each label is right, and whether it is, shape (rows,).
+        The stated probability that each label is right, and whether it is, shape (rows,).
     """
     parts = np.array_split(np.argsort(stated, kind="stable"), groups)
     counts = np.array([len(part) for part in parts])
@@ -247,7 +247,7 @@ def reliability_curve(stated: np.ndarray, right: np.ndarray, groups: int = 5) ->
 
 
 def convergence(history: Sequence[Mapping[str, Any]]) -> Picture | None:
-    """The loss on trusted rows held out against steps, a line per noise model; None when there is nothing to draw."""
+    """The loss on held-out trusted rows against steps, a line per noise model; None without a history."""
     runs: dict[str, list[tuple[int, float]]] = {}
     for entry in history:
         runs.setdefault(str(entry["noise"]), []).append((int(entry["step"]), float(entry["held_out_loss"])))
@@ -266,7 +266,7 @@ def convergence(history: Sequence[Mapping[str, Any]]) -> Picture | None:
             f"{name}: from {points[0][1]:.4g} to {points[-1][1]:.4g} in {points[-1][0]} steps"
             for name, points in runs.items()
         )
-        return make_picture(figure, "Convergence", f"Loss on trusted rows held out, by noise model. {words}.")
+        return make_picture(figure, "Convergence", f"Loss on held-out trusted rows, by noise model. {words}.")
 
 
 def row_picture(pixels: np.ndarray, shape: tuple[int, ...], largest: float) -> str:

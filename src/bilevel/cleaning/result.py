@@ -1,4 +1,4 @@
-"""What cleaning a table gave, as plain data: the summary on the screen, the JSON document and the report show it."""
+"""The result of cleaning a table as plain data, for the summary on the screen, the JSON document and the report."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from .review import review_of
 from .tables import gathered
 
 ROW_COLUMNS = ("row", "given_label", "predicted_label", "label_quality", "is_label_issue", "weight")
-"""The columns of the table of rows, in the file as on the page."""
+"""The columns of the table of rows, in the file and on the page."""
 
 SUSPECTS = 100
-"""How many suspicious rows have their cells on the page, of pictures and of tables that ranks divide."""
+"""The number of suspicious rows whose cells are on the page, for images and tables that ranks divide."""
 ADVICE_TEXTS = {
     "filter": "leave the suspected rows out",
     "relabel": "use the suggested labels",
     "leave alone": "do not filter: train on all rows as they are",
 }
-"""What `HyperCleaner.advice` says, in words."""
+"""The texts for `HyperCleaner.advice`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CleaningResult:
-    """Everything that is shown.
+    """The result of cleaning a table.
 
     Parameters
     ----------
@@ -44,61 +44,62 @@ class CleaningResult:
     rows
         A pandas data frame with one row per training row and the columns `ROW_COLUMNS`.
     names
-        The columns left out on purpose, which tell people which row is which.
+        The columns that --ignore leaves out, by which users identify rows.
     trusted
-        Which of these rows are trusted themselves, shape (n,).
+        Which of these rows are trusted, shape (n,).
     trusted_rows
-        How many trusted rows there were, wherever they came from.
+        The number of trusted rows, including those of another file.
     trusted_from
-        Where they came from, for people.
+        A description of the source of the trusted rows.
     classes
         The labels, sorted.
     measurement
-        Accuracy before and after, or None when there were no rows to measure on.
+        Accuracy before and after, or None without rows for measuring.
     unmeasured
         Why there were none.
     noise
         The model of label noise: "rows", "class-pairs" or "transition".
     selection
-        For each model of noise that was tried, simplest first, the mean Brier score of trusted rows held out. The first
-        one within one standard error of the smallest is used.
+        The mean Brier score on held-out trusted rows of each noise model that was tried, simplest first. The first one
+        within one standard error of the smallest is used.
     radius
-        Of the l1 ball, or None.
+        The radius of the l1 ball, or None.
     transition
-        Shares of pairs of labels, shape (classes, classes), or None. For noise "transition" lines are true labels and
-        columns given ones, for "class-pairs" the other way round; lines sum to 1.
+        Frequencies of pairs of labels, shape (classes, classes), or None. For noise "transition" rows are true labels
+        and columns given ones, for "class-pairs" the other way round; rows sum to 1.
     history
         One record per step: noise, step, held_out_loss, ...
     status
-        "finished", "interrupted", or what went wrong.
+        "finished", "interrupted", or a description of an error.
     seconds
         Time spent in training.
     features
-        The columns of the training table without the label, with the index of `rows`; of pictures and of tables that
-        ranks divide, the `SUSPECTS` most suspicious rows.
+        The columns of the training table without the label, with the index of `rows`; for images and tables that ranks
+        divide, only the `SUSPECTS` most suspicious rows.
     pixels
-        Names of the columns that are pixels and the shape of the pictures, or None.
+        Names of the columns that are pixels and the shape of the images, or None.
     command, versions, date
-        How, with what and when this was made.
+        The command line, the versions of packages and the date.
     columns
-        What was made of each column, and why: `ColumnDecision`s; empty where every column was used.
+        The `ColumnDecision` of each column; empty if columns are numbers.
     to_check
         A pandas data frame of rows whose check would help most, or None.
     wrong_suspected
-        By the verified rows: from how many to how many of so many suspected labels are wrong (95 %); None without them.
+        A 95 % interval for the number of wrong labels among the suspected ones, and the number of these; None without
+        verified rows.
     threshold
         The quality below which labels are suspected, for --precision.
     advice
-        What to do with the suspected labels, an `Advice`; None where nothing tells.
+        What to do with the suspected labels, an `Advice`, or None.
     reliability
-        By the verified rows drawn at random: the stated probability that each given label is right, without its check,
-        and whether it is, shape (2, rows); None with too few.
+        Of the verified rows drawn at random: the stated probability that each given label is right, computed without
+        its check, and whether it is right, shape (2, rows); None with too few rows.
     review
-        What people need to check rows on the page, a `Review`; None where labels are not corrected.
+        The rows to check on the page, a `Review`; None for linear noise models.
     verified_rows
-        How many rows of the table were verified.
+        The number of verified rows of the table.
     notes
-        What the user should know about the input.
+        Notes about the input.
     """
 
     table: str
@@ -135,7 +136,7 @@ class CleaningResult:
 
     @property
     def issues(self) -> int:
-        """How many labels are suspected to be wrong."""
+        """The number of suspected labels."""
         return int(self.rows["is_label_issue"].sum())
 
     def suspects(self, count: int) -> Any:
@@ -144,17 +145,17 @@ class CleaningResult:
 
     @property
     def suggestion(self) -> str:
-        """The column with the label that each row should have."""
+        """The name of the column with the suggested labels."""
         return "suggested_label" if "suggested_label" in self.rows else "predicted_label"
 
     def counts(self) -> list[tuple[Any, int, int]]:
-        """For each label that was given: how many rows are kept, and how many are suspected."""
+        """For each given label, the numbers of rows that are kept and that are suspected."""
         issue = self.rows["is_label_issue"].groupby(self.rows["given_label"], observed=True)
         sizes, suspected = issue.size(), issue.sum()
         return [(label, int(sizes[label] - suspected[label]), int(suspected[label])) for label in sizes.index]
 
     def confusion(self) -> tuple[list[Any], np.ndarray]:
-        """Labels, and how many rows that were given each (line) are suggested to have each (column)."""
+        """Labels, and the number of rows for each given label (row) and suggested label (column)."""
         given = self.rows["given_label"].dropna()
         best = self.rows[self.suggestion].where(self.rows["is_label_issue"], self.rows["given_label"])[given.index]
         labels = list(self.classes)
@@ -216,7 +217,7 @@ def quality_text(quality: float) -> str:
 
 
 def rows_frame(cleaner: Any, data: CleaningData) -> pd.DataFrame:
-    """One row for each row that this rank has, in their order. Trusted rows count fully and are never suspected."""
+    """The table of results for the rows of this rank. Trusted rows have weight 1 and are never suspected."""
     size, marked, noisy = len(data.given), data.marked, data.is_noisy
     issues = cleaner.label_issues()
     predicted, quality = np.empty(size, cleaner.classes_.dtype), np.empty(size)
@@ -243,7 +244,7 @@ def rows_frame(cleaner: Any, data: CleaningData) -> pd.DataFrame:
 
 
 def _predict_empty(frame: pd.DataFrame, cleaner: Any, data: CleaningData) -> None:
-    """Rows without a label: the model's label is suggested."""
+    """Suggest the predicted label for rows without a label."""
     empty: Any = data.empty
     features = data.encoder.transform(data.table.rows(empty).frame)
     P, predicted = cleaner.predict_proba(features), cleaner.predict(features)
@@ -257,7 +258,7 @@ def _predict_empty(frame: pd.DataFrame, cleaner: Any, data: CleaningData) -> Non
 
 
 def rows_to_look_at(cleaner: Any, data: CleaningData, count: int | None) -> Any:
-    """Rows, counted from 1, whose check would help most, and which of them were drawn at random."""
+    """Rows, counted from 1, whose check would help most, and which of them are drawn at random."""
     if count is None or not data.corrects:
         return None
     found = cleaner.next_to_check(count)
@@ -266,19 +267,19 @@ def rows_to_look_at(cleaner: Any, data: CleaningData, count: int | None) -> Any:
 
 
 def suspicions(cleaner: Any, data: CleaningData, threshold: float | None = None) -> tuple[int, int, int] | None:
-    """How many suspicions are right, where verified rows tell."""
+    """An interval for the number of suspected labels that are wrong, from verified rows."""
     return wrong_among_suspected(cleaner.correction_, fair_rows(data), threshold) if data.corrects else None
 
 
 def fair_rows(data: CleaningData) -> np.ndarray | None:
-    """Which rows were drawn at random to be looked at, those of the table first; None if nobody said."""
+    """Which rows were drawn at random to be verified, those of the table first; None if that is unknown."""
     if data.drawn is None:
         return None
     return np.concatenate([data.drawn, np.zeros(len(data.trusted), bool)])
 
 
 def reliability(cleaner: Any, data: CleaningData) -> np.ndarray | None:
-    """Stated probabilities of the given labels of verified rows, each made without its check, and which are right."""
+    """Stated probabilities of given labels of verified rows, computed without their check, and which are right."""
     fit = cleaner.correction_
     if fit is None or fit.held_out is None:
         return None
@@ -289,13 +290,13 @@ def reliability(cleaner: Any, data: CleaningData) -> np.ndarray | None:
 
 
 def notes_on_probabilities(data: CleaningData) -> tuple[str, ...]:
-    """What the stated probabilities rest on."""
+    """Notes on the assumptions of the stated probabilities."""
     if not data.corrects or data.verified is not None:
         return ()
     return (
-        "No row is known with both its given and its correct label, so the probabilities assume that about a fifth of "
-        "the labels is wrong. Rely on the order of the rows, not on the probabilities, until rows of the table are "
-        "checked and named with --verified.",
+        "There is no row whose given and correct labels are both known, so the probabilities assume that about a fifth "
+        "of the labels is wrong. Rely on the order of the rows, not on the probabilities, until you check rows of the "
+        "table and pass them with --verified.",
     )
 
 
@@ -319,7 +320,7 @@ def collect(
     notes: Sequence[str],
     command: str,
 ) -> CleaningResult:
-    """All that is shown, as plain data; rank 0 has the rows of all ranks."""
+    """Collect the result as plain data; rank 0 has the rows of all ranks."""
     status, unmeasured, measurement = cleaner.status_, data.where, None
     rows, threshold = rows_frame(cleaner, data), None
     if options.precision is not None:

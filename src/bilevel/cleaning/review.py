@@ -1,4 +1,4 @@
-"""The rows that people check on the report's page: in which order, what speaks against their labels, what is known."""
+"""The rows to check on the report's page: their order, the evidence against their labels, and earlier decisions."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from .prepare import CleaningData
 from .reasons import Reason, reasons_of, typical_value
 
 QUEUE = 200
-"""Rows to check on the page."""
+"""The number of rows to check on the page."""
 RANDOM = 3
-"""Every so many-th of them is drawn at random: suspicious rows are no fair sample."""
+"""One in this many rows is drawn at random, because suspicious rows are not representative."""
 EXPLAINED = 120
-"""Columns above which columns are not compared one by one: that would take too long."""
+"""With more columns than this, columns are not compared one by one, because that would take too long."""
 
 
 @dataclass(frozen=True)
 class Review:
-    """What the page needs.
+    """The data for checking rows on the page.
 
     Parameters
     ----------
     queue
-        Places of rows in the table, from 0, in the order in which to check them.
+        Positions of rows in the table, from 0, in the order in which to check them.
     drawn
         Which of these were drawn at random.
     reasons
-        By place: why the label is suspected.
+        By position: why the label is suspected.
     typical
-        typical[column][label]: what rows with that label, where it is believed, mostly have in a column.
+        typical[column][label]: the typical value of a column in rows whose label is probably right.
     decisions
-        By place: (verdict, correct label or None, drawn at random), as --verified says.
+        By position: (verdict, correct label or None, drawn at random), from --verified.
     columns
-        The columns that speak most against labels first.
+        The columns, those with the strongest evidence against labels first.
     """
 
     queue: Sequence[int]
@@ -49,7 +49,7 @@ class Review:
 
 
 def review_of(cleaner: Any, data: CleaningData, rows: pd.DataFrame) -> Review:
-    """The most suspicious rows, and among them rows drawn at random."""
+    """The review of the most suspicious rows, mixed with rows drawn at random."""
     decisions = decisions_of(data)
     known = np.isin(np.arange(len(rows)), list(decisions))
     open_rows = np.flatnonzero(data.is_noisy & ~known)
@@ -96,7 +96,7 @@ def queue_of(quality: np.ndarray, open_rows: np.ndarray, seed: int = 0) -> tuple
 
 
 def decisions_of(data: CleaningData) -> dict[int, tuple[str, Any, bool]]:
-    """What is known of rows of the table, by their place."""
+    """The known decisions about rows of the table, by position."""
     if data.verified is None:
         return {}
     wrong = np.zeros(len(data.verified), bool) if data.wrong is None else data.wrong

@@ -2,8 +2,8 @@
 
     mean(x, y) = (1/n) sum_i phi_i(x, s_i),        s = A W' + 1 b',        y = {"weight": W, "bias": b}
 
-A gradient in y is A' R / n with R the gradients in the scores, a Hessian product the same with R the curvatures times
-the scores of a vector. Each is one walk over the rows at hand, and one sum over ranks.
+A gradient in y is A' R / n with R the gradients in the scores; a Hessian product is the same with R the curvatures
+times the scores of a vector. Each takes one pass over the rows of this rank and one sum over ranks.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ Model = dict[str, Tensor]
 """weight (columns, d) and, with an intercept, bias (columns,)."""
 
 KEPT_BYTES = 1 << 26
-"""What a point knows of its rows, four numbers per score, is kept up to this size; beyond, it is computed again."""
+"""Up to this size, values of rows at a point (four numbers per score) are cached; beyond, they are recomputed."""
 
 
 def ignore(count: int) -> None:
-    """Nobody counts the entries of A that are read."""
+    """Do not count the entries of A that are read."""
 
 
 class RowLoss:
@@ -41,9 +41,9 @@ class RowLoss:
     design, labels
         A of shape (n, d), and the labels (n,) of int64.
     loss, noise
-        What phi_i is.
+        The definition of phi_i.
     ranks
-        Among whom the rows are divided; this process alone for rows that every rank has.
+        The processes that divide the rows; a single process for rows that every rank has.
     """
 
     def __init__(
@@ -64,7 +64,8 @@ class RowLoss:
     ) -> RowMean:
         """The mean at one point, over all rows or a batch of them.
 
-        `used` are the columns in which y has weights, and `read` hears how many entries of A are read.
+        `used` are the columns in which y has weights, and `read` is called with the number of entries of A that are
+        read.
         """
         if batch is None:
             return RowMean(self, x, y, used, read)
@@ -99,7 +100,7 @@ class _Part:
 class RowMean:
     """(1/n) sum_i phi_i(x, s_i) at one x and one model y, over the rows of all ranks.
 
-    Where x has one entry per row, x and derivatives in x are those of the rows at hand.
+    If x has one entry per row, x and derivatives in x are those of the rows of this rank.
     """
 
     def __init__(self, rows: RowLoss, x: Tensor, y: Model, used: Tensor, read: Callable[[int], None]) -> None:
@@ -130,7 +131,7 @@ class RowMean:
         return self._collected([part.terms.cross(scores) for part, scores in self._scored(v)])
 
     def columns(self, index: Tensor) -> Columns | None:
-        """Copies of the columns `index`; None where working on them is not cheaper."""
+        """Copies of the columns `index`; None if working on them is not cheaper."""
         return self._columns("face", index) if self._keep else None
 
     def on_columns(self, columns: Columns) -> RowMean:
@@ -146,11 +147,11 @@ class RowMean:
         return self._averaged([gram(part.design.array.T, part.terms, k) for part in self._kept])  # type: ignore[attr-defined]
 
     def _averaged(self, parts: list[Tensor]) -> Tensor:
-        """From sums over the rows at hand to the mean over all rows."""
+        """The mean over all rows, from sums over the rows of this rank."""
         total = parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
         if total.requires_grad and self._rows.ranks.size > 1:
             raise InvalidInputError(
-                "autograd does not follow sums over ranks: ask problem.linearize(x, y) for values and derivatives"
+                "autograd does not follow sums over ranks: use problem.linearize(x, y) for values and derivatives"
             )
         return self._rows.ranks.sum(total) / self._rows.total
 
@@ -161,13 +162,13 @@ class RowMean:
         return self._averaged(parts)
 
     def _columns(self, use: str, index: Tensor) -> Columns | None:
-        """The columns in use. Derivatives in others would be lost: autograd goes the long way."""
+        """The columns in use; all of them if y needs a graph, so that no derivative is lost."""
         if self._working_set is None or torch.is_grad_enabled():
             return None
         return self._working_set.columns(use, index, intercept="bias" in self._y, read=self._read)
 
     def _parts(self) -> Iterator[_Part]:
-        """Blocks of rows: each is read for its scores and, while it is in the cache, for the product that follows."""
+        """Blocks of rows; each is used for its scores and, while it is in the cache, for the following product."""
         if self._kept:
             yield from self._kept
             return

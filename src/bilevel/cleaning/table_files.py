@@ -2,10 +2,10 @@
 
     table.csv, table.csv.gz, table.parquet  one file
     rows.npy beside labels.npy              memory-mapped; columns.txt may name the columns, which are 0, 1, ... else
-    folder/*.csv, *.parquet or rows-*.npy   the files of a folder one below the other, in the order of their names
+    folder/*.csv, *.parquet or rows-*.npy   the files of a folder, concatenated in the order of their names
 
-Rank r of N holds the rows n r / N <= i < n (r + 1) / N of all n. It reads the row groups of a Parquet file that these
-lie in, and maps arrays; a text file is read in pieces, of which the rank keeps its rows.
+Rank r of N holds the rows n r / N <= i < n (r + 1) / N of all n. It reads the row groups of a Parquet file that contain
+them and maps arrays; a text file is read in pieces, of which the rank keeps its rows.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ except ImportError:
 NUMBERED = re.compile(r"(.*?)(\d{1,6})(?:-of-(\d+).*)?")
 """Names such as rows-2, or part-00002-of-00004, which tells how many there should be; longer numbers are dates."""
 LARGEST_TABLE = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2 if hasattr(os, "sysconf") else 2**34
-"""Bytes of memory that a table may fill: half of what the machine has."""
+"""The largest size of a table in memory, in bytes: half of the memory of the machine."""
 PIECE = 50_000
-"""Rows of a text file that are read together."""
+"""The number of rows of a text file that are read together."""
 COPIES = 3
-"""How often a table is in memory while it is encoded and learned from, about."""
+"""The approximate number of copies of a table in memory during encoding and training."""
 
 
 def read_table(path: Path, ranks: Ranks | None = None, *, texts: Iterable[str] = (), label: str = "label") -> Table:
@@ -70,11 +70,11 @@ def read_table(path: Path, ranks: Ranks | None = None, *, texts: Iterable[str] =
         A CSV file (separated by commas, semicolons, tabs or bars; it may be compressed), a Parquet file, rows.npy or a
         folder; the endings of names say which kind it is.
     ranks
-        The processes that divide the rows, all of which must call this; default this one alone.
+        The processes that divide the rows, all of which must call this; default a single process.
     texts
         Columns of CSV files whose cells stay as they are written, such as labels and categories: "007" is not 7.
     label
-        What the labels of labels.npy are called, which have no name of their own.
+        The name of the labels of labels.npy.
     """
     if ranks is None or ranks.size == 1:
         files = _opened_files(path, label)
@@ -107,7 +107,7 @@ def _frames(
     parts: Sequence[tuple[Any, slice]], texts: set[str], gather: Callable[[Any], list[Any]],
     guard: Callable[[], Any] = nullcontext,
 ) -> list[pd.DataFrame]:  # fmt: skip
-    """The rows of files; a column that is text in one place and numbers in another is read again, as text."""
+    """The rows of files; a column with texts in one piece and numbers in another is read again as texts."""
     frames: list[pd.DataFrame] = []
     while True:
         with guard():
@@ -133,7 +133,7 @@ def _table(path: Path, files: Sequence[Any], frames: list[pd.DataFrame], first: 
 
 
 def _division(path: Path, files: Sequence[Any], ranks: Ranks) -> tuple[list[Any], int, int]:
-    """Files with the rows that this rank reads, how many are before them, and how many there are."""
+    """The files with the rows that this rank reads, the number of rows before them, and the number of all rows."""
     import torch
 
     counts = [0] * len(files)
@@ -210,7 +210,7 @@ def _check_same_columns(files: Sequence[Any]) -> None:
             Table(str(file.path), pd.DataFrame(columns=list(file.columns))), list(first.columns), str(first.path)
         )
         if extra:
-            raise InvalidInputError(f"{file.path} has columns that {first.path} has not: {listed(extra)}")
+            raise InvalidInputError(f"{file.path} has columns that {first.path} lacks: {listed(extra)}")
         if name := next((name for name, kind in first.columns.items() if file.columns[name] != kind), None):
             raise InvalidInputError(
                 f"column {name!r} is {first.columns[name]} in {first.path} and {file.columns[name]} in {file.path}: "
@@ -271,7 +271,7 @@ def _vectors(path: Path) -> np.ndarray:
 
 
 class _TextFile:
-    """A CSV file; only reading it tells the types of its columns and how many rows it has."""
+    """A CSV file; the types of its columns and the number of its rows are known only after reading it."""
 
     def __init__(self, path: Path, label: str) -> None:
         self.path = path
@@ -291,7 +291,7 @@ class _TextFile:
         return [piece for piece in wanted if len(piece)]
 
     def _checked(self, pieces: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
-        """Pieces, refused as soon as their size in memory tells that all of them are too many."""
+        """The pieces; raise as soon as their size in memory shows that the table is too large."""
         size, rows, whole = 0, 0, self.path.stat().st_size
         for piece in pieces:
             size, rows = size + int(piece.memory_usage(deep=True).sum()), rows + len(piece)
@@ -336,7 +336,7 @@ class _TextFile:
 
 
 def _parser_message(error: Exception) -> str:
-    """pandas' reason in other words.
+    """The message of pandas' parser in plain words.
 
     Examples
     --------
@@ -352,7 +352,7 @@ def _parser_message(error: Exception) -> str:
 
 
 class _ParquetFile:
-    """A Parquet file, of which the row groups that hold the rows asked for are read."""
+    """A Parquet file, of which only the row groups with the requested rows are read."""
 
     def __init__(self, path: Path, label: str) -> None:
         self.path = path
@@ -368,7 +368,7 @@ class _ParquetFile:
 
     @cached_property
     def _index(self) -> list[str]:
-        """The columns that pandas wrote as the index of a frame: numbers of rows, no features."""
+        """The columns that pandas wrote as the index of a frame: row numbers, not features."""
         try:
             listed = json.loads(self.schema.metadata[b"pandas"])["index_columns"]
         except (LookupError, TypeError, ValueError, RecursionError):  # whatever somebody has written there
@@ -401,7 +401,7 @@ class _ParquetFile:
             ) from None
 
     def _expanded(self, groups: list[int]) -> pyarrow.Table:
-        """The rows, whose size in memory is known before they are made: a few bytes may stand for billions of cells."""
+        """The rows, checked for their size in memory first: a few bytes may represent billions of cells."""
         chunks = [self.metadata.row_group(i).column(j) for i in groups for j in range(self.metadata.num_columns)]
         check_size(self.path, sum(max(8 * chunk.num_values, chunk.total_uncompressed_size) for chunk in chunks))
         texts = [field.name for field in self.schema if _is_text(field.type)]
@@ -425,7 +425,7 @@ def _is_text(kind: Any) -> bool:
 
 
 class _ArrayFile:
-    """rows*.npy, memory-mapped, with its labels*.npy; columns.txt beside them may name the columns."""
+    """rows*.npy, memory-mapped, with labels*.npy; columns.txt in the same folder may name the columns."""
 
     def __init__(self, path: Path, label: str) -> None:
         self.path, self.label = path, label
@@ -484,4 +484,4 @@ _KINDS = {
     **dict.fromkeys(PARQUET_FILES, _ParquetFile),
     **dict.fromkeys(ARRAY_FILES, _ArrayFile),
 }
-"""How a file is read, by the ending of its name."""
+"""The reader of a file, by the ending of its name."""

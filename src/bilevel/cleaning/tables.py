@@ -1,4 +1,4 @@
-"""Tables of people as data frames and arrays, with messages that name the row, the column and the cell.
+"""Tables of users as data frames and arrays, with messages that name the row, the column and the cell.
 
 Rows are counted from 1, the first row below the header, in messages and in results.
 """
@@ -27,12 +27,12 @@ except ImportError:
     raise MissingExtraError("Reading tables", "apps") from None
 
 MOST_LABELS = 1_000
-"""Different labels that a rank may have, or half as many as it has rows: more are names of rows."""
+"""The maximal number of labels on a rank, or half the number of its rows; more labels are names of rows."""
 TRUE_WORDS = ("true", "t", "yes", "y", "x", "checked", "1", "1.0")
 FALSE_WORDS = ("false", "f", "no", "n", "0", "0.0", "")
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""How a cell begins that a spreadsheet takes for a formula."""
+"""First characters of cells that a spreadsheet evaluates as formulas."""
 
 Label = str | int | float | bool
 
@@ -44,15 +44,15 @@ class Table:
     Parameters
     ----------
     name
-        The file or folder they came from, for messages.
+        The file or folder of the table, for messages.
     frame
         A pandas data frame, numbered from 0.
     first, all_rows
-        How many rows of the whole table are before them, and how many it has (None: these).
+        The number of rows of the whole table before these, and the number of all its rows (None: these).
     place
-        What rows are counted below, for messages.
+        A description of where row numbers start, for messages.
     notes
-        What the user should know of how it was read.
+        Notes about how the table was read.
     """
 
     name: str
@@ -67,7 +67,7 @@ class Table:
 
     @property
     def total(self) -> int:
-        """How many rows all ranks hold."""
+        """The number of rows on all ranks."""
         return len(self) if self.all_rows is None else self.all_rows
 
     @property
@@ -85,7 +85,7 @@ class Table:
         return replace(self, frame=self.frame[[name for name in self.columns if name not in gone]])
 
     def rows(self, mask: np.ndarray) -> Table:
-        """The rows where `mask` is true, counted anew."""
+        """The rows where `mask` is true, renumbered."""
         return Table(self.name, self.frame[mask].reset_index(drop=True))
 
     def beside(self, frame: Any) -> Table:
@@ -103,7 +103,7 @@ class Table:
             )
 
     def cell(self, row: int, column: str) -> str:
-        """Where something is, for messages; `row` counts from 0 in these rows."""
+        """The position of a cell, for messages; `row` counts from 0 in these rows."""
         return f"{self.name}, row {self.first + row + 1} {self.place}, column {column!r}"
 
 
@@ -111,7 +111,7 @@ class Table:
 
 
 def is_filled(table: Table, column: str) -> np.ndarray:
-    """Which cells of a column are not empty, shape (n,); spaces are nothing."""
+    """Which cells of a column are not empty, shape (n,); cells of spaces are empty."""
     values = table.column(column)
     here = values.notna().to_numpy()
     return here & (values.astype(str).str.strip() != "").to_numpy() if values.dtype == object else here
@@ -120,8 +120,8 @@ def is_filled(table: Table, column: str) -> np.ndarray:
 def labels_of(table: Table, column: str, ranks: Ranks | None = None) -> tuple[np.ndarray, np.ndarray]:
     """The labels of the rows, shape (n,), and all labels that rows of any rank have, sorted.
 
-    They are whole numbers, truth values or texts, whichever fits all of them. Numbers with a fractional part are texts:
-    scikit-learn takes them for measurements.
+    They are whole numbers, truth values or texts, whichever fits all of them. Numbers with a fractional part become
+    texts, because scikit-learn treats them as regression targets.
     """
     from ..ranks import Ranks
 
@@ -160,12 +160,12 @@ def _too_many_labels(table: Table, column: str, count: int) -> InvalidInputError
 
 
 def plain(value: Any) -> Any:
-    """NumPy's scalars as Python's."""
+    """Convert NumPy scalars to Python's."""
     return value.item() if isinstance(value, np.generic) else value
 
 
 def _typed(texts: list[str]) -> list[Any]:
-    """Texts as the plainest type that all of them fit."""
+    """Convert texts to the simplest type that fits all of them."""
     if all(re.fullmatch(r"0|-?[1-9]\d{0,17}", text) for text in texts):
         return [int(text) for text in texts]
     if all(text.lower() in ("true", "false") for text in texts):
@@ -180,7 +180,7 @@ def matched_labels(
 ) -> tuple[np.ndarray, np.ndarray]:
     """The labels of another table as members of `classes`, the labels of the table named `of`, and which rows have one.
 
-    At most the share `most_unknown` of the rows may have another label.
+    At most the fraction `most_unknown` of the rows may have another label.
     """
     known = {str(value): value for value in classes.tolist()}
     values = filled(table, column)
@@ -221,7 +221,7 @@ def marks_of(table: Table, column: str) -> np.ndarray:
 
 
 def filled(table: Table, column: str) -> Any:
-    """The column, a pandas Series, refused when cells are empty; dates and categories as texts."""
+    """The column, a pandas Series, with dates and categories as texts; raise if cells are empty."""
     values = table.column(column)
     empty = values.isna().to_numpy()
     if empty.any():
@@ -244,7 +244,7 @@ def filled(table: Table, column: str) -> Any:
 
 
 def check_columns(table: Table, expected: Sequence[str], of: str) -> list[str]:
-    """Refuse a table that lacks columns of the table `of`; returns the columns that `of` does not have."""
+    """Raise if a table lacks columns of the table `of`; return the columns that `of` does not have."""
     present, wanted = table.columns, set(expected)
     missing = sorted(wanted - set(present), key=list(expected).index)
     extra = [name for name in present if name not in wanted]
@@ -262,9 +262,9 @@ def _count(names: Sequence[str]) -> str:
 
 
 def table_writer(frame: pd.DataFrame, path: Path, *, raw: bool = False) -> Callable[[Path], None]:
-    """What `write_together` calls to write the frame in the kind that the ending of `path` says.
+    """A function for `write_together` that writes the frame in the format given by the ending of `path`.
 
-    In text files, cells that a spreadsheet would take for formulas are escaped, unless they are to stay `raw`.
+    In text files, cells that a spreadsheet would evaluate as formulas are escaped unless `raw` is set.
     """
     if path.suffix.lower() in (".parquet", ".pq"):
         return lambda temporary: frame.to_parquet(temporary, index=False)
@@ -274,14 +274,14 @@ def table_writer(frame: pd.DataFrame, path: Path, *, raw: bool = False) -> Calla
 
 
 def map_texts(frame: pd.DataFrame, convert: Callable[[str], str]) -> pd.DataFrame:
-    """The frame with its texts converted, and everything else as it is."""
+    """The frame with its texts converted and everything else unchanged."""
     texts = [name for name, kind in frame.dtypes.items() if getattr(kind, "kind", "O") not in "biufcmM"]
     changed = {name: frame[name].map(lambda cell: convert(cell) if isinstance(cell, str) else cell) for name in texts}
     return frame.assign(**changed) if changed else frame
 
 
 def escape_formula(text: str) -> str:
-    """A text that no spreadsheet evaluates; numbers stay as they are.
+    """Escape a text that a spreadsheet would evaluate; numbers are unchanged.
 
     Examples
     --------
@@ -292,7 +292,7 @@ def escape_formula(text: str) -> str:
 
 
 def plain_formula(text: str) -> str:
-    """The text that `escape_formula` was given.
+    """The inverse of `escape_formula`.
 
     Examples
     --------
@@ -303,7 +303,7 @@ def plain_formula(text: str) -> str:
 
 
 def gathered(frame: pd.DataFrame, ranks: Ranks, *, everywhere: bool = False) -> pd.DataFrame:
-    """The rows of all ranks below each other, with their index, on rank 0 or `everywhere`; else the frame itself."""
+    """The rows of all ranks, concatenated, with their index, on rank 0 or `everywhere`; else the frame itself."""
     if ranks.size == 1:
         return frame
     import torch

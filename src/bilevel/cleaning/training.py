@@ -1,18 +1,18 @@
-"""From noisy and trusted rows to a cleaned model: learn x on trusted rows, then train on everything.
+"""From noisy and trusted rows to a cleaned model: learn x on trusted rows, then train on all rows.
 
-1. The trusted rows are split: two thirds judge x in the upper level, one third is held out.
-2. Each noise model in question learns its x, and with radius="auto" the radius of the ball, by gradient. One weight
-   per row can fit any validation rows: there the loss on the rows held out says when to stop. With x fixed, a model is
-   then trained on the noisy rows and the validation rows, and the rows held out decide between the noise models
-   (`simplest_of_the_best`, by Brier scores).
+1. The trusted rows are split: two thirds are the validation rows of the upper level, one third is held out.
+2. Each candidate noise model learns its x, and with radius="auto" the radius of the ball, by gradient. One weight per
+   row can fit any validation rows, so that for it the loss on the held-out rows decides when to stop. With x fixed, a
+   model is then trained on the noisy rows and the validation rows, and the held-out rows decide between the noise
+   models (`simplest_of_the_best`, by Brier scores).
 3. With the x of the winner, the model is trained on all noisy rows and all trusted rows.
 
 Each part is a stage of a `Run`: "start", "learning NAME" and "trial NAME" for each noise model, "all rows", "training".
 
-Noise models compete on a sample of the noisy rows (`SMALLEST_SAMPLE`), which every rank has, as it has the trusted
-rows: all ranks compute the same numbers. Only "all rows" and the last training divide the rows. Models with one matrix
-for all rows learn it from the sample, in which a third of the noisy rows do not train but are evidence in the upper
-level: it stays a validation loss, by which a radius can be chosen too.
+Noise models are compared on a sample of the noisy rows (`SMALLEST_SAMPLE`). Every rank has this sample and the trusted
+rows, so that all ranks compute the same numbers. Only "all rows" and the last training divide the rows. Models with one
+matrix for all rows learn it from the sample, of which a third is not used for training but is evidence in the upper
+level. The upper level thus remains a validation loss, which can also determine a radius.
 """
 
 from __future__ import annotations
@@ -46,21 +46,21 @@ from .problem import CleaningProblem
 from .row_mean import Model
 
 ROWS_PER_CLASS, SMALLEST_SAMPLE = 200, 2000
-"""A matrix of class pairs is learned from so many noisy rows per class, and from no fewer than so many in all."""
+"""The number of noisy rows per class from which a matrix of class pairs is learned, and the minimal total number."""
 TRIAL_PASSES, TRAINING_PASSES = 35, 35
-"""Passes over the rows of the trial of a candidate and of the last training, about."""
+"""The approximate numbers of passes over the rows in the trial of a candidate and in the last training."""
 PROBLEM_SETTINGS = ("radius", "constraint", "batch_size", "loss", "ridge", "intercept", "classes")
-"""Settings of a cleaner that are those of its problems."""
+"""Settings of a cleaner that are passed to its problems."""
 POOR = 10
-"""Times the residual to reach: more than that is said."""
+"""The user is warned if the final residual exceeds this multiple of the wanted one."""
 REMEDY = "scale the columns, for example with sklearn.preprocessing.StandardScaler"
 WIDE, SMALLEST = 1e4, 1e-3
-"""The radius of a ball that holds nobody back, and the smallest that learning starts from."""
+"""The radius of a ball that constrains no model, and the smallest starting radius."""
 
 
 @dataclass(frozen=True)
 class CleaningFit:
-    """The result of training; `model` acts on the columns as they were given."""
+    """The result of training; `model` acts on the original columns."""
 
     model: Model
     weights: Tensor  # of the noisy rows
@@ -75,7 +75,7 @@ class CleaningFit:
 
 
 class Training:
-    """All three acts; Ctrl-C ends the second early. Ranks have their own noisy rows, and the same trusted ones."""
+    """The whole training; Ctrl-C ends learning early. Ranks have different noisy rows and the same trusted ones."""
 
     def __init__(self, noisy: Rows, trusted: Rows, settings: Settings, run: Run) -> None:
         self.settings, self.run, self.ranks, self.own_rows = settings, run, run.ranks, len(noisy)
@@ -93,7 +93,7 @@ class Training:
         self.validation, self.held_out = self.trusted.take(validation), self.trusted.take(held_out)
 
     def _sample(self, noisy: Rows) -> tuple[Rows, bool]:
-        """A sample of the noisy rows of all ranks, which every rank has, and whether there are more of them."""
+        """A sample of the noisy rows of all ranks, on every rank, and whether there are further rows."""
         counts = self.ranks.gather(len(noisy))
         self.total, size = sum(counts), max(SMALLEST_SAMPLE, ROWS_PER_CLASS * self.settings.classes)
         if self.total <= size and self.ranks.size == 1:
@@ -106,7 +106,7 @@ class Training:
         return mine.replicated(self.ranks), self.total > size
 
     def fit(self) -> CleaningFit:
-        """The cleaned model, and what was learned about the labels."""
+        """The cleaned model and the learned noise model."""
         winner, selection = self._learn()
         y, poor = self._finish(winner)
         learned, noise, x, model = winner.learned, winner.problem.noise, winner.noise_part, y
@@ -128,7 +128,7 @@ class Training:
         )
 
     def problem(self, noisy: Rows, trusted: Rows, **options: Any) -> CleaningProblem:
-        """The bilevel problem of these rows, which are divided among ranks if they are all the noisy ones."""
+        """The bilevel problem of these rows, which are divided among ranks if they are all noisy rows."""
         own = {name: getattr(self.settings, name) for name in PROBLEM_SETTINGS}
         if self.divided and noisy is self.noisy:
             own["ranks"] = self.ranks
@@ -137,7 +137,7 @@ class Training:
     # --- learning x ---------------------------------------------------------------------------------------------------
 
     def _learn(self) -> tuple[Learning, dict[str, float]]:
-        """The noise model that does best on the trusted rows held out, and the loss of each there."""
+        """The best noise model on the held-out trusted rows, and the score of each."""
         candidates, run = self.settings.candidates, self.run
         alone = len(candidates) == 1
         self._expect_work(candidates)
@@ -152,7 +152,7 @@ class Training:
             learned[name].do()
             scores[name] = self._trial(learned[name])
         if not learned:
-            raise KeyboardInterrupt("before there was anything to keep")
+            raise KeyboardInterrupt("before there was a first result")
         best = simplest_of_the_best(scores)
         self.ranks.agree({"the noise model": best}, "ranks on machines of one kind compute the same numbers")
         winner = learned[best]
@@ -161,11 +161,11 @@ class Training:
             winner.do()
         run.expect("all rows", 0.0)
         if not (math.isfinite(winner.learned.loss) or run.interrupted):
-            raise NonFiniteError(f"training left the numbers behind (noise={best!r}): {REMEDY}, or give a larger ridge")
+            raise NonFiniteError(f"training diverged (noise={best!r}): {REMEDY}, or set a larger ridge")
         return winner, {name: float(score.mean()) for name, score in scores.items()}
 
     def _expect_work(self, names: Any) -> None:
-        """Passes over rows of each stage, about: a gradient or a product with second derivatives is one pass."""
+        """The approximate number of passes over rows of each stage; a gradient or a Hessian product is one pass."""
         alone, size = len(names) == 1, len(self.sample)
         for name in names:
             passes = EFFORT[name].passes(self.settings.steps_of(name))
@@ -181,14 +181,14 @@ class Training:
         size = float(model["weight"].abs().sum(-1).mean())
         if not math.isfinite(size):
             raise NonFiniteError(f"a model of the trusted rows has coefficients of {size}: {REMEDY}")
-        poor = f"its columns are so small that coefficients of size {size:.1g} are all that the ridge allows"
+        poor = f"its columns are so small that the ridge limits its coefficients to a size of {size:.1g}"
         radius = self._first_radius(max(size / 2, SMALLEST))
         return Start(model, radius, poor if size < SMALLEST else "")
 
     def _first_radius(self, radius: float) -> float:
-        """Half the size that the validation rows ask for: held back, the model shows if it wants more.
+        """Half the norm of an unconstrained model of the validation rows, from which the radius is learned.
 
-        Where columns are many, they ask for too much: then a quarter as long as that serves the rows held out.
+        With many columns that norm is too large; it is then divided by four as long as the held-out score improves.
         """
         if self.settings.radius != "auto" or self.settings.constraint is not None:
             return radius
@@ -206,13 +206,13 @@ class Training:
         return self._brier(problem, trained(problem, problem.start(), problem.y0, steps=60).y)  # type: ignore[arg-type]
 
     def _trusting(self, rows: Rows, radius: float) -> CleaningProblem:
-        """The problem that trusts these rows and has no others."""
+        """The problem in which all rows are these trusted ones."""
         return self.problem(rows, rows, noise=Certain(), radius=radius, batch_size=None)
 
     def _trial(self, stage: Learning) -> Tensor:
-        """The Brier score of each trusted row held out, by a model trained as x says and on the validation rows.
+        """The Brier score of each held-out trusted row, by a model trained with this x and on the validation rows.
 
-        A few confident mistakes among a few dozen rows do not decide here, as they would with a loss.
+        Unlike a log loss, the score is not dominated by a few confident errors.
         """
 
         def tried() -> dict[str, Any]:
@@ -228,24 +228,24 @@ class Training:
         return found["scores"]
 
     def _brier(self, problem: CleaningProblem, y: Any) -> Tensor:
-        """(1 - p)^2 + the squares of the other probabilities, for each trusted row held out."""
+        """(1 - p)^2 + the squares of the other probabilities, for each held-out trusted row."""
         chances = problem.probabilities(y, self.held_out.design)
         return (chances - one_hot(self.held_out.labels, problem.classes, chances.new_ones(()))).square().sum(-1)
 
     # --- the model ----------------------------------------------------------------------------------------------------
 
     def _finish(self, winner: Learning) -> tuple[Model, str]:
-        """Train on all noisy rows as x says and on all trusted rows; and why the model is poor, if it is."""
+        """Train with this x on all noisy rows and on all trusted rows; also return why the model is poor, if it is."""
         problem, x = self._last_problem(winner, self.noisy, self.trusted)
         stage = LastTraining(problem, x, winner.learned.y, self.run)
         outcome = self.run.do(stage, stage.limits)
         residual, poor = outcome.result.residual, self.start.poor
         if residual > POOR * stage.tol and outcome.status is not Status.INTERRUPTED:
-            poor = f"it ended at a residual of {residual:.2g}, where {stage.tol:.2g} was wanted"
+            poor = f"it ended at a residual of {residual:.2g}, above the tolerance of {stage.tol:.2g}"
         return outcome.result.y, poor
 
     def _last_problem(self, stage: Learning, noisy: Rows, trusted: Rows) -> tuple[CleaningProblem, Tensor]:
-        """The problem whose lower level trains on noisy and trusted rows, each row counting the same, and its x."""
+        """The problem whose lower level trains on noisy and trusted rows with equal weights of rows, and its x."""
         count = self.total if noisy is self.noisy else len(noisy)
         problem = self.problem(
             noisy, trusted, noise=stage.problem.noise, radius=self._radius(stage.learned),
@@ -254,5 +254,5 @@ class Training:
         return problem, stage.noise_part
 
     def _radius(self, learned: Learned) -> Any:
-        """As it was learned, or else as it was given."""
+        """The learned radius, or else the given one."""
         return float(learned.x["log_radius"].exp()) if isinstance(learned.x, dict) else self.settings.radius

@@ -1,4 +1,4 @@
-"""What people found out about labels: `--verified`, a column or a file of decisions, and rows that two tables share."""
+"""Verified labels: `--verified`, a column or a file of decisions, and rows that occur in two tables."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from .tables import Table, is_filled, listed, marks_of, matched_labels
 
 VERDICTS = ("right", "wrong", "unsure")
 SAME_CELLS = 0.9
-"""Rows with the same key are the same if this share of their other cells is."""
+"""Rows with the same key are the same if this fraction of their other cells agrees."""
 
 
 class Verified(NamedTuple):
-    """What people found, each of shape (rows,) or None where nobody said.
+    """Verified labels, each array of shape (rows,) or None.
 
     Parameters
     ----------
     right
-        The right label of each row, None where nobody looked.
+        The right label of each row, None for unverified rows.
     wrong
-        Which labels are wrong, while the right one is not known.
+        Which labels are known to be wrong while the right one is unknown.
     drawn
-        Which rows were drawn at random to be looked at.
+        Which rows were drawn at random to be verified.
     """
 
     right: np.ndarray | None = None
@@ -36,13 +36,13 @@ class Verified(NamedTuple):
     drawn: np.ndarray | None = None
 
     def rows(self, mask: np.ndarray) -> dict[str, np.ndarray | None]:
-        """What is known of these rows, by the names that `CleaningData` has for it."""
+        """The verified labels of these rows, by the names of the fields of `CleaningData`."""
         parts = (None if part is None else part[mask] for part in self)
         return dict(zip(("verified", "wrong", "drawn"), parts, strict=True))
 
 
 def read_verified(options: CleanOptions, training: Table, labels: np.ndarray) -> Verified:
-    """What --verified says: a column of the table, or a file of decisions."""
+    """Read --verified: a column of the table or a file of decisions."""
     if options.verified is None:
         return Verified()
     count = len(training)
@@ -80,7 +80,7 @@ def read_verified(options: CleanOptions, training: Table, labels: np.ndarray) ->
 def _decided(
     found: Table, path: Path, places: np.ndarray, labels: np.ndarray, options: CleanOptions, training: Table
 ) -> tuple[np.ndarray, np.ndarray]:
-    """What a file of decisions says of all rows."""
+    """The verified labels of all rows, from a file of decisions."""
     verdict = found.column("verdict").fillna("").astype(str).str.strip().str.lower().to_numpy()
     if strange := sorted(set(verdict) - {*VERDICTS, ""}):
         raise InvalidInputError(f"{path}: the verdict is one of {', '.join(VERDICTS)} or empty, not {strange[0]!r}")
@@ -98,7 +98,7 @@ def _decided(
 
 
 def _matched(table: Table, column: str, labels: np.ndarray, options: CleanOptions) -> np.ndarray:
-    """Labels of a column as members of `labels`, None where the cell is empty."""
+    """Labels of a column as members of `labels`, None for empty cells."""
     here = is_filled(table, column)
     result = np.full(len(table), None, dtype=object)
     if here.any():
@@ -112,10 +112,10 @@ def _matched(table: Table, column: str, labels: np.ndarray, options: CleanOption
 def match_rows(
     table: Table, rows: Table, right: np.ndarray, verified: np.ndarray | None
 ) -> tuple[str | None, np.ndarray | None]:
-    """The column by which rows of another table are rows of this one, and the verified labels with theirs.
+    """The key column by which rows of another table are recognised in this one, and the extended verified labels.
 
-    A key is different in every row of both tables, and rows with the same key have (almost) the same other cells:
-    numbers of rows that were counted anew in each file are no key.
+    A key is different in every row of both tables, and rows with the same key have (almost) the same other cells, so
+    that row numbers of each file are not a key.
     """
     for name in (each for each in table.columns if each in rows.columns):
         ours, theirs = pd.Index(keys_of(table, name)), pd.Index(keys_of(rows, name))

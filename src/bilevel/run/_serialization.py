@@ -1,8 +1,8 @@
-"""Values in files: tensors are stored as tensors, all else is one JSON document beside them.
+"""Values in files: tensors are stored as tensors, everything else as one JSON document.
 
 A value is a tensor, a number, a text, None, or a dictionary (its keys are texts or whole numbers), list, tuple or
-`serializable` dataclass of such values. Nothing in a file is ever run: a file names classes, and only those that are
-registered here, and solvers of the library and their states, are made from it.
+`serializable` dataclass of such values. No code in a file is ever run: a file names classes, and only registered
+classes, solvers of the library and their states are created from it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..hypergradients import smoothing
 
 
 class TensorStore:
-    """Tensors by name in the file; the same tensor met twice is stored once."""
+    """Tensors by name in the file; a tensor that occurs twice is stored once."""
 
     def __init__(self) -> None:
         self.stored: dict[str, Tensor] = {}
@@ -83,10 +83,10 @@ def _content(name: str, value: Any, tensors: TensorStore) -> Any:
 
 
 def decode(value: Any, stored: dict[str, Tensor]) -> Any:
-    """The inverse of `encode`; whatever it finds wrong is an `InvalidInputError`."""
+    """The inverse of `encode`; raises `InvalidInputError` for invalid content."""
     if not isinstance(value, dict):
         if isinstance(value, list):
-            raise InvalidInputError("a list was found instead of a value")
+            raise InvalidInputError("there is a list in place of a value")
         return value
     kind = next(iter(value), "nothing")
     content: Any = value.get(kind)
@@ -111,7 +111,7 @@ def _decode_tensor(name: str, order: list[int] | None, stored: dict[str, Tensor]
     if order is None:
         return tensor
     if sorted(order) != list(range(tensor.ndim)):
-        raise InvalidInputError(f"the tensor {name!r} of {tensor.ndim} dimensions has them in the order {order}")
+        raise InvalidInputError(f"the tensor {name!r} of {tensor.ndim} dimensions has the invalid order {order}")
     return tensor.permute([order.index(d) for d in range(tensor.ndim)])
 
 

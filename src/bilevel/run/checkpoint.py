@@ -1,9 +1,9 @@
-"""Checkpoints: the newest complete state of a run on the disk, and the one before it, should that be damaged.
+"""Checkpoints: the newest complete state of a run on the disk, and the previous one in case the newest is damaged.
 
-    run.safetensors             written beside its place, flushed to the disk, renamed
-    run.previous.safetensors    what run.safetensors was before
+    run.safetensors             written under a temporary name, flushed to the disk, renamed
+    run.previous.safetensors    the previous content of run.safetensors
 
-One format serves all runs: `RunDocument`. A run goes on from it with the same bits as if it had never stopped.
+All runs use the same format, `RunDocument`. A resumed run gives the same bits as one that was never interrupted.
 """
 
 from __future__ import annotations
@@ -78,19 +78,19 @@ class Checkpoint:
 
     @classmethod
     def of(cls, checkpoint: str | Path | Checkpoint) -> Checkpoint:
-        """A path, or the given settings."""
+        """The settings for a path; settings are returned unchanged."""
         if not isinstance(checkpoint, str | Path | Checkpoint):
             raise InvalidInputError(f"checkpoint must be a path or bilevel.Checkpoint(...), got {checkpoint!r}")
         return checkpoint if isinstance(checkpoint, Checkpoint) else cls(checkpoint)
 
     @property
     def previous(self) -> Path:
-        """The file that keeps the state before the newest."""
+        """The file with the state before the newest one."""
         return previous_of(Path(self.path))
 
     @property
     def files(self) -> tuple[Path, Path]:
-        """The newest, and the one before it."""
+        """The newest checkpoint, and the one before it."""
         return Path(self.path), self.previous
 
     def load(self) -> RunDocument:
@@ -111,7 +111,7 @@ class Checkpoint:
 
 
 def version_of(path: Path) -> tuple[int, int, int] | None:
-    """What changes when a file is replaced; None if there is none."""
+    """A value that changes when the file is replaced; None if there is no file."""
     try:
         found = path.stat()
     except OSError:
@@ -130,7 +130,7 @@ def previous_of(path: Path) -> Path:
 @serializable
 @dataclass(frozen=True)
 class Outcome:
-    """How a stage ended, and what it gave.
+    """How a stage ended, and its result.
 
     `state` is the last one; None if the stage ended in an earlier run and another stage came after it.
     """
@@ -144,20 +144,20 @@ class Outcome:
 @serializable
 @dataclass(kw_only=True)
 class RunDocument:
-    """All that the file of a run holds: what its finished stages gave, and how far the present one is.
+    """The content of the file of a run: the results of its finished stages and the progress of the current one.
 
     Parameters
     ----------
     kind, identity
-        The function that was called, and what a call must agree in to resume it.
+        The function that was called, and the properties in which a call must agree to resume it.
     about
-        Facts kept with the run, by name; `bilevel resume` shows them.
+        Notes stored with the run, by name; `bilevel resume` shows them.
     plan
-        What was asked for, such as how many steps.
+        The arguments of the call, such as the number of steps.
     finished
         The outcome of each stage that has ended, by name.
     stage, state, recorded, result, counts
-        The last stage that was begun, its state, the step of its last record, what it would give now, and its costs.
+        The current stage, its state, the step of its last record, its result so far, and its costs.
     history, seconds
         The records of all stages, and the time spent in their steps.
     status, message
@@ -189,7 +189,7 @@ class RunDocument:
 
     @property
     def place(self) -> str:
-        """Where the run is, for people."""
+        """A description of how far the run is."""
         if not self.stage:
             return "The beginning"
         if self.state is None:
@@ -197,14 +197,14 @@ class RunDocument:
         return f"Step {self.state.step}" + ("" if self.stage == self.kind else f' of "{self.stage}"')
 
     def remedy(self, path: Path) -> str:
-        """How a user goes on: by the command line that began the run, or else by a call."""
+        """How to continue: by the command line that started the run, or else by a call."""
         if "command_line" in self.about:
             return f"{self.about['command_line']} --resume {shlex.quote(str(path))}"
         command = f" or bilevel resume {shlex.quote(str(path))}" if self.kind == "minimize" else ""
         return f"{self.kind}(..., resume={str(path)!r}){command}"
 
     def check_identity(self, kind: str, identity: Mapping[str, Fact]) -> None:
-        """Refuse to go on with a run whose settings or data were others, naming what differs."""
+        """Raise if the run had other settings or data, and name the difference."""
         if self.kind != kind:
             raise IncompatibleError(f"{self.path or 'this run'} is a run of {self.kind}, not of {kind}")
         for name in dict.fromkeys([*self.identity, *identity]):
@@ -217,7 +217,7 @@ class RunDocument:
                 )
 
     def copy(self) -> RunDocument:
-        """A document of its own, to go on from: steps and records change it, not this one."""
+        """An independent copy from which a run continues; its steps and records do not change this one."""
         own = {"about": {**self.about}, "finished": {**self.finished}, "history": [*self.history]}
         return replace(self, **own, state=copy.copy(self.state))
 
@@ -231,7 +231,7 @@ class RunDocument:
 
     @classmethod
     def load(cls, path: str | Path) -> RunDocument:
-        """Read what `save` wrote; nothing is unpickled, and what is not of its type is refused."""
+        """Read a file written by `save`; nothing is unpickled, and values of a wrong type raise."""
         read = version_of(Path(path))
         document = load_document(
             Path(path), lambda content, tensors: decode(content["value"], tensors), format=FORMAT, version=VERSION,
@@ -243,16 +243,16 @@ class RunDocument:
 
 
 class CheckpointFiles:
-    """The checkpoint of one run, and the one before it, as they are on the disk; a lock keeps other runs away.
+    """The checkpoint files of one run; a lock prevents other runs from writing them.
 
     Parameters
     ----------
     settings
-        Where they are.
+        The path and how often to write.
     document
-        The run. The file that it was read from may be replaced; any other file is left alone.
+        The run. Only the file from which it was read may be replaced.
     overwrite
-        Files of another run may be replaced: at the first write, and not before.
+        Replace files of another run, at the first write and not before.
     """
 
     def __init__(self, settings: Checkpoint, document: RunDocument, *, overwrite: bool = False) -> None:
@@ -291,7 +291,7 @@ class CheckpointFiles:
         return self
 
     def _check_free(self) -> None:
-        """Refuse files of another run, and a file that another run has written since this one read it."""
+        """Raise if a file belongs to another run, or was written by another run since this one read it."""
         for old in self.settings.files:
             if old.exists() and not (self.resumed or self._overwrite):
                 raise OutputExistsError(
@@ -310,9 +310,9 @@ class CheckpointFiles:
         self._lock.release()
 
     def write(self, document: RunDocument) -> bool:
-        """Make this the newest checkpoint, and say whether it is.
+        """Write this as the newest checkpoint; return whether that succeeded.
 
-        A full disk is a warning, and leaves what was there. What no file can hold is an error at the first one.
+        A full disk gives a warning and leaves the old files. A state that no file can hold raises at the first write.
         """
         ours = self.place is not None or self._overwrite
         try:

@@ -66,7 +66,7 @@ class Budget(Settings):
             raise InvalidInputError("a budget needs a limit: Budget(seconds=10) or Budget(cost=1000)")
 
     def used(self, seconds: float, cost: float) -> float:
-        """The part that is spent: 1 when a limit is reached."""
+        """The fraction of the budget that is used: 1 when a limit is reached."""
         return max(seconds / self.seconds, cost / self.cost)
 
 
@@ -77,9 +77,9 @@ class Row:
     Parameters
     ----------
     solver
-        Its name.
+        The name of the solver.
     step, seconds, cost, projections
-        What it had taken by then.
+        The steps, time, cost and projections so far.
     value
         F(x) = f(x, y*(x)), with the lower level solved.
     converged
@@ -142,8 +142,8 @@ class Comparison:
         return [row for row in self.rows if row.solver == name]
 
     def table(self) -> list[dict[str, Any]]:
-        """One line per solver: its last evaluation, its status and the part of the budget it used, best F first; then
-        those that did not run.
+        """One line per solver: its last evaluation, its status and the fraction of the budget it used, best F first;
+        then the solvers that did not run.
         """
         lines = []
         for name, solution in self.solutions.items():
@@ -223,11 +223,11 @@ def compare(
     x0, y0
         As in `minimize`.
     points
-        The approximate number of evaluations, which do not count towards the budget.
+        The approximate number of evaluations; these do not count towards the budget.
     seed
-        As in `minimize`, the same for all.
+        As in `minimize`, the same for all solvers.
     lower_steps
-        How many steps an evaluation may take to solve the lower level.
+        The maximal number of steps in which an evaluation solves the lower level.
     progress
         Show a progress bar.
 
@@ -280,7 +280,7 @@ def compare(
 
 
 def _add_run(result: Comparison, stage: _BudgetedStage, x: Vector, y: Vector) -> Status:
-    """Take the steps of one solver, and add to the comparison what came of them."""
+    """Run one solver and add its result to the comparison."""
     name = stage.solver_name
     with Run("minimize") as run:
         try:
@@ -307,7 +307,7 @@ def _add_run(result: Comparison, stage: _BudgetedStage, x: Vector, y: Vector) ->
 
 
 def _evaluated(problem: Problem, x: Vector, y: Vector, lower_steps: int) -> tuple[float, bool, float]:
-    """F(x), whether it is one, and the hypergradient norm, at the solved lower level."""
+    """F(x), whether its lower level was solved, and the norm of the hypergradient there."""
     try:
         solved = solve_lower(problem, x, y, max_steps=lower_steps)
     except NonFiniteError:
@@ -320,7 +320,7 @@ def _evaluated(problem: Problem, x: Vector, y: Vector, lower_steps: int) -> tupl
 
 
 class _BudgetedStage(SolverStage):
-    """The steps of a solver within its budget, evaluated at steps that are chosen as it goes."""
+    """The steps of a solver within its budget, with evaluations spread over the budget."""
 
     def __init__(
         self,
@@ -357,7 +357,7 @@ class _BudgetedStage(SolverStage):
         return record
 
     def stop(self, state: Iterate, row: Record | None) -> Status | None:
-        """The next evaluation is where one of `points` parts of the budget is spent, or what is left of it."""
+        """Stop at the end of the budget; the next evaluation is due after one more part of `points` is used."""
         if row is None:
             return None
         last = self.rows[-1]
@@ -371,7 +371,7 @@ class _BudgetedStage(SolverStage):
 
 
 def _named(solvers: Any) -> dict[str, Solver]:
-    """Solvers by name; those of a list by the names of their classes, numbered where several are of one."""
+    """Solvers by name; those of a list get the names of their classes, numbered if a class occurs several times."""
     if not isinstance(solvers, Iterable):
         raise InvalidTypeError(f"solvers must be a dictionary of solvers by name, or a list of them, got {solvers!r}")
     pairs = list(solvers.items() if isinstance(solvers, Mapping) else enumerate(solvers))

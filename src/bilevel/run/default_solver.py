@@ -1,4 +1,4 @@
-"""solver="auto": which method a problem gets, and why."""
+"""The choice of a method for solver="auto", with its reason."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from ..solvers.base import changes_between_calls, unmet
 from ..spaces import Vector, leaves
 
 LARGEST_LOWER = 100_000
-"""Entries of y up to which lower levels are solved at every step."""
+"""The largest size of y for which the lower level is solved at every step."""
 CHEAP_DATA = 20_000_000
-"""Numbers that f and g on all the data of a sampler may hold for their derivatives."""
+"""The largest number of values that f and g on all the data of a sampler may store for their derivatives."""
 CHECKED_LOWER = 600
-"""Entries of y up to which the first lower level is solved before SmoothedBFGS is chosen."""
+"""The largest size of y for which the first lower level is solved before SmoothedBFGS is chosen."""
 
 
 def choose_solver(problem: Problem, x: Vector, y: Vector) -> tuple[Solver, str]:
-    """`SmoothedBFGS` where f and g can be evaluated exactly and the lower level solved, else `DMLCBO`, and `BiCGAFFA`
-    for function constraints; and the reason.
+    """Return the solver for a problem, and the reason: `SmoothedBFGS` if f and g can be evaluated exactly and the lower
+    level can be solved, `BiCGAFFA` for function constraints, and `DMLCBO` otherwise.
 
-    The choice depends on the problem and its start alone, never on the clock.
+    The choice depends only on the problem and its starting point, never on time.
     """
     with torch.random.fork_rng(devices=[]):  # a run that draws from the generator finds it as it was
         return _choose(uncounted(problem), x, y)
@@ -38,9 +38,9 @@ def _choose(problem: Problem, x: Vector, y: Vector) -> tuple[Solver, str]:
     if missing:
         return DMLCBO(), f"SmoothedBFGS needs {missing[0].what}"
     if size > LARGEST_LOWER:
-        return DMLCBO(), f"y has {size} entries, too many to solve the lower level at every step"
+        return DMLCBO(), f"y has {size} entries, which are too many to solve the lower level at every step"
     if problem.sampler is not None and not _cheap(problem, x, y):
-        return DMLCBO(), "f and g take batches of more data than are used at once"
+        return DMLCBO(), "f and g take batches of more data than can be used at once"
     if changes_between_calls(problem.linearize(x, y)):
         return DMLCBO(), "f or g differ between two calls at one point"
     if size <= CHECKED_LOWER and not lower_level(problem, x, y).solvable():
@@ -50,7 +50,7 @@ def _choose(problem: Problem, x: Vector, y: Vector) -> tuple[Solver, str]:
 
 
 def _cheap(problem: Problem, x: Vector, y: Vector) -> bool:
-    """Whether g takes all the data at once, batch=None, and holds no more than CHEAP_DATA numbers."""
+    """Whether g supports all the data at once, batch=None, and stores at most CHEAP_DATA values."""
     count = 0
 
     def add(saved: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The one engine: it takes the steps of stages, records and stores them, and stops and resumes between any two.
+"""The engine of all runs: it takes the steps of stages, records and stores them, and can stop and resume at any step.
 
     with Run("HyperCleaner.fit", identity=..., checkpoint="fit.safetensors", resume=None) as run:
         start = run.once("start", fit_first_model)                    # a single computation
@@ -7,8 +7,8 @@
             ...
 
 `minimize`, `HyperCleaner.fit` and `MetaLearner.fit` are such programs. Each stage is a function of the input, the seed
-and the stages before it, so a run that is resumed takes the results of finished stages from its file, goes on within
-the present one, and ends with the same bits as if it had never been stopped.
+and the stages before it. A resumed run therefore reads the results of finished stages from its file, continues within
+the current one, and ends with the same bits as a run that was never interrupted.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from .solution import Status
 
 Callback = Callable[[Any, Any], Any]
 FAILURES = (NonFiniteError, NotConvergedError, EmptySetError)
-"""What may happen to a step without being a mistake of the program: the last complete state is kept."""
+"""Errors of a step that end the run with a status; the last complete state is kept."""
 
 
 class Stage:
-    """What an application writes: how its state begins and steps, and what is worth recording.
+    """The base of the stages of an application: its first state, its steps and its records.
 
-    A state is anything with a number `step` and a method `is_finite()` that a file can hold: see `run._serialization`.
+    A state has a number `step` and a method `is_finite()`, and can be stored in a file (see `run._serialization`).
     Randomness is a function of the seed and the step, so that no generator has to be stored.
     """
 
     name: str
-    """Its key in the file; no two stages of a run share one."""
+    """The key of the stage in the file, unique within a run."""
     counts: Mapping[str, float] = {}
     """What the steps have cost so far; set back when a step fails."""
     record_start = False
@@ -54,53 +54,53 @@ class Stage:
         raise NotImplementedError
 
     def step(self, state: Any) -> Any:
-        """The state after one more step; `state` stays as it was."""
+        """The state after one more step; `state` is not modified."""
         raise NotImplementedError
 
     def record(self, state: Any, seconds: float) -> Any:
-        """One row of the history; None for no row. Made again if it was cut short: it may change nothing else."""
+        """One row of the history, or None. It is computed again after an interruption and must have no side effects."""
         return None
 
     def stop(self, state: Any, row: Any) -> Status | None:
-        """Whether the stage ends here, and why; asked at every record."""
+        """The status if the stage ends here, called at every record."""
         return None
 
     def done(self, state: Any) -> bool:
-        """Whether no step is left to take: the state is then recorded, and `stop` says why."""
+        """Whether no step is left: the state is then recorded, and `stop` gives the reason."""
         return False
 
     def conclude(self, state: Any, status: Status, history: Sequence[Any]) -> Status:
-        """The status to end with, where the state or the records tell more than that the limits were reached."""
+        """The final status, if the state or the records tell more than that the limits were reached."""
         return status
 
     def share(self, state: Any, reached: float) -> float:
-        """The part of this stage's work that is done; `reached` is the part of its steps or seconds."""
+        """The fraction of this stage's work that is done; `reached` is the fraction of its steps or seconds."""
         return reached
 
     def describe(self, state: Any, row: Any) -> str:
-        """How it goes, for the progress bar; `row` is the newest record."""
+        """A text for the progress bar; `row` is the newest record."""
         return self.name
 
     def view(self, state: Any) -> Any:
-        """The state as callbacks see it."""
+        """The state that is passed to callbacks."""
         return state
 
     def result(self, state: Any) -> Any:
-        """What the file keeps of this stage when the next one has begun; later stages need no more."""
+        """The result of this stage, which is stored when the next stage begins; later stages need nothing else."""
         return None
 
     def gather(self, state: Any) -> Any:
-        """The state with what is divided among ranks put together on rank 0, for the file."""
+        """The state with the parts of all ranks joined on rank 0, for the file."""
         return state
 
     def divide(self, state: Any) -> Any:
-        """The part of this rank of a state from the file."""
+        """This rank's part of a state from the file."""
         return state
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How far a stage goes, and how often it is recorded and stored (`Checkpoint.every` says otherwise)."""
+    """How far a stage runs, and how often it is recorded and, unless `Checkpoint.every` is given, stored."""
 
     steps: float = math.inf
     seconds: float = math.inf  # of the steps of the run, records not included
@@ -112,31 +112,32 @@ class Limits:
         return step % every == 0 or step == self.steps
 
     def share(self, step: int, seconds: float) -> float:
-        """The part of the way that is done."""
+        """The fraction of the limits that is reached."""
         return min(max(step / max(self.steps, 1), seconds / self.seconds), 1.0)
 
 
 class Run:
-    """Does the stages of one program, and keeps its newest complete step in a file.
+    """Run the stages of one program and keep its newest complete step in a file.
 
     Parameters
     ----------
     kind
         The function a user calls, such as "HyperCleaner.fit".
     identity
-        What makes this run this run, by name: a run to resume must agree in all of it. Large values by fingerprint.
+        The properties that identify this run, by name, large values by fingerprint. A run to resume must agree in all.
     ranks
-        The processes that do this together; rank 0 writes.
+        The processes of the run; rank 0 writes the files.
     checkpoint
-        A path or `Checkpoint(path, every=...)`; an existing file is refused unless it is resumed or `overwrite` is set.
+        A path or `Checkpoint(path, every=...)`. An existing file is an error unless it is resumed or `overwrite` is
+        set.
     resume
-        The path of a checkpoint, or a document that was read from one.
+        The path of a checkpoint, or a document read from one.
     callbacks
-        Functions of (row, state); one that returns something true ends the stage.
+        Functions of (row, state); a callback that returns a true value ends the stage.
     progress
-        Show a bar, or lines where standard error is no terminal; None: a bar in a terminal once it takes long.
+        Show a bar, or lines if standard error is not a terminal. None shows a bar in a terminal if the run takes long.
     work
-        How much work each stage is expected to be, by name and in any unit, for the time left.
+        The expected work of each stage, by name and in any unit, for the estimate of the time left.
 
     Examples
     --------
@@ -169,7 +170,7 @@ class Run:
         self.callbacks: list[Any] = list(callbacks)
         self._from_file = self.document.path  # until a step shows that its content makes sense
         self.interrupted = False
-        """Whether Ctrl-C ended a stage. What comes after it is for the user, and no longer written."""
+        """Whether Ctrl-C ended a stage. Later stages are computed for the user but not written."""
         self._files, self._every = None, None
         if checkpoint is not None:
             with self.ranks.guard("opening the checkpoint"):
@@ -199,12 +200,12 @@ class Run:
                 self._rescue(error, self._files)
         if isinstance(error, MALFORMED) and not isinstance(error, BilevelError) and self._from_file:
             raise InvalidInputError(
-                f"{self._from_file}: going on from this file failed ({type(error).__name__}: {str(error)[:200]}). What "
-                "is in the file does not fit this run, or a function of yours fails: use an older copy, or start again"
+                f"{self._from_file}: resuming from this file failed ({type(error).__name__}: {str(error)[:200]}). The "
+                "file does not fit this run, or a function of yours fails: use an older copy, or start again"
             ) from error
 
     def _rescue(self, error: BaseException, files: CheckpointFiles) -> None:
-        """Write the last complete step before an error of others ends the run, and say where it is."""
+        """Write the last complete step before an error ends the run, and add the path to the message."""
         if files.place is None and not self._unwritten:
             return  # nothing was written, and nothing is lost
         alone = self.ranks.size == 1  # other ranks may not be here to give their parts
@@ -216,7 +217,7 @@ class Run:
     # --- stages -------------------------------------------------------------------------------------------------------
 
     def once(self, name: str, compute: Callable[[], Any]) -> Any:
-        """A stage of one step: what it gives, from the file if it is there, else computed and written."""
+        """A stage of one step: its result from the file, or else computed and written."""
         document = self.document
         if name not in document.finished:
             self._write_first()
@@ -231,11 +232,11 @@ class Run:
         return document.finished[name].result
 
     def do(self, stage: Stage, limits: Limits) -> Outcome:
-        """Take the steps of a stage up to its limits, from where the file left it.
+        """Take the steps of a stage up to its limits, starting from the file if it contains the stage.
 
-        A state that is not finite ends it (`Status.DIVERGED`), and so does a projection or inner problem that fails
-        (`Status.FAILED`; an error if it is the first step that fails). Ctrl-C ends it after the step at hand, a second
-        one at once; the last complete step stands in any case.
+        A state that is not finite ends the stage (`Status.DIVERGED`), and so does a projection or inner problem that
+        fails (`Status.FAILED`; an error if the first step fails). Ctrl-C ends the stage after the current step, a
+        second Ctrl-C at once; the last complete step is kept in any case.
         """
         document, began = self.document, limits.clock()
         if stage.name in document.finished:
@@ -261,7 +262,7 @@ class Run:
         return self._leave(stage, limits, status, message)
 
     def reopen(self, name: str) -> None:
-        """Let a stage that has ended go on, from the state it ended with: for users who ask for more."""
+        """Continue a stage that has ended, from its last state, if the user asks for more steps."""
         if self.document.stage == name:
             self.document.finished.pop(name, None)
 
@@ -277,7 +278,7 @@ class Run:
         return replace(outcome, result=self._part(stage, outcome.result), state=self._part(stage, document.state))
 
     def _part(self, stage: Stage, value: Any) -> Any:
-        """This rank's part of what is in the document: a file holds that of all ranks."""
+        """This rank's part of the document; a file holds the parts of all ranks."""
         return value if self.document.path is None else stage.divide(value)
 
     def _loop(self, stage: Stage, limits: Limits, begins: bool) -> Status:
@@ -327,9 +328,9 @@ class Run:
         return status
 
     def _record(self, stage: Stage) -> tuple[Status | None, bool]:
-        """Make a row, ask for the status, then append the row: a record that is cut short is made again on resuming.
+        """Compute a row and the status, then append the row; an interrupted record is computed again on resuming.
 
-        Gives the status that ends the stage, if one does, and whether Ctrl-C was pressed by now.
+        Return the status that ends the stage, if any, and whether Ctrl-C was pressed.
         """
         document = self.document
         with self.ranks.guard("making a record", wait=False):
@@ -376,7 +377,7 @@ class Run:
     # --- the file and the bar -----------------------------------------------------------------------------------------
 
     def write(self) -> None:
-        """Make the run as it stands the newest checkpoint; nothing is written after an interruption."""
+        """Write the current run as the newest checkpoint; nothing is written after an interruption."""
         if self._files is None or self.interrupted:
             return
         document, stage = self.document, self._stage
@@ -388,16 +389,16 @@ class Run:
         self._begun, self._unwritten = True, not written
 
     def _write_first(self) -> None:
-        """A place that cannot be written, or a state that no file can hold, is known before the first step."""
+        """Write once before the first step, so that an unwritable path or state raises early."""
         if not self._begun:
             self.write()
 
     def __str__(self) -> str:
-        """What of this run is on the disk, and how to go on from it; empty without a checkpoint."""
+        """Which step of this run is on the disk, and how to continue from it; empty without a checkpoint."""
         return "" if self._files is None else str(self._files)
 
     def expect(self, name: str, work: float) -> None:
-        """A stage turns out to be so much work; 0 if it is left out."""
+        """Correct the expected work of a stage; 0 if it is left out."""
         self._work.work[name] = work
 
     def _stage_share(self, stage: Stage, limits: Limits) -> float:
@@ -405,7 +406,7 @@ class Run:
         return stage.share(state, limits.share(state.step, self.document.seconds))
 
     def share(self, stage: Stage, limits: Limits) -> float:
-        """The part of the whole run's work that is done, in the stage at hand."""
+        """The fraction of the work of the whole run that is done."""
         return self._work.share(stage.name, self._stage_share(stage, limits))
 
     def _show(self, stage: Stage, limits: Limits) -> None:

@@ -13,9 +13,9 @@ from .progress import write
 
 
 class Interrupts:
-    """Ctrl-C waits for the end of the step (`pressed`); a second one, `patience` seconds later or more, acts at once.
+    """Delay Ctrl-C to the end of the step (`pressed`); a second one, `patience` seconds later or more, acts at once.
 
-    In a thread other than the main one, Python gives signals to others.
+    Outside the main thread this has no effect, because Python delivers signals to the main thread.
     """
 
     def __init__(self, patience: float = 0.0) -> None:

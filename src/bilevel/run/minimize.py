@@ -35,7 +35,7 @@ from .solution import Iterate, Record, Solution, Status, document_of
 from .stopping import SOLVED, ends_above_start, is_certified, no_descent_near, stationarity_of
 
 SAME_PROBLEM = 1e-3
-"""A run is resumed only where f(x, y) is what it was, up to this relative change."""
+"""A run is resumed only if f(x, y) has its former value, up to this relative change."""
 SAME_ARITHMETIC = "the same arithmetic gave other bits there: use processors, libraries and threads of one kind"
 POLISHING_STEPS = 50
 """Lower-level steps before f is compared in output="best": f at an unconverged y is too optimistic."""
@@ -49,7 +49,7 @@ def iterate(
     solver: Solver | None = None,
     seed: int | Seeds = 0,
 ) -> Iterator[Any]:
-    """Iterate over the states of a run without end, one per step, for your own training loop.
+    """Iterate over the states of an endless run, one per step, for your own training loop.
 
     Parameters
     ----------
@@ -59,7 +59,8 @@ def iterate(
     Yields
     ------
     State
-        x, y and the other variables of the solver after each step. A solver may reuse its tensors: copy those you keep.
+        x, y and the other variables of the solver after each step. A solver may reuse its tensors: copy any that you
+        keep.
 
     Examples
     --------
@@ -110,19 +111,19 @@ def minimize(
         The starting point: tensors, or dictionaries of tensors, of any shape; y0 must lie in Y. Defaults: `problem.x0`
         and `problem.y0`. They are not modified.
     solver
-        "auto" takes `SmoothedBFGS()` where f and g are deterministic (of a sampler all the data, where they are not too
-        many), `BiCGAFFA()` where there are function constraints and `DMLCBO()` elsewhere; `solution.solver` names the
-        choice and the reason.
+        "auto" uses `SmoothedBFGS()` if f and g are deterministic (with a sampler, if all its data can be used at once),
+        `BiCGAFFA()` if there are function constraints, and `DMLCBO()` otherwise. `solution.solver` states the choice
+        and the reason.
     steps
-        The number of steps at most, 10,000 by default; `SmoothedBFGS` ends by itself long before. When resuming: the
+        The maximal number of steps, 10,000 by default; `SmoothedBFGS` usually ends long before. When resuming: the
         number of further steps, by default the remaining ones; a run that has ended (`Status.finished`) is returned
-        unchanged, unless steps, tol or delta ask for more.
+        unchanged unless steps, tol or delta require more.
     seed
-        A number, or `Seeds(...)` to vary one source of randomness at a time. The same seed gives the same bits on one
-        thread of the same machine and torch build.
+        A number, or `Seeds(...)` to vary one source of randomness at a time. With one thread, the same seed gives the
+        same bits on the same machine and torch build.
     evaluate_every
-        The number of steps between evaluations (default 100). At each of them and at the end, a `Record` is made and
-        callbacks are called; the start is recorded too.
+        The number of steps between evaluations (default 100). Every evaluation appends a `Record` to the history and
+        calls the callbacks; the start and the end are evaluated too.
     seconds
         Stop, with an evaluation, after the step at which the time spent in steps reaches this limit.
     clock
@@ -131,15 +132,15 @@ def minimize(
     tol
         Stop at the first evaluation where stationarity and lower residual are both within tol.
     delta
-        With tol: stop at the first evaluation with a valid `certificate(delta)` whose eps is within tol, and so is the
-        lower level, instead. At a stationary kink the hypergradient itself never becomes small.
+        With tol: stop instead at the first evaluation at which a `certificate(delta)` is valid, its eps is within tol
+        and the lower level is solved to tol. At a stationary kink the hypergradient itself never becomes small.
     output
-        "last" (the default); "best": lowest f after 50 lower-level steps among the evaluations; "sampled": an iterate
-        drawn uniformly from all steps, as in the theory.
+        "last" (the default); "best": the evaluated point with the lowest f after 50 lower-level steps; "sampled": an
+        iterate drawn uniformly from all steps, as in the theory.
     callbacks
         Functions of (record, state); a callback that returns a true value ends the run. `CSVFile` and `TensorBoard`
-        are ready to use. Where a callback has methods `begin(history)` and `end()`, they are called at the start and
-        the end of the run.
+        are ready to use. Methods `begin(history)` and `end()` of a callback, if it has them, are called at the start
+        and at the end of the run.
     progress
         Show a progress bar; by default one appears in a terminal when the run takes longer than five seconds.
     checkpoint
@@ -157,7 +158,7 @@ def minimize(
 
     References
     ----------
-    Shi, Chang & Gu (2024), the paper of DMLCBO, section 2.1; docs/smoothing.md, the method that "auto" mostly takes.
+    Shi, Chang & Gu (2024), the paper of DMLCBO, section 2.1. docs/smoothing.md explains the default method.
 
     Examples
     --------
@@ -220,7 +221,7 @@ class SolverStage(Stage):
     Parameters
     ----------
     problem
-        Its costs count what the steps take.
+        The problem, whose costs count the operations of the steps.
     plan
         The solver, the stopping rule and the output rule.
     seeds
@@ -239,7 +240,7 @@ class SolverStage(Stage):
         self._flawed = False  # derivatives do not agree with differences: nothing is claimed
 
     def start(self, x0: Vector | None, y0: Vector | None) -> tuple[Vector, Vector]:
-        """Begin at this point, once it and the solver are seen to fit the problem; the point is returned."""
+        """Check that the point and the solver fit the problem; return the starting point."""
         x, y = check_start(uncounted(self.problem), x0, y0)
         self._rewrite(x, y)
         if self._form is not None:
@@ -254,7 +255,7 @@ class SolverStage(Stage):
         return x, y
 
     def resume(self, document: RunDocument) -> tuple[Vector, Vector]:
-        """Go on from an earlier run of the same problem, whose state fits, and f has the value that was recorded."""
+        """Continue an earlier run; check that its state fits the problem and that f has its recorded value."""
         state = (self.divide(document.state) if document.path else document.state).current
         given = self.problem
         self._rewrite(state.x, state.y)
@@ -281,14 +282,14 @@ class SolverStage(Stage):
         return state.x, state.y
 
     def _rewrite(self, x: Vector, y: Vector) -> None:
-        """For solvers that need a fixed set: take the problem in y' if its set is Translated or Scaled by x."""
+        """For solvers that need a fixed set: use the problem in y' if its set is Translated or Scaled by x."""
         self._form = rewrite_moving_set(self.problem, x, y) if FIXED_SET in needs_of(self.solver) else None
         if self._form is not None:
             self.problem: Problem = self._form.problem
 
     @property
     def counts(self) -> Mapping[str, float]:  # type: ignore[override]
-        """Gradients, products and projections of the steps."""
+        """The numbers of gradients, products and projections of the steps."""
         return self.problem.costs.as_dict()
 
     @counts.setter
@@ -335,7 +336,7 @@ class SolverStage(Stage):
         )
 
     def _better(self, problem: Problem, state: Iterate) -> tuple[float, Vector, Vector]:
-        """The lowest f so far, after a few lower-level steps, and where."""
+        """The lowest f so far, after a few lower-level steps, and its point."""
         now = state.current
         y = solve_lower(problem, now.x, now.y, max_steps=POLISHING_STEPS).y
         value = float(problem.linearize(now.x, y).upper_value)
@@ -372,7 +373,7 @@ class SolverStage(Stage):
         return "" if row is None else f"upper {row.upper:.5g}  lower residual {row.lower_residual:.1e}"
 
     def view(self, state: Iterate) -> State:
-        """A copy of the solver's state, with y in its own set: what a callback does to it stays there."""
+        """A copy of the solver's state with y in the user's set; a callback may modify it."""
         now = copy.deepcopy(state.current)
         return now if self._form is None else replace(now, y=self._form.from_fixed(now.x, now.y))
 
@@ -399,7 +400,7 @@ class SolverStage(Stage):
         return self._moved(value, partial(self.problem.x_space.map_divided, self.problem.ranks.concat))
 
     def divide(self, value: Any) -> Any:
-        """As the rows of `problem.x0` are divided, or evenly where the problem has none."""
+        """Divide rows as those of `problem.x0` are divided, or evenly without one."""
         space, part, x0 = self.problem.x_space, self.problem.ranks.part, self.problem.x0
         if x0 is None:
             return self._moved(value, partial(space.map_divided, part))

@@ -1,8 +1,8 @@
-"""Observers: what `minimize(callbacks=[...])` tells about a run, to files and to TensorBoard.
+"""Observers for `minimize(callbacks=[...])`, which write the records of a run to CSV files and to TensorBoard.
 
-An observer is any function of (record, state); a true answer ends the run. It may have the methods `begin(history)`,
-called at the start with the records so far, and `end()`, called at the end, well or not. Those here write every record,
-flushed at once, so that a run that is killed loses none; a run that is resumed goes on in the same file.
+An observer is any function of (record, state); if it returns a true value, the run ends. Its optional methods are
+`begin(history)`, called at the start with the records so far, and `end()`, called at the end in any case. The observers
+here flush every record at once, so that a killed run loses none; a resumed run continues the same file.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class CSVFile:
     Parameters
     ----------
     path
-        The file to make. When a run is resumed, its own file is brought to the state of the checkpoint and continued.
+        The file to write. When a run is resumed, its file is cut back to the checkpoint and continued.
 
     Examples
     --------
@@ -47,12 +47,12 @@ class CSVFile:
         check_writable(self.path, overwrite=True)
 
     def check(self, history: Sequence[Record]) -> None:
-        """Refuse a file that is there and not the log of this run."""
+        """Raise if the file exists and is not the log of this run."""
         if self.path.exists() and not self.is_log_of(history):
             raise OutputExistsError(f"{self.path} exists and was left as it is: choose another name or delete it")
 
     def begin(self, history: Sequence[Record]) -> None:
-        """Write the records so far; a file that is not the log of this run is left alone."""
+        """Write the records so far; a file that is not the log of this run is not changed."""
         self.check(history)
         text = self._start(history) + "".join(map(_row, history[1:]))
         write_atomically(self.path, partial(Path.write_text, data=text, encoding="utf-8", newline=""), overwrite=True)
@@ -79,7 +79,7 @@ class CSVFile:
             self._file = None
 
     def is_log_of(self, history: Sequence[Record]) -> bool:
-        """Whether the file is the log of this run: the seconds of the first record tell runs apart."""
+        """Whether the file is the log of this run, identified by the seconds of the first record."""
         start = self._start(history)
         if not start or not self.path.is_file():
             return False
@@ -91,12 +91,12 @@ class CSVFile:
 
 
 class TensorBoard:
-    """Every record of a run as scalars for TensorBoard, which is an extra: pip install 'bilevel[tensorboard]'.
+    """Write every record of a run as scalars for TensorBoard (pip install 'bilevel[tensorboard]').
 
     Parameters
     ----------
     folder
-        Where the event files go. When a run is resumed, what was written after its checkpoint is hidden.
+        The folder of the event files. When a run is resumed, events written after its checkpoint are hidden.
 
     Examples
     --------
@@ -153,7 +153,7 @@ def checked_callbacks(callbacks: Any) -> list[Any]:
 
 
 def check_logs(callbacks: Iterable[Any], history: Sequence[Record], others: Iterable[Path] = ()) -> None:
-    """Refuse, before anything is written, logs in files of other runs, in one another's and in `others`."""
+    """Raise before anything is written if a log would overwrite another run's file, another log or one of `others`."""
     taken = [path.resolve() for path in others]
     for log in callbacks:
         if isinstance(log, CSVFile):
@@ -164,15 +164,15 @@ def check_logs(callbacks: Iterable[Any], history: Sequence[Record], others: Iter
 
 
 def named_logs(callbacks: Iterable[Any]) -> dict[str, str]:
-    """The files of the logs among the observers, each with its kind: what a checkpoint keeps of them."""
+    """The files of the logs among the observers, each with its kind, as stored in a checkpoint."""
     return {str(log.path): "CSVFile" for log in callbacks if type(log) is CSVFile}
 
 
 def logs_of(names: Mapping[str, str], history: Sequence[Record]) -> Iterator[tuple[str, CSVFile | None]]:
-    """The logs that a checkpoint names, to be continued; None for a file that is not the log of this run.
+    """The logs named in a checkpoint, to be continued; None for a file that is not the log of this run.
 
-    A checkpoint may be untrusted and name any file: one that does not begin with this run's own first record
-    is neither made nor changed.
+    A checkpoint may be untrusted and name any file: a file that does not begin with this run's first record is neither
+    created nor changed.
     """
     for path, kind in names.items():
         there = "\0" not in path and kind == "CSVFile" and Path(path).is_file()

@@ -1,4 +1,4 @@
-"""What is asked of a run of `minimize`: the one place where the settings of a call meet those of the run it resumes."""
+"""The arguments of a run of `minimize`, merged with those of the run that it resumes."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ class Plan(Settings):
     Parameters
     ----------
     steps
-        Up to which step it goes.
+        The last step of the run.
     evaluate_every, tol, delta, output
         As in `minimize`.
     solver
-        The solver; in a file its text where the file cannot hold it, since it is not one of the library.
+        The solver; in a file, its text if it is not one of the library and cannot be stored.
     choice
         Why solver="auto" chose this solver.
     logs
-        The files of its logs, each with its kind: see `named_logs`.
+        The log files of the run, each with its kind: see `named_logs`.
     checkpoint_every
         As in `Checkpoint`.
     """
@@ -57,7 +57,7 @@ class Plan(Settings):
 
     @classmethod
     def settle(cls, earlier: tuple[Plan, State] | None, **asked: Any) -> Plan:
-        """The arguments that are not None, in place of those of the earlier run, from whose state this one goes on."""
+        """Replace the arguments of the earlier run, from whose state this one continues, by those that are not None."""
         asked = {name: value for name, value in asked.items() if value is not None}
         if earlier is None:
             return cls(**asked)
@@ -68,12 +68,12 @@ class Plan(Settings):
         new = replace(old, **{"steps": max(old.steps, state.step), **asked})
         if new.output != old.output and "sampled" in (new.output, old.output):
             raise InvalidInputError(
-                f'output="sampled" cannot resume a run with output="{old.output}": its iterates are gone'
+                f'output="sampled" cannot resume a run with output="{old.output}": its iterates were not stored'
             )
         return replace(new, solver=_same_solver(old.solver, asked.get("solver"), state))
 
     def __str__(self) -> str:
-        """What the ranks of a run must agree in; objects without a text of their own differ in their addresses."""
+        """The arguments in which all ranks must agree."""
         return _without_addresses(repr(self))
 
 
@@ -99,7 +99,7 @@ def _same_solver(old: Any, asked: Any, state: State) -> Any:
 
 
 def _other_setting(old: Any, solver: Any) -> str:
-    """The first setting that differs from the solver of the run, which is its text where a file cannot hold it."""
+    """Describe the first setting that differs from the solver of the run (which is a text if it was not stored)."""
     if isinstance(old, str) or not is_dataclass(old):
         was, now = (_without_addresses(each) for each in (old, solver))
         return "" if was == now else f"{was} then, {now} now"

@@ -15,7 +15,7 @@ def plot_runs(
     against: Mapping[str, str],
     path: str | Path | None = None,
 ) -> Any:
-    """Some numbers of the records of runs against others: a row of pictures per measure, a line per run.
+    """Plot attributes of the records of runs against others: a row of axes per measure, a line per run.
 
     Parameters
     ----------
@@ -24,7 +24,7 @@ def plot_runs(
     measures, against
         Attributes of a record, with the names of their axes; all measures but the first on a logarithmic scale.
     path
-        Where the picture is saved; None: nowhere.
+        The file in which the picture is saved, or None.
     """
     try:
         from matplotlib.figure import Figure

@@ -1,7 +1,8 @@
 """Whether a problem is the one of an earlier run: f, g and the sets at two points that depend on shapes alone.
 
-A problem is code, which no file holds. What a file holds is what the code gave: f, g, the sizes of their derivatives,
-the projections, and fingerprints of the parameters of the sets. Numbers may differ by the rounding of another machine.
+A problem is code, which is not stored in files. A file holds values of the problem instead: f, g, the norms of their
+derivatives, the projections, and fingerprints of the parameters of the sets. Values may differ by the rounding of
+another machine.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from ..sets.base import ConvexSet
 from ..spaces import Vector, leaves, tree_map
 
 ROUNDING = {torch.float64: 1e-8}
-"""Relative differences between two machines; 1e-4 for the other dtypes."""
+"""The allowed relative difference between two machines in float64; 1e-4 for other dtypes."""
 SCALES = (0.1, 1.0)
 """The sizes of the two points."""
 
@@ -29,17 +30,17 @@ Facts = dict[str, Any]
 
 
 def problem_identity(problem: Problem, x: Vector, y: Vector) -> Facts:
-    """What tells this problem from another: lists of numbers and fingerprints, by the name of the part.
+    """Values that identify the problem: lists of numbers and fingerprints, by the name of the part.
 
-    A part that fails at the points, or gives other numbers when it is called again (dropout, say), is left out. On
-    several ranks there are none: one rank alone could fail.
+    A part that fails at the points, or is random (dropout, for example), is left out. On several ranks all parts are
+    left out, because one rank alone could fail.
 
     Parameters
     ----------
     problem
-        The problem as the user made it.
+        The problem of the user.
     x, y
-        Points of the right shapes; their values do not matter.
+        Points of the right shapes; their values are not used.
     """
     if problem.ranks.size > 1:
         return {}
@@ -49,7 +50,7 @@ def problem_identity(problem: Problem, x: Vector, y: Vector) -> Facts:
 
 
 def check_same_problem(problem: Problem, x: Vector, y: Vector, was: Mapping[str, Any]) -> None:
-    """Refuse to go on if f, g or a set gives other numbers than in the earlier run, and say which does."""
+    """Raise if f, g or a set has other values than in the earlier run, and name it."""
     with torch.random.fork_rng(devices=[]):
         now = _facts(uncounted(problem), x, y) if was and problem.ranks.size == 1 else {}
     for name, fact in was.items():
@@ -81,7 +82,7 @@ def _set_facts(constraint: Any, name: str) -> Facts:
 
 
 def _numbers(problem: Problem, x: Vector, y: Vector) -> dict[str, list[float]]:
-    """What each part of the problem gives at a point; parts that fail there give nothing."""
+    """The values of each part of the problem at a point; parts that fail there are left out."""
     found: dict[str, list[float]] = {}
 
     def add(name: str, compute: Callable[[], list[Any]]) -> None:
@@ -110,12 +111,12 @@ def _numbers(problem: Problem, x: Vector, y: Vector) -> dict[str, list[float]]:
 
 
 def _farther(point: Vector) -> Vector:
-    """Where the boundary of a set is in the way."""
+    """A point far from the origin, where the boundary of a set matters."""
     return tree_map(lambda part: 10 * part, point)
 
 
 def _pattern(point: Vector, scale: float, shift: float = 0.0) -> Vector:
-    """scale cos(1 + shift), scale cos(2 + shift), ...: all entries differ, and draw on no generator."""
+    """scale cos(1 + shift), scale cos(2 + shift), ...: different entries without a random generator."""
 
     def filled(part: Tensor) -> Tensor:
         count = torch.arange(1, part.numel() + 1, device=part.device, dtype=torch.float64)

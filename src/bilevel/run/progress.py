@@ -1,4 +1,4 @@
-"""Progress of long runs, on standard error: a live bar in a terminal (with rich), about ten plain lines elsewhere."""
+"""Progress of long runs on standard error: a live bar in a terminal (with rich), about ten plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Self
 
 LINES = 10
-"""How many lines a run prints when standard error is a file or a pipe."""
+"""The number of lines that a run prints if standard error is a file or a pipe."""
 
 
 PATIENCE = 5.0
-"""Seconds after which a run shows a bar in a terminal, if nobody said whether one is wanted."""
+"""Seconds after which a run shows a bar in a terminal if `progress` is None."""
 
 
 class Progress:
-    """What is done, how long the rest takes, and how it goes; nothing is shown if it is not wanted.
+    """Show the fraction of the work that is done, the time left and a text; with wanted=False show nothing.
 
     With wanted=None a bar appears in a terminal once the run takes longer than five seconds.
 
@@ -49,15 +49,15 @@ class Progress:
             self._bar.stop()
 
     def begin(self, share: float) -> None:
-        """This part was done before: its time says nothing about the time left."""
+        """Set the fraction that was done before; its time does not count for the time left."""
         self._time_left.update(share)
 
     def is_due(self) -> bool:
-        """Whether what is shown is older than half a second."""
+        """Whether the display is older than half a second."""
         return self._wanted and time.monotonic() > self._last + 0.5
 
     def show(self, share: float, counter: str, text: str) -> None:
-        """This part is done, `counter` counts it, and `text` says how it goes."""
+        """Show the fraction that is done, a counter such as "step 5/10", and a text."""
         if not self._wanted:
             return
         self._last = time.monotonic()
@@ -72,7 +72,7 @@ class Progress:
 
 
 def _live_bar(time_left: TimeLeft) -> Any:
-    """A bar of rich, whose time left counts down between updates; None without rich, and without a terminal."""
+    """A bar of rich, whose time left counts down between updates; None without rich or without a terminal."""
     try:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TextColumn
@@ -95,19 +95,19 @@ def _live_bar(time_left: TimeLeft) -> Any:
 
 
 def write(text: str) -> None:
-    """Write to standard error, which programs without a console do not have."""
+    """Write to standard error, if the program has one."""
     if sys.stderr is not None:
         sys.stderr.write(text)
         sys.stderr.flush()
 
 
 class WorkShare:
-    """The part of a run that is done, from the work of its stages.
+    """The fraction of a run that is done, from the work of its stages.
 
     Parameters
     ----------
     work
-        How much work each stage is expected to be, by name, in any unit.
+        The expected work of each stage, by name, in any unit.
     finished
         The stages that ended in an earlier run.
 
@@ -126,11 +126,11 @@ class WorkShare:
         self._ended = dict.fromkeys(finished, 1.0)
 
     def end(self, stage: str, share: float = 1.0) -> None:
-        """A stage has ended, after this part of the work expected of it."""
+        """End a stage after this fraction of its expected work."""
         self._ended[stage] = share
 
     def share(self, stage: str, share: float) -> float:
-        """The part of the run that is done, when this part of the present stage is."""
+        """The fraction of the run that is done, given the fraction of the current stage."""
         work = {stage: 1.0, **self.work}
         done = sum(work.get(name, 0.0) * part for name, part in {**self._ended, stage: share}.items())
         left = sum(amount for name, amount in work.items() if name not in {**self._ended, stage: share})
@@ -138,7 +138,7 @@ class WorkShare:
 
 
 class TimeLeft:
-    """How long the rest takes, at the pace of the latter half of what is done: the start, with its warm-up, fades.
+    """Estimate the time left from the pace of the second half of the work so far, which excludes the warm-up.
 
     Examples
     --------
@@ -160,11 +160,11 @@ class TimeLeft:
         self._seen: list[tuple[float, float]] = []
 
     def update(self, share: float, now: float | None = None) -> None:
-        """This part is done."""
+        """Set the fraction that is done."""
         self._seen.append((share, time.monotonic() if now is None else now))
 
     def seconds(self, now: float | None = None) -> float:
-        """An estimate in seconds; NaN before a hundredth is done."""
+        """The estimate in seconds; NaN before 1 % is done."""
         if len(self._seen) < 2 or self._seen[-1][0] < 0.01:
             return math.nan
         (first, _), (done, then) = self._seen[0], self._seen[-1]

@@ -1,6 +1,6 @@
-"""What `bilevel resume` does: from the checkpoint of a run to its end.
+"""The command `bilevel resume`, which continues a run from its checkpoint.
 
-A checkpoint holds data, and a problem is code: its name comes from the command line, never from the file.
+A checkpoint holds data, but a problem is code: its name comes from the command line, never from the file.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ FINISHED, FAILED, INTERRUPTED = 0, 2, 130
 
 
 def resume(file: Path, *, problem: str | None = None, solver: str | None = None, steps: int | None = None) -> int:
-    """Go on with a run up to its planned end, or for `steps` more; returns the exit code."""
+    """Continue a run up to its planned end, or for `steps` more steps; return the exit code."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # minimize reads it again and has it said once
         earlier = _loaded(file)
     document, step = earlier.document, earlier.state.step
     is_demo = problem is None and document.about.get("command") == "demo"
     if steps is None and earlier.status.finished:
-        more = "" if is_demo else "; --steps N takes more"
+        more = "" if is_demo else "; --steps N takes N more"
         sys.stdout.write(f"{file}: this run has ended at step {step}, {earlier.status}{more}\n")
         return FINISHED
     if is_demo:
@@ -57,9 +57,9 @@ def resume(file: Path, *, problem: str | None = None, solver: str | None = None,
 
 
 def _loaded(file: Path) -> Solution:
-    """The newest state of a run of `minimize`; any other goes on elsewhere, and the error says where.
+    """The newest state of a run of `minimize`; for any other run, raise an error that shows how to resume it.
 
-    Its command line is shown and not run: it names files to write, and the file may be untrusted.
+    The command line in the file is shown and not run: it names files to write, and the file may be untrusted.
     """
     document = Checkpoint(file).load()
     if document.kind != "minimize":
@@ -71,20 +71,20 @@ def _loaded(file: Path) -> Solution:
 
 
 def report(solution: Solution, file: Path) -> int:
-    """Say how the run ended; returns the exit code."""
+    """Print how the run ended; return the exit code."""
     sys.stdout.write(f"{solution!r}\n")
     if solution.status.ok:
-        sys.stdout.write(f"{solution.status}: it is in {file}\n")
+        sys.stdout.write(f"{solution.status}: saved in {file}\n")
         return FINISHED
     sys.stderr.write(f"bilevel: {solution.status}. {escape_control_chars(solution.message)}\n")
     return INTERRUPTED if solution.status is Status.INTERRUPTED else FAILED
 
 
 def _continued_logs(earlier: Solution) -> list[Any]:
-    """The CSV and JSON logs of the run that are still there."""
+    """The CSV and JSON logs of the run that still exist."""
     found = []
     for path, log in logs_of(earlier.plan.logs, earlier.history):
-        message = "goes on" if log else "is not there, or not a log of this run: it is left as it is"
+        message = "is continued" if log else "does not exist or is not a log of this run, and is not changed"
         sys.stderr.write(f"bilevel: the log {escape_control_chars(path)} {message}\n")
         found += [log] if log else []
     return found
@@ -95,7 +95,7 @@ def _resume_demo(file: Path, document: RunDocument, steps: int | None) -> int:
 
     seed, step = document.about.get("seed", 0), document.state.step
     if steps is not None:
-        raise InvalidInputError("--steps goes with a run of your own: a demo is resumed to its end")
+        raise InvalidInputError("--steps is for runs of your own: a demo is resumed to its end")
     left = max(document.plan.steps - step, 0)
     sys.stderr.write(f"bilevel: demo with seed {seed}, step {step}, {left} steps left\n")
     demo.run(seed=seed, checkpoint=file, resume=file)
@@ -106,7 +106,7 @@ def _resume_demo(file: Path, document: RunDocument, steps: int | None) -> int:
 
 
 def problem_named(text: str) -> Problem:
-    """The problem MODULE:NAME, or what the function of that name makes."""
+    """The problem MODULE:NAME, or the problem that the function of that name returns."""
     found = named(text)
     made = found() if callable(found) and not isinstance(found, Problem) else found
     if not isinstance(made, Problem):

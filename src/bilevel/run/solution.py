@@ -1,4 +1,4 @@
-"""What a run returns: the point, why it stopped, what it cost and how it went."""
+"""The result of a run: the point, the status, the cost and the history."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @serializable
 class Status(Enum):
-    """Why a run ended, with cause and remedy.
+    """The reason why a run ended, with cause and remedy.
 
     Examples
     --------
@@ -39,38 +39,38 @@ class Status(Enum):
         "where several kinks meet, F itself may still decrease (erratum 11): goldstein_measure tests F"
     )
     CONVERGED = (
-        "F falls no further: no descent, exact or smoothed, and no direction that was tried lowers it by more than tol "
-        "times its decrease so far"
+        "F decreases no further: no descent, exact or smoothed, and no direction that was tried lowers it by more than "
+        "tol times its decrease so far"
     )
     STALLED = (
-        "no descent lowers F by much any more, but F was not verified to be stationary (it falls in a direction that "
-        "was tried, rounding hides it, g is not convex in y, or a derivative is wrong); the best point is returned: "
-        "another x0 or seed may lead further"
+        "no descent lowers F by much any more, but the point was not verified to be stationary (F decreases in a "
+        "direction that was tried, rounding hides changes of F, g is not convex in y, or a derivative is wrong); the "
+        "best point is returned, and another x0 or seed may lead further"
     )
     UNFINISHED = (
-        "all steps were taken, or the time was up, while F was still falling; resume=solution with more steps or "
-        "seconds goes on"
+        "all steps were taken, or the time limit was reached, while F was still decreasing; resume=solution with more "
+        "steps or seconds continues the run"
     )
-    STOPPED = "a callback asked to stop"
+    STOPPED = "a callback ended the run"
     INTERRUPTED = "interrupted from the keyboard; the last complete step is returned, resume=solution continues it"
     SERIES_DIVERGES = (
         "the run ended, but eta is at or beyond 2/L on the face, where the Neumann series diverges and its "
         'partial sums are no hypergradient: use eta="auto", a smaller eta, or LinearSolve()'
     )
     UNSOLVED = (
-        "the run ended where its hypergradient is not known (|h| = nan): the linear system behind it was not solved, "
-        "since g has too little or negative curvature in y; add for example 1e-3 * y.square().sum() to g"
+        "the run ended at a point where the hypergradient is unknown (|h| = nan): its linear system was not solved, "
+        "because g has too little or negative curvature in y; add for example 1e-3 * y.square().sum() to g"
     )
     ABOVE_START = (
-        "the run ended where F is higher than at its start: use smaller steps or the default solver, and check that g "
-        "is strongly convex in y"
+        "F is higher at the end of the run than at its start: use smaller steps or the default solver, and check that "
+        "g is strongly convex in y"
     )
     DIVERGED = (
         "the next step would not be finite; the last finite state is returned: lower upper_step or lower_step, "
         "check f and g for overflow, and that g is strongly convex in y"
     )
     FAILED = (
-        "a part of the next step failed, see solution.message; the last complete step is returned,  "
+        "a part of the next step failed, see solution.message; the last complete step is returned, "
         "and resume=solution continues from it"
     )
 
@@ -108,9 +108,9 @@ class Record:
         |h| by a linear solve at (x, y), or |x - P_X(x - h)| when x has a set; NaN with
         function constraints, and when the linear system could not be solved.
     linear_residual
-        How well the linear system behind `stationarity` was solved, relative to its right-hand side.
+        The relative residual of the linear system of `stationarity`.
     contraction
-        For Neumann series: the factor by which its terms grow (1 and beyond: diverges); None for other estimators.
+        For Neumann series: the factor by which its terms grow (at least 1: the series diverges); otherwise None.
     costs
         Gradients, products and projections so far.
 
@@ -142,7 +142,7 @@ class Record:
 @serializable
 @dataclass(kw_only=True)
 class Iterate:
-    """The state of a run of `minimize`: that of its solver, and the iterates that the output rule keeps."""
+    """The state of a run of `minimize`: the state of its solver, and the iterates that the output rule stores."""
 
     current: State
     best: tuple[float, Vector, Vector] | None = None  # f after polishing, x, y
@@ -156,7 +156,7 @@ class Iterate:
         return self.current.is_finite()
 
     def output(self, rule: str) -> tuple[Vector, Vector]:
-        """The point that the rule chooses."""
+        """The point chosen by the output rule."""
         if rule == "best" and self.best is not None:
             return self.best[1:]
         return self.sampled if rule == "sampled" and self.sampled is not None else (self.current.x, self.current.y)
@@ -206,12 +206,12 @@ class Solution:
 
     @property
     def history(self) -> list[Record]:
-        """One `Record` per evaluation, the first of the start."""
+        """One `Record` per evaluation; the first one belongs to the start."""
         return self.document.history
 
     @property
     def plan(self) -> Plan:
-        """What was asked of the run."""
+        """The arguments of the run."""
         return self.document.plan
 
     @property
@@ -238,7 +238,7 @@ class Solution:
 
     @property
     def solver(self) -> str:
-        """The solver and its settings, as text; the reason too if it was chosen automatically."""
+        """The solver and its settings as text, with the reason if the solver was chosen automatically."""
         return f"{self.plan.solver}{self.plan.choice and f', chosen since {self.plan.choice}'}"
 
     def rows(self) -> list[dict[str, float | None]]:
@@ -261,7 +261,7 @@ class Solution:
         return self.identified().save(path, overwrite=overwrite)
 
     def identified(self) -> RunDocument:
-        """The run with what is known of its problem, so that no other problem resumes it."""
+        """The run with values that identify its problem, so that no other problem can resume it."""
         from .problem_identity import problem_identity
 
         if self.document.identity or self.problem is None:
@@ -272,7 +272,7 @@ class Solution:
 
     @classmethod
     def load(cls, path: str | Path) -> Solution:
-        """Read a solution that `save` wrote, or the checkpoint of a run; nothing is unpickled."""
+        """Read a solution written by `save`, or the checkpoint of a run; nothing is unpickled."""
         from .checkpoint import RunDocument
 
         return cls.from_document(RunDocument.load(path))
@@ -297,7 +297,7 @@ class Solution:
         return plot_runs({"": self.history}, measures, {"step": "step"}, path)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickles and copies go without the problem: its functions are often lambdas."""
+        """Leave out the problem in pickles and copies, because its functions are often lambdas."""
         return {**self.__dict__, "problem": None}
 
     def __repr__(self) -> str:
@@ -318,7 +318,7 @@ def record_values(record: Record) -> dict[str, Any]:
 
 
 def document_of(resume: Any) -> RunDocument | None:
-    """The run of a `Solution`, of a solver's state or of a file, to go on from."""
+    """The run to continue, from a `Solution`, a state of a solver or a file."""
     from .checkpoint import Checkpoint, RunDocument
 
     if resume is None:

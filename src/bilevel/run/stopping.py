@@ -1,4 +1,4 @@
-"""When a run of `minimize` may stop, and what may be said of the point where it ends."""
+"""When a run of `minimize` may stop, and how its last point is judged."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from .solution import Record
 SOLVED = 1e-2
 """A stationarity measure counts only if its linear system was solved to this relative residual."""
 PROBE = 1e-3
-"""Before a run is called stationary F is evaluated at this distance from x, relative to |x|."""
+"""Before a point counts as stationary, F is evaluated at this distance from x, relative to |x|."""
 CERTIFICATE_SAMPLES = 50
-"""How many Jacobians a certificate looks at when it decides whether to stop: its eps is a bound with any number."""
+"""The number of Jacobians of a certificate that decides whether to stop: eps is a bound with any number of them."""
 SHORT, SOLVING_STEPS, HIGHER = 20, 500, 1e-3
-"""A run of at least so many steps ends above its start if F, after at most so many lower-level steps, is higher by this
-part of it."""
+"""A run of at least this many steps ends above its start if F, computed with at most this many lower-level steps, is
+higher by this fraction."""
 
 
 def stationarity_of(problem: Problem, x: Vector, h: Vector) -> float:
@@ -35,9 +35,9 @@ def stationarity_of(problem: Problem, x: Vector, h: Vector) -> float:
 
 
 def no_descent_near(problem: Problem, state: State, tol: float, delta: float | None = None) -> bool:
-    """Whether one-sided differences of F agree that it is stationary: h = 0 alone says little at a kink.
+    """Whether one-sided differences of F confirm that x is stationary: at a kink, h = 0 is not sufficient.
 
-    With delta they are those at that distance: nearer to a minimum at a kink F still falls.
+    With delta, the differences are taken at that distance: closer to a minimum at a kink, F still decreases.
     """
     x = flat(state.x).double()
     if unmet(SmoothedBFGS, problem, problem.constraint_at(state.x), state.y):
@@ -54,7 +54,7 @@ def no_descent_near(problem: Problem, state: State, tol: float, delta: float | N
 
 
 def is_certified(problem: Problem, state: State, delta: float, tol: float) -> bool:
-    """Whether a certificate and the error of the lower level behind it are within tol, and F does not fall at delta."""
+    """Whether a certificate and the error of its lower level are within tol, and F does not decrease at delta."""
     from ..diagnostics import certificate
 
     found = certificate(problem, state.x, delta, state.y, samples=CERTIFICATE_SAMPLES)
@@ -64,9 +64,9 @@ def is_certified(problem: Problem, state: State, delta: float, tol: float) -> bo
 def ends_above_start(
     problem: Problem, start: tuple[Vector, Vector] | None, state: State, history: Sequence[Record]
 ) -> bool:
-    """Whether F is higher than at the start, if a few lower-level steps tell; not asked of short or resumed runs.
+    """Whether F, after a few lower-level steps, is higher than at the start; False for short or resumed runs.
 
-    With a sampler, whose steps are cheaper than those on all the data, only where f is higher.
+    With a sampler, whose steps are cheaper than evaluations of all the data, this is computed only if f is higher.
     """
     if start is None or state.step < SHORT or problem.inequality is not None or problem.ranks.size > 1:
         return False

@@ -1,4 +1,4 @@
-"""Methods for bilevel problems, one per file: a new one is a new file and a line here."""
+"""Methods for bilevel problems, one per file."""
 
 from .aipod import AiPOD as AiPOD
 from .approx import Approx as Approx

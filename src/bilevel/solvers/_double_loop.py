@@ -2,9 +2,9 @@
 
     y_k ~ y*(x_k), from y_{k-1};      h_k ~ grad F(x_k);      x_{k+1} = P_X(x_k - step_k h_k)
 
-With step_rule="fixed" every step is kept. "adaptive" (after Pedregosa 2016, section 5) keeps a trial if f(x, y(x))
-falls by 0.1 |dx|^2 / step, up to what the inexact lower levels can hide, and makes the next step longer; otherwise the
-trial is taken back and the step halved.
+With step_rule="fixed" every step is accepted. With "adaptive" (after Pedregosa 2016, section 5) a trial step is
+accepted if f(x, y(x)) decreases by 0.1 |dx|^2 / step, up to the error due to inexact lower levels, and the next step is
+longer; otherwise the trial is rejected and the step is halved.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class DoubleLoopState(State):
 
 @dataclass(frozen=True)
 class Arrival:
-    """The lower level at one x: the linearisation at its y, the residual there, the tolerance, L and what it took."""
+    """The lower level at one x: the linearisation at its y, the residual there, the tolerance, L and the cost."""
 
     lin: Linearization
     residual: float
@@ -83,15 +83,15 @@ class DoubleLoop(Settings, ABC):
         """The lower level solved, and the hypergradient, at the start."""
         if self.step_rule == "adaptive" and problem.sampler is not None:
             raise IncompatibleError(
-                f"{type(self).__name__}(step_rule='adaptive') compares values of f from step to step, which batches do "
-                "not allow: use step_rule='fixed' with a problem that has a sampler"
+                f"{type(self).__name__}(step_rule='adaptive') compares values of f from step to step, which is not "
+                "possible with batches: use step_rule='fixed' with a problem that has a sampler"
             )
         state = self.state_class(x=x, y=y, seeds=seeds, upper_step=self.upper_step)
         return self.settle(state, self.arrive(problem, state, x, 0), accepted=True)
 
     @abstractmethod
     def arrive(self, problem: Problem, state: Any, x: Vector, k: int, *, again: bool = False) -> Any:
-        """The lower level at x from the last y, and everything about f and g there: an `Arrival`."""
+        """Solve the lower level at x, starting from the last y; return an `Arrival`."""
 
     @abstractmethod
     def was_flattered(self, state: Any, arrival: Any) -> bool:
@@ -99,14 +99,14 @@ class DoubleLoop(Settings, ABC):
 
     @abstractmethod
     def derivative(self, state: Any, arrival: Any) -> Hypergradient:
-        """h at the point arrived at."""
+        """The hypergradient h at the new point."""
 
     def next_x(self, problem: Problem, state: Any) -> Vector:
-        """Where the next trial step leads."""
+        """The x of the next trial step."""
         return upper_move(problem, state.x, state.gradient, state.upper_step)
 
     def step(self, problem: Problem, state: Any) -> Any:
-        """One trial step of x; with the adaptive rule it may be taken back."""
+        """One trial step of x; the adaptive rule may reject it."""
         x, x_space, k = self.next_x(problem, state), problem.x_space, state.step + 1
         new = replace(state, step=k)
         there, here = self.arrive(problem, new, x, k), None
@@ -129,7 +129,7 @@ class DoubleLoop(Settings, ABC):
         return new
 
     def settle(self, state: Any, arrival: Any, *, accepted: bool) -> Any:
-        """The state at the point arrived at, with its hypergradient."""
+        """The state at the new point, with its hypergradient."""
         lin, found = arrival.lin, self.derivative(state, arrival)
         state.x, state.y, state.value = lin.x, lin.y, float(lin.upper_value)
         state.gradient, state.adjoint = found.gradient, found.adjoint
@@ -144,7 +144,7 @@ class ToleranceLoop(DoubleLoop):
     """Double loops that solve the lower level of step k to a tolerance eps_k; a method adds `derivative`."""
 
     newton: ClassVar[bool] = True
-    """Whether Newton steps may help to reach it, or projected gradients do so alone, as published."""
+    """Whether Newton steps may be used to reach the tolerance, or projected gradients only, as published."""
 
     lower_step: float | Literal["auto"] = "auto"
     inner: Literal["accelerated", "plain"] = "accelerated"
@@ -177,5 +177,5 @@ class ToleranceLoop(DoubleLoop):
 
 
 def rounding(lin: Linearization) -> float:
-    """How far rounding may move f."""
+    """The error of f due to rounding."""
     return 10.0 * torch.finfo(leaves(lin.y)[0].dtype).eps * abs(float(lin.upper_value))

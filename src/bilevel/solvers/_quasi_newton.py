@@ -1,7 +1,7 @@
 """Quasi-Newton descent on F: the inverse BFGS matrix, the direction, and a weak Wolfe search that works on kinks.
 
-Lewis & Overton (2013): BFGS with a weak Wolfe search minimises nonsmooth functions in practice. Values count up to the
-errors of their lower levels.
+Lewis & Overton (2013): BFGS with a weak Wolfe search minimises nonsmooth functions in practice. Values are compared up
+to the errors of their lower levels.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from ..sets.base import ConvexSet
 from ..sets.free_space import FreeSpace
 
 DENSE = 1500
-"""Up to so many entries of x the inverse BFGS matrix is kept whole; beyond that the last pairs are."""
+"""Up to this number of entries of x the inverse BFGS matrix is dense; beyond it the last pairs are stored."""
 MEMORY = 20
-"""How many pairs are kept."""
+"""The number of stored pairs."""
 TRIALS = 30
-"""Points that a line search looks at, at most."""
+"""The maximal number of points of a line search."""
 ARMIJO, WOLFE = 1e-4, 0.9
 
 
@@ -69,7 +69,7 @@ class Metric:
 
 
 def learn(metric: Metric | None, here: Evaluation, there: Evaluation) -> Metric | None:
-    """The metric after a step; a first one from the curvature that the step has shown."""
+    """The metric after a step; the first one is scaled by the curvature along the step."""
     s, y = there.x - here.x, there.gradient - here.gradient
     product = float(s @ y)
     if product > 1e-10 * float(s.norm()) * float(y.norm()):
@@ -95,7 +95,8 @@ class Descent:
     def direction(self, here: Evaluation, metric: Metric | None, predicted: float) -> Tensor:
         """-B h; on a set X quasi-Newton along its face and the projected gradient across faces.
 
-        Without a metric no unit of x is known: the step is the one whose predicted decrease is `predicted`.
+        Without a metric the scale of x is unknown, and the step is chosen such that its predicted decrease is
+        `predicted`.
         """
         h = here.gradient
         if metric is None:
@@ -114,9 +115,10 @@ class Descent:
     def search(
         self, here: Evaluation, d: Tensor, expand: float, least: float
     ) -> tuple[Evaluation | None, list[Evaluation]]:
-        """A point x + t d that obeys the weak Wolfe conditions, by doubling and bisection, and all points looked at.
+        """A point x + t d that satisfies the weak Wolfe conditions, by doubling and bisection, and all points
+        evaluated.
 
-        None once the step promises no more than `least`, or than the error of F.
+        None if the predicted decrease is no larger than `least` or than the error of F.
         """
         slope = float(here.gradient @ d)
         low, high, t, good, near = 0.0, math.inf, 1.0, None, here
@@ -153,7 +155,7 @@ class Descent:
         return good, tried
 
     def _doubt(self, here: Evaluation, trial: Evaluation, predicted: float) -> float:
-        """How far a difference of values may be wrong."""
+        """The error of a difference of values."""
         errors = (here.error if math.isfinite(here.error) else 0.0) + (trial.error if trial.ok else 0.0)
         return min(errors, 0.5 * predicted + 1e-13 * abs(here.value))
 
@@ -175,7 +177,7 @@ class Descent:
         expand: float,
         enough: bool,
     ) -> float:
-        """Where to look next: further, at the minimum of a parabola, or in the middle of the bracket."""
+        """The next trial: a longer step, the minimum of a parabola, or the middle of the bracket."""
         if math.isinf(high):
             return expand * t
         if not enough and trial.ok and low == 0.0:
@@ -184,7 +186,7 @@ class Descent:
         return low + (0.5 if trial.ok else 0.1) * (high - low)
 
     def _edge(self, here: Evaluation, d: Tensor, low: float, high: float, plateau: Evaluation) -> Evaluation:
-        """F is exactly flat at the trial (no constraint feels x there): bisect back to the last point with a slope."""
+        """Bisect back from a trial where F is constant (x affects no constraint) to the last point with a slope."""
         best = plateau
         slack = 1e-4 * abs(here.value - plateau.value)
         for _ in range(8):

@@ -47,11 +47,11 @@ class AiPOD(Settings):
     upper_step
         alpha.
     lower_step
-        beta, or "auto" for 1/L. With noisy batches give a smaller number.
+        beta, or "auto" for 1/L. With noisy batches use a smaller number.
     lower_steps
         S.
     hypergradient
-        How the inverse is taken: `LinearSolve` (default), or the paper's truncated series,
+        How the inverse is computed: `LinearSolve` (default), or the truncated series of the paper,
         Neumann(terms=N, truncation="random", smoothing=Exact()).
     refresh
         The curvature behind "auto" is estimated again after this number of steps.
@@ -71,7 +71,7 @@ class AiPOD(Settings):
     refresh: int = 100
 
     def init(self, problem: Problem, x: Vector, y: Vector, seeds: Seeds) -> AiPODState:
-        """Nothing but the curvature is computed ahead."""
+        """The first state; only the curvature is computed in advance."""
         state = AiPODState(x=x, y=y, seeds=seeds)
         lin = problem.linearize(x, y, batch_of(problem, state.streams()))
         state.curvature = estimate_curvature(lin, state, 0, self.refresh)
@@ -96,7 +96,7 @@ class AiPOD(Settings):
         )  # fmt: skip
 
     def _solve_lower(self, problem: Problem, state: AiPODState, streams: RandomStreams) -> tuple[Vector, Vector]:
-        """y after its steps, and r."""
+        """y after its steps, and the correction r (zero here)."""
         constraint = problem.constraint_at(state.x)
         space, y, beta = problem.y_space(constraint), state.y, self._beta(state)
         for s in range(self.lower_steps):
@@ -105,7 +105,7 @@ class AiPOD(Settings):
         return y, state.correction
 
     def _move(self, problem: Problem, state: AiPODState, h: Vector) -> tuple[Vector, Vector]:
-        """x after its step along h, and q."""
+        """x after its step along h, and the correction q (zero here)."""
         return upper_move(problem, state.x, h, self.upper_step), state.upper_correction
 
     def _beta(self, state: AiPODState) -> float:

@@ -7,8 +7,8 @@ At step k, with tolerances eps_k that decrease and are summable,
     x_{k+1} = P_X(x_k - step_k (grad_x f - G_xy w_k))
 
 Differs from the paper's algorithm 1 in: 1. the projection and its Jacobian H, for a lower level with a set (on the
-face of a polyhedral set the system is the paper's, restricted to the face); 2. a trial step that raises F is taken
-back at once.
+face of a polyhedral set the system is the paper's, restricted to the face); 2. a trial step that increases F is
+rejected at once.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class Approx(ToleranceLoop):
     tolerance, decay
         eps_k = tolerance * decay^k, down to the default tolerance of the dtype.
     lower_step
-        The first length of a lower-level step; "auto" for 1/L. A longer one is cut when two gradients show that it
-        overshoots.
+        The first length of a lower-level step; "auto" for 1/L. A longer step is shortened when two gradients show that
+        it overshoots.
     inner
-        "accelerated" projected gradients, and Newton steps where 60 of them do not reach the tolerance (not with
-        mini-batches); or "plain" projected gradients: slower, but an inexact plain solve lets entries enter the
-        support from which an exactly solved lower level keeps them out (erratum 9).
+        "accelerated": accelerated projected gradients, followed by Newton steps if 60 of them do not reach the
+        tolerance (not with mini-batches). "plain": projected gradients, which are slower, but whose inexact solutions
+        let entries enter the support that stay out of it when the lower level is solved exactly (erratum 9).
     inner_steps, linear_steps
         The maximal number of lower-level steps and of Hessian products per step.
     refresh
@@ -64,6 +64,6 @@ class Approx(ToleranceLoop):
         return self.tolerance * self.decay**k
 
     def derivative(self, state: DoubleLoopState, arrival: Arrival) -> Hypergradient:
-        """w_k to eps_k; the slope of g is kept, in case this point is to be solved more exactly."""
+        """Solve for w_k to eps_k; the gradient of g is kept in case this point has to be solved more exactly."""
         state.slope = arrival.lin.lower_grad_y
         return implicit_derivative(state, arrival, self.linear_steps)

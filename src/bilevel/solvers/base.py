@@ -1,4 +1,4 @@
-"""The contract of a solver: settings in a frozen dataclass, what it needs, `init` and `step` from State to State."""
+"""The interface of solvers: settings in a frozen dataclass, requirements, and `init` and `step` from State to State."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class State:
     def reset_lower(self, y: Vector) -> Self:
         """This state for a new draw of lower levels of the same shape, such as fresh tasks, that starts at y.
 
-        What is known about x is kept (momentum, moments, steps); what belonged to the old y is reset.
+        Fields about x are kept (momentum, moments, steps); fields about the old y are reset.
         """
         same = [u.shape == v.shape for u, v in zip(leaves(y), leaves(self.y), strict=True)]
         if not all(same):
@@ -99,7 +99,7 @@ class State:
         return replace(self, **{name: reset(getattr(self, name), y) for name, reset in declared.items()})
 
     def is_finite(self) -> bool:
-        """Whether x, y and every field like x or y have no NaN and no infinity."""
+        """Whether x, y and all fields like x or y are free of NaN and infinity."""
         values = vars(self)
         vectors = [values[name] for name in _declared(type(self)) if values[name] is not None]
         return all_finite(
@@ -112,7 +112,7 @@ class State:
         return replace(self, **{name: function(value) for name, value in values.items() if value is not None})
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """A copy with tensors of its own: clones, which take a tenth of the time of their deep copies."""
+        """A copy with cloned tensors, which takes a tenth of the time of deep copies."""
         new, values = object.__new__(type(self)), cast("dict[str, Any]", self.__getstate__())
         vars(new).update((name, _copied(value, memo)) for name, value in values.items())
         return new
@@ -124,7 +124,7 @@ class State:
 
     @property
     def falling(self) -> bool:
-        """Whether the method knows that F would fall further: a run that ends here is unfinished."""
+        """Whether the method expects F to decrease further: a run that ends here is unfinished."""
         return False
 
     @property
@@ -160,19 +160,18 @@ def _shape(vector: Vector) -> str:
 class Solver(Protocol):
     """A method for bilevel problems.
 
-    The class attribute `needs`, a tuple of `Need`, declares what the problem and its set must provide; without it, the
-    solver supports everything except function constraints, which it declares by `takes_inequality = True`. Needs of
-    some settings only are a property `needs_of_settings`. `check_compatible` checks them before the first step.
+    The class attribute `needs`, a tuple of `Need`, declares what the problem and its set must provide. Without it, the
+    solver supports everything except function constraints; a solver that supports these has `takes_inequality = True`.
+    Requirements that depend on the settings are returned by a property `needs_of_settings`. All are checked before the
+    first step.
 
-    A solver whose last point is not its best defines `result(problem, state) -> (x, y)`. A solver may end a run: see
-    `State.ended`.
-
-    A solver that updates x before y may define `next_x(problem, state)`: fresh lower levels then start at their
-    solutions for that x.
+    A solver whose last point is not its best one defines `result(problem, state) -> (x, y)`. A solver can end a run by
+    `State.ended`. A solver that updates x before y may define `next_x(problem, state)`; fresh lower levels then start
+    at their solutions for that x.
 
     Examples
     --------
-    The least that a solver is: plain alternating steps (wrong as a method: it ignores that y follows x).
+    A minimal solver: plain alternating steps. (As a method it is wrong, because it ignores that y depends on x.)
 
     >>> import bilevel, torch
     >>> from dataclasses import dataclass
@@ -198,20 +197,20 @@ class Solver(Protocol):
         ...
 
     def step(self, problem: Problem, state: Any) -> Any:
-        """The state after one more step; the state given is left as it was."""
+        """The state after one more step; the given state is not modified."""
         ...
 
 
 @dataclass(frozen=True)
 class Need:
-    """One thing a solver asks of a problem.
+    """One requirement of a solver on the problem.
 
     Parameters
     ----------
     what
         Ends the sentence "it needs ...".
     met
-        (problem, set at the start, y at the start) -> whether it is there.
+        (problem, set at the start, y at the start) -> whether the requirement is met.
     """
 
     what: str
@@ -262,9 +261,9 @@ NO_FUNCTION_CONSTRAINTS = Need(
 
 
 def needs_of(solver: Any) -> tuple[Need, ...]:
-    """What a solver needs: of its class, and of the settings of an object (`needs_of_settings`).
+    """The requirements of a solver: those of its class, and those of its settings (`needs_of_settings`).
 
-    Only a solver with `takes_inequality = True` may be given h(x, y) <= 0: any other would ignore it.
+    Only solvers with `takes_inequality = True` accept h(x, y) <= 0: all others would ignore it.
     """
     needs = tuple(getattr(solver, "needs", ()))
     if not isinstance(solver, type):
@@ -273,7 +272,7 @@ def needs_of(solver: Any) -> tuple[Need, ...]:
 
 
 def unmet(solver: Any, problem: Problem, constraint: ConvexSet, y: Vector) -> list[Need]:
-    """What the solver (an object or its class) needs and the problem does not offer."""
+    """The requirements of the solver (an object or its class) that the problem does not meet."""
     return [need for need in needs_of(solver) if not need.met(problem, constraint, y)]
 
 
@@ -286,7 +285,7 @@ def solver_classes() -> list[type]:
 
 
 def check_compatible(solver: Any, problem: Problem, constraint: ConvexSet, y: Vector) -> None:
-    """The solver can take this problem and its set at the start; says what is missing and who could."""
+    """Raise if the solver does not support this problem and its set; name the missing property and other solvers."""
     missing = unmet(solver, problem, constraint, y)
     if not missing:
         return
@@ -320,14 +319,14 @@ def changes_between_calls(lin: Linearization) -> bool:
 def estimate_curvature(
     lin: Linearization, state: Any, k: int, refresh: int, lower_step: float | Literal["auto"] = "auto"
 ) -> float:
-    """L, or 1 over a given step; estimated again at fixed step numbers so that a resumed run has the same bits."""
+    """L, or 1/step for a given step; estimated again at fixed step numbers so that a resumed run has the same bits."""
     if k % refresh:
         return state.curvature
     return largest_curvature(lin, streams=state.streams(k)) if isinstance(lower_step, str) else 1.0 / lower_step
 
 
 def step_or(setting: float | str, automatic: float) -> float:
-    """The number behind a step: `automatic` for "auto"."""
+    """The length of a step: `automatic` for "auto"."""
     return automatic if isinstance(setting, str) else float(setting)
 
 

@@ -1,6 +1,6 @@
 """DMLCBO: the double momentum method for lower-level constrained bilevel optimisation (Shi, Chang & Gu, ICML 2024).
 
-One loop moves both levels; v and w are momentum estimates of grad_y g and of the hypergradient:
+A single loop updates both levels; v and w are momentum estimates of grad_y g and of the hypergradient:
 
     x_{k+1} = P_X( x_k - eta_k gamma / clip(sqrt(m2_k) + G0, 1/c_u, 1/c_l) w_k )
     y_{k+1} = (1 - eta_k) y_k + eta_k P_Y( y_k - tau / clip(sqrt(m1_k) + G0, 1/c_u, 1/c_l) v_k )
@@ -8,16 +8,16 @@ One loop moves both levels; v and w are momentum estimates of grad_y g and of th
     v_{k+1} = (1 - c2 eta_k) v_k + c2 eta_k grad_y g(x_{k+1}, y_{k+1})
     m_i     = 0.99 m_i + 0.01 (raw estimate)^2,        eta_k = t / sqrt(m + k)
 
-y stays in Y because it is a convex combination of points of Y. With upper_step="auto", the default, no setting has a
-unit:
+y stays in Y because it is a convex combination of points of Y. With upper_step="auto", the default, no setting depends
+on the units of x, y, f or g:
 
     x_{k+1} = P_X( x_k - r_k^2 / sqrt(sum_i r_i^2 |h_i|^2) w_k ),    r_k = max_i |x_i - x_1|  (DoWG)
-    y_{k+1} = as many accelerated projected steps 1/L as change f by less than the step of x is to change it
+    y_{k+1}: accelerated projected steps 1/L, until they change f by less than the predicted change of the step of x
     h       = f_x - G_xy w with H at z + delta_k u,    delta_k = sqrt(n) max|z - P_Y(z)| (1 + k/60)^(-3/2)
 
-Khaled, Mishchenko & Jin (2023), DoWG: the step is the distance gone so far, which grows from the first small step to
-the distance of the solution, over gradients weighted by it. Here r grows only with steps that lower f. With batches or
-noise, which hide whether f falls,
+Khaled, Mishchenko & Jin (2023), DoWG: the step is proportional to the distance r from the first point, which grows from
+the first small step to the distance of the solution. Here r grows only with steps that decrease f. With batches or
+noise, which hide whether f decreases,
 
     r_{k+1} = max(r_k, sum_i r_i^2 <h_i, x_1 - x_i> / |sum_i r_i^2 h_i|)  (D-adaptation, Defazio & Mishchenko 2023)
 
@@ -48,17 +48,17 @@ from ..spaces import Space, Vector, tree_map
 from .base import JACOBIAN, PROJECTION, Need, State, batch_of, changes_between_calls, like_x, like_y
 
 FIRST_DECREASE = 1e-2
-"""The first automatic step of x is the one that promises this share of |f|."""
+"""The first automatic step of x has a predicted decrease of this fraction of |f|."""
 LARGEST_GROWTH = 2.0
 """The distance behind automatic steps grows by at most this factor per step."""
 PACE_SHARE = 0.3
-"""The lower level may move f by this share of the change that a step of x promises."""
+"""The lower level may change f by this fraction of the predicted change of a step of x."""
 FIRST_STEPS, FIRST_RESIDUAL = 300, 1e-3
-"""Before the first automatic step y takes so many steps, or until its gradient mapping has fallen to this share."""
+"""Before the first automatic step y takes this many steps, or until its gradient mapping has fallen by this factor."""
 LAGGING, LAG_STEPS = 0.5, 50
-"""A user is told when y was not in pace at more than this share of about so many steps."""
+"""The run has a remark if y lagged behind at more than this fraction of about this many steps."""
 NOISY_STEPS, NOISY_REFRESH = 10, 10
-"""With batches y takes so many steps per step of x, each on a batch of its own, and L is estimated this often."""
+"""With batches: steps of y per step of x, each on a batch of its own, and steps between estimates of L."""
 NOISY_GROWTH = 0.5
 """With batches the distance behind automatic steps grows by at most this multiple of eta_k per step."""
 OUTLIER = 3.0
@@ -110,21 +110,21 @@ class DMLCBO(Settings):
     Parameters
     ----------
     upper_step
-        gamma: the step of x in units of its scaled hypergradient. "auto" needs no unit of x, y, f or g (see the
-        formulas above), with and without a `sampler`; f and g that differ between two calls at the start are treated
-        like batches.
+        gamma, the step of x relative to its scaled hypergradient. "auto" is chosen from the gradients of the run and
+        does not depend on the units of x, y, f and g, with and without a `sampler`; f and g that differ between two
+        calls at the start are treated like batches.
     lower_step
-        tau: the same for y. "auto" is 1/(eta_k L), with L the largest curvature of g in y, so that y moves by 1/L times
+        tau, the same for y. "auto" is 1/(eta_k L), with L the largest curvature of g in y, so that y moves by 1/L times
         its gradient for any averaging weight eta_k. With a `sampler` it is 1/L, so that the noise of the batches is
         averaged out as eta_k decreases.
     pace
-        With both steps "auto": how many steps y takes at most after each step of x to keep pace (with batches, ten).
+        With both steps "auto": the maximal number of steps of y per step of x (with batches, ten).
     hypergradient
         The estimator of h, which defines Q, eta and delta: `LinearSolve`, `Neumann(terms=Q, eta=...,
-        smoothing=Perturbed(radius=delta))` or `Unrolled`. "auto" is `LinearSolve`, smoothed by
-        `Perturbed(radius="auto")` where the upper step is automatic too, so that runs leave kinks. With batches f, g
-        and all products of a step share one batch, and any inverse of a small batch's Hessian is biased: where the
-        upper step is automatic, "auto" is then `AveragedAdjoint`, which is not.
+        smoothing=Perturbed(radius=delta))` or `Unrolled`. "auto" is `LinearSolve`; if the upper step is automatic too,
+        it is smoothed by `Perturbed(radius="auto")`, so that runs leave kinks. With batches, f, g and all products of a
+        step share one batch, and the inverse Hessian of a small batch is biased; if the upper step is automatic, "auto"
+        is then `AveragedAdjoint`, which has no such bias.
     rate, delay
         t and m of eta_k = t / sqrt(m + k).
     upper_momentum, lower_momentum
@@ -228,7 +228,7 @@ class DMLCBO(Settings):
         return _automatic_estimator(smoothed=self.upper_step == "auto", noisy=noisy)
 
     def init(self, problem: Problem, x: Vector, y: Vector, seeds: Seeds) -> DMLCBOState:
-        """v_1 = grad_y g, w_1 = one hypergradient sample, m_i = their squares."""
+        """v_1 = grad_y g, w_1 = one sample of the hypergradient, m_i = their squares."""
         self._warn_if_elementwise(problem, x)
         streams = RandomStreams(seeds, 0)
         lin = problem.linearize(x, y, batch_of(problem, streams))
@@ -287,7 +287,7 @@ class DMLCBO(Settings):
         return problem.project_x(problem.x_space.add(state.x, state.upper_momentum, scale))
 
     def step(self, problem: Problem, state: DMLCBOState) -> DMLCBOState:
-        """One pass through the box."""
+        """One iteration."""
         k = state.step + 1
         average, streams = self.averaging(k), RandomStreams(state.seeds, k)
         x = self._next_x(problem, state, average)
@@ -332,7 +332,7 @@ class DMLCBO(Settings):
         )
 
     def _automatic(self, state: DMLCBOState, lin: Linearization, h: Vector, average: float) -> dict[str, Any]:
-        """The fields behind automatic steps of x after a step to the point of `lin`."""
+        """The fields for automatic steps of x, after a step to the point of `lin`."""
         space, value, distance = lin.problem.x_space, float(lin.upper_value), state.distance
         away, found = space.add(lin.x, state.first_x, -1.0), {}
         if state.noisy:
@@ -348,7 +348,7 @@ class DMLCBO(Settings):
         return {"distance": distance, "weighted_squares": squares, "lowest": min(value, state.lowest), **found}
 
     def _first_distance(self, lin: Linearization, h: Vector, curvature: float) -> float:
-        """r_1, the step that promises 1 % of |f|, also where h vanishes but would not without the constraints."""
+        """r_1, the step with a predicted decrease of 1 % of |f|, also where h is 0 only because of the constraints."""
         x_space, y_space = lin.problem.x_space, lin.problem.y_space(lin.constraint)
         free = lin.reduced_gradient(y_space.scaled(lin.upper_grad_y, safe_step(curvature)))
         size, value = max(float(x_space.norm(h)), float(x_space.norm(free))), abs(float(lin.upper_value))
@@ -371,7 +371,7 @@ class DMLCBO(Settings):
     def _next_y(
         self, problem: Problem, state: DMLCBOState, streams: RandomStreams, x: Vector, average: float
     ) -> tuple[Vector, Vector, float, float]:
-        """y_{k+1}, v, the curvature that the steps of y have seen, and 1 if y is not in pace with x."""
+        """y_{k+1}, v, the curvature along the steps of y, and 1 if y lags behind x."""
         y, v = state.y, state.lower_momentum
         if not self.keeps_pace:
             y = self._averaged_y(problem, state, average)
@@ -480,7 +480,7 @@ def _automatic_estimator(*, smoothed: bool, noisy: bool) -> Estimator:
 
 
 def _shortened(space: Space, h: Vector, usual: float) -> tuple[Vector, float]:
-    """h, at most OUTLIER times as long as usual, and what is usual then."""
+    """h, clipped to OUTLIER times its usual length, and the updated usual length."""
     length = float(space.norm(h))
     if length > OUTLIER * usual > 0.0:
         h, length = space.scaled(h, OUTLIER * usual / length), OUTLIER * usual

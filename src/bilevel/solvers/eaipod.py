@@ -7,16 +7,17 @@ of grad_y g that a projection would remove, so that the fixed point is y*(x) all
     y <- P_Y(x_k)( y_hat - (beta/p) r )  with probability p,   else y_hat
     r <- r + (p/beta) (y - y_hat)
 
-Upper level: x is projected on X at every T-th step only, and q learns the part of the hypergradient h that goes:
+Upper level: x is projected on X at every T-th step only, and q learns the part of the hypergradient h that the
+projection removes:
 
     x_hat = x - alpha (h - q)
     x <- P_X( x_hat - T alpha q )  at every T-th step,   else x_hat
     q <- q + (x - x_hat) / (T alpha)  at every T-th step
 
 Differs from the paper and the authors' code in: 1. the last of the S lower steps always projects, so that
-the y of every state is feasible; 2. y and w follow x at each of the T steps, where the authors hold them and renew
-grad_x f alone; 3. q, which is 0 in the paper: x then drifts off X along the normal part of h, and where X is active the
-answer is off by O(alpha (T - 1)). With q the fixed point is that of T = 1.
+the y of every state is feasible; 2. y and w are updated at each of the T steps, where the authors fix them and update
+grad_x f only; 3. q, which is 0 in the paper: x then drifts off X along the normal part of h, and where X is active the
+result has an error of O(alpha (T - 1)). With q the fixed point is that of T = 1.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from .base import batch_of
 
 @dataclass(frozen=True, kw_only=True)
 class EAiPOD(AiPOD):
-    """AiPOD for expensive projections: p S + 1 instead of S of them per step in the lower level, 1/T in the upper.
+    """AiPOD for expensive projections: p S + 1 instead of S projections per step in the lower level, 1/T in the upper.
 
     y_hat = y - beta (grad_y g - r);  y <- P_Y(y_hat - (beta/p) r) with probability p, else y_hat;  r learns the rest.
 
@@ -46,7 +47,7 @@ class EAiPOD(AiPOD):
     probability
         p in (0, 1].
     upper_interval
-        T: x lies in its set X after every T-th step, and perhaps not in between.
+        T: x lies in its set X after every T-th step, but not always in between.
 
     References
     ----------

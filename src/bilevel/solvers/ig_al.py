@@ -10,11 +10,11 @@ their multipliers positive, y* is differentiable, and differentiating its optima
     x_{k+1} = P_X( x_k - step h ),   step by an Armijo-type rule
 
 The system is solved on the null space of the active rows by conjugate gradients: w = Pi (Pi G_yy Pi)^+ Pi grad_y f. The
-face is read off y itself, where `LinearSolve` reads it off y - eta grad_y g: a row that y touches without a multiplier
-counts as active here.
+face is determined at y itself, where `LinearSolve` determines it at y - eta grad_y g: a row that holds with equality at
+y but has no multiplier counts as active here.
 
-Differs from the paper in: 1. equations beside the inequalities; 2. a trial that is not kept costs no hypergradient, and
-the decrease it is asked for makes room for what the inexact lower levels can hide (`Arrival.hidden_change`).
+Differs from the paper in: 1. equations in addition to inequalities; 2. a rejected trial costs no hypergradient, and the
+required decrease allows for the error of inexact lower levels (`Arrival.hidden_change`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What `BiCGAFFA` and `LVHBA` share: penalties on the Lagrangian L(x, y, z) = g + z . h of a lower level.
+"""Common parts of `BiCGAFFA` and `LVHBA`: penalties on the Lagrangian L(x, y, z) = g + z . h of a lower level.
 
 Steps called "auto" follow the curvature of the Lagrangian. With L the largest curvature of g in y, K that of
 sum_i h_i (each h_i is convex, so z . h'' <= max_i z_i K), and B the largest eigenvalue of h_y h_y',
@@ -28,7 +28,7 @@ from .base import FIXED_SET, PROJECTION, Need, State, like_y, step_or
 
 @dataclass(kw_only=True, repr=False)
 class LagrangianState(State):
-    """What the states of both methods hold."""
+    """The fields that the states of both methods share."""
 
     theta: Any = like_y(reset="keep")
     multipliers: Any  # of shape (m,)
@@ -78,8 +78,8 @@ class LagrangianPenalty(Settings):
         return self.penalty * (1.0 + k) ** self.growth
 
     def measured(self, lin: Linearization, state: Any, own_step: float | str) -> Any:
-        """The state with L, K and B of this step, where a step that is "auto" needs them; `own_step` is the method's
-        own.
+        """The state with L, K and B of this step, if an "auto" step needs them; `own_step` is the setting of the
+        method.
         """
         found, with_h = {}, lin.problem.inequality is not None
         if state.step % self.refresh == 0:

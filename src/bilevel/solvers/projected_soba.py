@@ -1,4 +1,4 @@
-"""ProjectedSOBA: one step per iteration on y, on the linear system and on x. Our own, after SOBA.
+"""ProjectedSOBA: one step per iteration on y, on the linear system and on x; an extension of SOBA to sets.
 
 SOBA (Dagreou, Ablin, Vaiter & Moreau, NeurIPS 2022) moves y, the solution of the linear system and x
 together along unbiased directions, without a set. With a set, at z = y - eta grad_y g and H in the Jacobian of P_Y
@@ -56,8 +56,8 @@ class ProjectedSOBA(Settings):
 
     References
     ----------
-    Ours, after Dagreou, Ablin, Vaiter & Moreau (2022), A framework for bilevel optimization that enables stochastic and
-    global variance reduction algorithms, NeurIPS.
+    An extension to sets of Dagreou, Ablin, Vaiter & Moreau (2022), A framework for bilevel optimization that enables
+    stochastic and global variance reduction algorithms, NeurIPS.
 
     Examples
     --------
@@ -78,7 +78,7 @@ class ProjectedSOBA(Settings):
         return ProjectedSOBAState(x=x, y=y, seeds=seeds, adjoint=space.zeros_like(y), curvature=math.nan)
 
     def step(self, problem: Problem, state: ProjectedSOBAState) -> ProjectedSOBAState:
-        """One step of each of the three."""
+        """One step of y, w and x."""
         lin = problem.linearize(state.x, state.y, batch_of(problem, state.streams()))
         curvature = state.curvature
         if self.lower_step == "auto":

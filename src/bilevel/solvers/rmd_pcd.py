@@ -9,10 +9,10 @@ and its adjoint, with a the derivative of f in y after the step and s_j = 1 insi
     u = s_j a_j / L_j,     a <- a - u G e_j  (a_j <- 0 first when s_j = 0),     h <- h - u G_xy e_j
 
 Coordinate steps need a separable set: on a ball they stall (min |y - (2, 1.9)|^2 over |y|_1 <= 1 never leaves (0, 1)).
-On other sets reverse mode runs through full steps y <- P_Y(y - grad_y g / L) (`Unrolled`); `State.ran` says which.
+On other sets reverse mode differentiates full steps y <- P_Y(y - grad_y g / L) (`Unrolled`); `State.ran` says which.
 An l1 penalty lambda |y|_1 is the separable set {p, q >= 0} with y = p - q and lambda sum(p + q) in g.
 
-After each move g is asked for a whole gradient, so "auto" takes coordinate steps for a small y only.
+Each coordinate step needs a full gradient of g, so "auto" takes coordinate steps for a small y only.
 
 mode="implicit-forward" is the paper's second algorithm: y is computed first, without derivatives, and the derivative
 follows the same steps linearised at the final y, on the support alone: one Hessian column per coordinate of the
@@ -50,7 +50,7 @@ class RMDPCDState(DoubleLoopState):
 
     @property
     def ran(self) -> str:
-        """What reverse mode ran through."""
+        """The kind of steps that were differentiated."""
         return "proximal coordinate descent" if self.coordinate else "projected gradient"
 
 
@@ -64,7 +64,7 @@ class _Move(NamedTuple):
 
 @dataclass(frozen=True)
 class _Trace(Arrival):
-    """A lower level that was run, with what reverse mode needs; the residual is how far the last round moved y."""
+    """The steps of a lower level, as reverse mode needs them; the residual is the change of y in the last round."""
 
     moves: Sequence[_Move]
     path: list[Linearization]
@@ -89,7 +89,7 @@ class RMDPCD(DoubleLoop):
         "reverse", or "implicit-forward".
     inner
         "auto": coordinate steps where the set is separable and y has at most 32 entries, full steps elsewhere;
-        "coordinate" or "full" to insist. `state.ran` says which ran.
+        "coordinate" or "full" sets the kind of steps. `state.ran` says which was used.
     upper_step, step_rule
         As in `Approx`.
     lower_step
@@ -118,11 +118,11 @@ class RMDPCD(DoubleLoop):
 
     @property
     def needs_of_settings(self) -> tuple[Need, ...]:
-        """Coordinate steps on a set that stands still."""
+        """A fixed separable set, if coordinate steps are taken."""
         return (SEPARABLE, FIXED_SET) if self.inner == "coordinate" else ()
 
     def arrive(self, problem: Problem, state: RMDPCDState, x: Vector, k: int, *, again: bool = False) -> _Trace:
-        """The lower level at x, from the last y; as many steps from the old point make a fair comparison."""
+        """Run the lower level at x from the last y, with the same number of steps as at the old point."""
         y = state.y
         if k == 0:
             state.coordinate = int(self._takes_coordinates(problem, state))
@@ -242,7 +242,7 @@ def _y_space(lin: Linearization) -> Space:
 
 
 def _intervals(lin: Linearization) -> tuple[list[float], list[float]]:
-    """The ends of the intervals of a separable set: the projections of two very far points."""
+    """The ends of the intervals of a separable set, as projections of two distant points."""
     space, far = _y_space(lin), torch.finfo(_y_space(lin).ravel(lin.y).dtype).max ** 0.5 / 4
     ends = []
     for side in (-far, far):
@@ -264,7 +264,7 @@ def _column(lin: Linearization, j: int) -> Tensor:
 
 
 def _reverse(trace: _Trace) -> Hypergradient:
-    """The adjoint of the coordinate steps; y is walked back by undoing them, so memory is one number per step."""
+    """The adjoint of the coordinate steps; earlier y are recovered by undoing steps, from one number per step."""
     last = trace.lin
     space, x_space, g = _y_space(last), last.problem.x_space, _Coordinates(last)
     a, h = space.ravel(last.upper_grad_y).clone(), last.upper_grad_x

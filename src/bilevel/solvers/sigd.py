@@ -117,9 +117,10 @@ class SIGD(_Perturbed):
     perturbation
         The radius of the ball from which q is drawn; y_q* differs from y* by at most |q| / mu.
     inner_steps, inner_tol
-        Projected-gradient steps per iteration at most, from the last y, and the residual at which they end.
+        The maximal number of projected-gradient steps per iteration, from the last y, and the residual at which they
+        end.
     linear_tol, linear_iterations
-        Relative residual and Hessian products at most of the linear system on the face.
+        Relative residual and maximal number of Hessian products of the linear system on the face.
     refresh
         L, the largest curvature of g in y, is estimated again after this number of steps.
 
@@ -187,7 +188,7 @@ class DSBLO(_Perturbed):
         return replace(state, y=y, adjoint=w, curvature=curvature, momentum=h)
 
     def step(self, problem: Problem, state: DSBLOState) -> DSBLOState:
-        """Move x, then a gradient at a random point on the way."""
+        """A step of x, then a gradient at a random point of the step."""
         space, k = problem.x_space, state.step + 1
         streams = state.streams(k)
         scale = 1.0 / (float(space.norm(state.momentum)) / self.longest_move + 1.0 / self.upper_step)

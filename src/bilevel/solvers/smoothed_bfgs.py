@@ -5,9 +5,9 @@
     F_r(x) = f(x, y_r(x)),  y_r = P_r(y_r - eta grad_y g),  P_r(z) = mean_k P_Y(z + r u_k)
 
 After the descent on F, F_r is minimised from the best point for radii r = 0.3, 0.1, 0.03 times the distance to the
-kinks, and F again from where that has led: coordinates outside of the active face, which the exact gradient does not
-see, come within reach. P_r is a mean of proximal maps and so a proximal map: y_r solves a convex lower level, and F_r
-has an exact gradient. The smoothing is that of Shi, Chang & Gu (2024), as a problem of its own.
+kinks, and then F again from the result. The gradient of F_r also sees coordinates outside the active face, which the
+exact gradient does not. P_r is a mean of proximal maps and therefore a proximal map: y_r solves a convex lower level,
+and F_r has an exact gradient. The smoothing is that of Shi, Chang & Gu (2024), used here as a problem of its own.
 """
 
 from __future__ import annotations
@@ -38,36 +38,37 @@ from ._quasi_newton import Descent, Metric, learn
 from .base import JACOBIAN, ONE_PROCESS, State
 
 STALL, STRICT_STALL = (20, 1e-3), (30, 3e-5)
-"""A descent ends when so many steps have gained less than this share of the progress; the last one is stricter."""
+"""A descent ends when this many steps have gained less than this fraction of the progress; the last one is stricter."""
 FIRST_DECREASE = 1e-2
-"""The first step of a descent is the one that promises this share of |F|, or of the progress so far."""
+"""The first step of a descent has a predicted decrease of this fraction of |F|, or of the progress so far."""
 RESETS = 3
-"""How often a descent that is stuck begins with a new metric."""
+"""How often a stalled descent is restarted with a new metric."""
 STATIONARY = 1e-9
-"""A descent is over when its direction promises less than this share of the progress."""
+"""A descent ends when the predicted decrease along its direction is below this fraction of the progress."""
 PROMISING = 1e-6
-"""A metric is begun anew where the last direction promised at least this share of the progress."""
+"""The metric is reset if the predicted decrease along the last direction was at least this fraction of the progress."""
 PATIENCE, SAME = 2, 1e-3
-"""After so many rounds that led back to the best value, up to this share of the progress, there are no more but the
-last; rounds that end at other minima say that there may be lower ones."""
+"""After this many rounds that returned to the best value, up to this fraction of the progress, only the last round is
+left; rounds that end at other minima show that there may be lower ones."""
 RESOLUTION = 1e-6
-"""Steps that promise less than this share of the progress are not shortened further."""
+"""Steps with a predicted decrease below this fraction of the progress are not shortened further."""
 BLURRED = 10.0
-"""Nothing is claimed where F is known to so many times the tolerance only."""
+"""Convergence is not claimed if the error of F exceeds this multiple of the tolerance."""
 PROBE, PROBES = 1e-2, 3
-"""At the end F is looked at nearby, at this part of the way from the first point; so many descents may follow."""
+"""At the end F is evaluated near the best point, at this fraction of the way from the first point; at most this many
+descents may follow."""
 FREE_WORK = 2000
-"""Gradients of g that rounds after the first may always use."""
+"""The number of gradients of g that the rounds after the first may use in any case."""
 ROUND_SHARE = 0.3
-"""The smoothed problems of a round may use this part of the work that is left."""
+"""The fraction of the remaining work that the smoothed problems of a round may use."""
 
 
 HOPS = 4
-"""A hop is the best of so many draws."""
+"""A hop is the best of this many random points."""
 
 
 FAR = (0.3, 1.0)
-"""Where F never fell it may be flat around x0: it is looked at further away too, in units of |x|."""
+"""If F never decreased it may be constant around x0 and is also evaluated at these distances, in units of |x|."""
 
 
 @serializable
@@ -107,11 +108,11 @@ ROUNDS = (
     Round("hop", hop=1.0),
     Round("best"),
 )
-"""The direct descent, escapes by smoothing, shaken starts, and a last descent from the best point."""
+"""The direct descent, descents by way of smoothed problems, hops, and a last descent from the best point."""
 
 
 ENDLESS = 1e30
-"""At such a distance, or so far below its start, F is taken to have no minimum."""
+"""If |x|, or the decrease of F, exceeds this value, F is considered unbounded below."""
 
 
 @serializable
@@ -161,7 +162,7 @@ class SmoothedBFGSState(State):
 
     @property
     def unbounded(self) -> bool:
-        """Whether x or F is where no minimum is to be expected."""
+        """Whether F seems to be unbounded below."""
         best, first = self.best, self.first
         far = float(best.x.norm()) > ENDLESS * (1.0 + float(first.x.norm()))
         return far or first.value - best.value > ENDLESS * (1.0 + abs(first.value))
@@ -173,7 +174,7 @@ class SmoothedBFGSState(State):
 
     @property
     def falling(self) -> bool:
-        """Whether the first descent goes on, and its last step was no small one."""
+        """Whether the first descent is in progress and its last step was not small."""
         values, drop = self.phase.values, self.first.value - self.best.value
         if self.round > 0 or self.end or float(self.here.gradient.norm()) <= 1e-6 * float(self.first.gradient.norm()):
             return False
@@ -181,7 +182,7 @@ class SmoothedBFGSState(State):
 
     @property
     def remark(self) -> str:
-        """What hides lower points, or the local minima of the descents that differ by more than 1 % of the decrease."""
+        """Explain what may hide lower points, or list local minima that differ by more than 1 % of the decrease."""
         if self.unbounded:
             size = float(self.best.x.norm())
             return f"F falls without end: it is {self.best.value:.3g} where |x| is {size:.3g}; bound x"
@@ -198,7 +199,7 @@ class SmoothedBFGSState(State):
         return f"descents ended at F = {values}: another x0 or seed may find a better local minimum"
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copies and pickles go without the lower levels, which hold the functions of the problem."""
+        """Leave out the lower levels in copies and pickles: they hold the functions of the problem."""
         return {**self.__dict__, "levels": {}}
 
 
@@ -211,16 +212,17 @@ class SmoothedBFGS(Settings):
     Parameters
     ----------
     rounds
-        The descents, in order; the first is always made, and so is the last, a stricter descent from the best point.
+        The descents, in order. The first and the last are always carried out; the last one is a stricter descent from
+        the best point.
     draws
-        How many perturbed points a smoothed projection averages.
+        The number of perturbed points over which a smoothed projection is averaged.
     smoothed_steps
-        Steps on each smoothed problem.
+        The number of steps on each smoothed problem.
     tol
-        A run has converged when neither a descent nor one-sided differences around its end lower F by more than this
-        share of its decrease so far.
+        A run has converged when neither a descent nor one-sided differences around its last point decrease F by more
+        than this fraction of its decrease so far.
     effort
-        The rounds after the first may use so many times its gradients of g.
+        The rounds after the first may use this multiple of its number of gradients of g.
     """
 
     rounds: tuple[Round, ...] = field(default=ROUNDS, repr=False)
@@ -262,21 +264,21 @@ class SmoothedBFGS(Settings):
         )
 
     def step(self, problem: Problem, state: SmoothedBFGSState) -> SmoothedBFGSState:
-        """The next accepted point, in whatever round; the best point once all rounds are over."""
+        """The next accepted point of the current round; the best point after the last round."""
         walk = _Walk(self, problem, replace(state))
         while not walk.state.end and not walk.advance():
             walk.turn()
         return walk.next_state()
 
     def result(self, problem: Problem, state: SmoothedBFGSState) -> tuple[Vector, Vector]:
-        """The best point, its lower level solved once more."""
+        """The best point, with its lower level solved once more."""
         level, best = lower_level(problem, state.x, state.y), state.best
         solved = level.evaluate(best.x, 1e-9 * abs(best.value), replace(best, system=None))
         return level.tree_x(best.x), level.tree_y(solved.y if solved.ok else best.y)
 
 
 class _Walk:
-    """One step of the method: accepted points, and turns from one descent to the next."""
+    """One step of the method: the next accepted point, or the change from one descent to the next."""
 
     def __init__(self, settings: SmoothedBFGS, problem: Problem, state: SmoothedBFGSState) -> None:
         self.settings = settings
@@ -298,14 +300,14 @@ class _Walk:
 
     @property
     def smoothing(self) -> Smoothing | None:
-        """That of the present descent."""
+        """The smoothing of the current descent."""
         s = self.state
         if s.radius < 0:
             return None
         return Smoothing(self.settings.rounds[s.round].radii[s.radius] * s.distance, s.eta, self.settings.draws)
 
     def level(self, smoothing: Smoothing | None) -> LowerLevel:
-        """The lower level with this smoothing; that of the problem itself is kept, of the others the last."""
+        """The lower level with this smoothing; the unsmoothed one and the last smoothed one are cached."""
         s = self.state
         s.levels = {key: level for key, level in s.levels.items() if level.problem is self.problem}
         if smoothing not in s.levels:
@@ -333,7 +335,7 @@ class _Walk:
 
     @property
     def drop(self) -> float:
-        """How far F has come down."""
+        """The decrease of F so far."""
         return self.state.first.value - self.state.best.value
 
     @property
@@ -342,11 +344,11 @@ class _Walk:
         return max(abs(self.state.best.value), self.drop)
 
     def trusted(self, new: Evaluation) -> bool:
-        """Whether F of a new point is known well enough to compare it with the best."""
+        """Whether F of a new point is exact enough to be compared with the best value."""
         return new.ok and new.error < 1e-3 * max(abs(new.value), self.state.best.value - new.value)
 
     def offer(self, *points: Evaluation) -> None:
-        """The one gate into the best points."""
+        """Replace the best point by a better one."""
         s = self.state
         for point in points:
             if s.radius >= 0:
@@ -358,7 +360,7 @@ class _Walk:
     # --- one step of a descent --------------------------------------------------------------------------------------
 
     def advance(self) -> bool:
-        """One accepted point; False, with the reason, when the present descent is over."""
+        """Take one accepted step; False, with the reason, when the current descent is over."""
         s, phase, here = self.state, self.state.phase, self.state.here
         progress = self._progress()
         reason = self._stalled(progress)
@@ -388,12 +390,12 @@ class _Walk:
         return True
 
     def _shortened(self, d: Tensor) -> Tensor:
-        """A step by its promise alone, no longer than the way so far: where h is nearly 0 a promise says nothing."""
+        """A step by its predicted decrease, no longer than the way so far: predictions are useless if h is tiny."""
         way, length = float((self.state.best.x - self.state.first.x).norm()), float(d.norm())
         return d * (way / length) if 0 < way < length else d
 
     def _progress(self) -> float:
-        """What a small decrease is measured by: that of the run, or of the smoothed problem."""
+        """The decrease to which small decreases are compared: that of the run, or of the smoothed problem."""
         s, values = self.state, self.state.phase.values
         if s.radius >= 0:
             return values[0] - min(values)
@@ -415,7 +417,7 @@ class _Walk:
     # --- from one descent to the next -------------------------------------------------------------------------------
 
     def turn(self) -> None:
-        """A new metric where the old one is spoilt, the next smoothing radius, or the next round."""
+        """Reset the metric if it is unusable, or go to the next smoothing radius or the next round."""
         s, phase = self.state, self.state.phase
         if s.radius >= 0:
             self._leave_smoothed()
@@ -434,7 +436,7 @@ class _Walk:
         self._begin(s.round + 1, s.here.value)
 
     def _begin(self, first: int, end: float = math.inf) -> None:
-        """The next round that can be begun; the last one has led to the value `end`."""
+        """Begin the next round that is possible; the last one ended at the value `end`."""
         s, rounds = self.state, self.settings.rounds
         if s.entered - s.best.value > SAME * self.drop:
             s.idle = 0
@@ -457,7 +459,7 @@ class _Walk:
         self._conclude()
 
     def _conclude(self) -> None:
-        """The best point re-solved, and a last look around it: a lower point there begins one more descent."""
+        """Solve the best point again and test F around it: a lower point there starts one more descent."""
         s, level = self.state, self.level(None)
         resolved = level.evaluate(s.best.x, 1e-6 * self.scale, replace(s.best, system=None))
         s.best = resolved if resolved.ok else s.best
@@ -494,18 +496,18 @@ class _Walk:
         return found
 
     def _descend(self, start: Evaluation, **how: Any) -> None:
-        """A descent on F from this point."""
+        """Start a descent on F from this point."""
         self.state.radius, self.state.here, self.state.phase = -1, start, Phase((start.value,), **how)
         self.offer(start)
 
     def _enter_smoothed(self, start: Evaluation) -> bool:
-        """The smoothed problems of this round, from a point; False where no constraint is near."""
+        """Start the smoothed problems of this round from a point; False if no constraint is near."""
         s, level = self.state, self.level(None)
         s.distance, s.eta, s.found = level.kink_distance(start), level.smoothing_eta(start), None
         return s.distance > 0 and self._next_radius(start)
 
     def _next_radius(self, start: Evaluation) -> bool:
-        """A descent on the next smoothed problem that can be solved at this point."""
+        """Start a descent on the next smoothed problem that can be solved at this point."""
         s = self.state
         while s.radius + 1 < len(self.settings.rounds[s.round].radii):
             s.radius, s.smoothed = s.radius + 1, None
@@ -517,7 +519,7 @@ class _Walk:
         return False
 
     def _leave_smoothed(self) -> None:
-        """F itself at the best smoothed point; then the next radius, or a descent on F from the best such point."""
+        """Evaluate F at the best smoothed point; go to the next radius or start a descent on F from the best point."""
         s = self.state
         assert s.smoothed is not None
         point = self.evaluate(None, s.smoothed.x, s.best, self.scale)

@@ -6,9 +6,9 @@
     y_{k+1} = P_Y( y_k - (grad_y f + gamma_k grad_y g(x_k, y_k)) / (L_f + gamma_k L) )
     x_{k+1} = P_X( x_k - step (grad_x f + gamma_k (grad_x g(x_k, y_{k+1}) - grad_x g(x_k, w_{k+1}))) )
 
-The gradient of v is grad_x g(x, y*(x)): nothing is differentiated through w, and no second derivative is needed. The
-minimiser of the penalised problem is O(1/gamma) away from the bilevel one; gamma_k ramps up to gamma. Both y and w
-are projected.
+The gradient of v is grad_x g(x, y*(x)), so that w is not differentiated and no second derivative is needed. The
+minimiser of the penalised problem is O(1/gamma) away from the bilevel one; gamma_k increases to gamma. Both y and w are
+projected.
 
 Differs from the paper's algorithm in: 1. y takes its steps before x instead of with it, and may take several; 2. the
 step of y is 1/(L_f + gamma_k L) from estimated curvatures.
@@ -42,23 +42,23 @@ class VPBGDState(State):
 
 @dataclass(frozen=True, kw_only=True)
 class VPBGD(Settings):
-    """First-order, any set with a projection, biased by O(1/gamma).
+    """First-order penalty method for any set with a projection; its bias is O(1/gamma).
 
     Parameters
     ----------
     gamma
-        The final penalty; the bias falls and the conditioning worsens as it grows.
+        The final penalty; a larger one has less bias and worse conditioning.
     first_gamma, ramp
         gamma_k grows linearly from first_gamma to gamma over `ramp` steps (ramp=0: gamma from the start).
     upper_step
         The step of x.
     lower_step
-        The first length of a lower-level step; "auto" for 1/L. A longer one is cut when two gradients show that it
-        overshoots.
+        The first length of a lower-level step; "auto" for 1/L. A longer step is shortened when two gradients show that
+        it overshoots.
     lower_steps
-        T: steps of w per step.
+        T, the number of steps of w per step of x.
     penalty_steps
-        Steps of y per step. 1 is the paper's; y then lags behind x, and x needs a step of the order of 1/(gamma L).
+        Steps of y per step of x. The paper has 1; y then lags behind x, and x needs a step of the order of 1/(gamma L).
     refresh
         The curvature of g is estimated again after this number of steps.
 
