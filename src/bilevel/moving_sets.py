@@ -23,7 +23,7 @@ from torch import Tensor
 
 from .linearization import Costs, Linearization, as_leaves, vjp
 from .problem import Problem
-from .sets.base import ConvexSet, per_point
+from .sets.base import ConvexSet
 from .sets.transformed import Scaled, Translated
 from .spaces import Vector, leaves
 
@@ -174,6 +174,6 @@ def _parts(constraint: ConvexSet, y: Tensor) -> tuple[ConvexSet, Tensor, Tensor]
         return base, scale, shift + torch.as_tensor(constraint.shift).to(y)
     if isinstance(constraint, Scaled):
         base, scale, shift = _parts(constraint.base, y)
-        factor = per_point(constraint.factor, y, int(constraint.event_ndim))  # type: ignore[arg-type]
+        factor = constraint.per_point("factor", y)
         return base, scale * factor, shift * factor
     return constraint, torch.ones((), dtype=y.dtype, device=y.device), torch.zeros((), dtype=y.dtype, device=y.device)

@@ -22,6 +22,7 @@ def test_the_blocks_print_what_the_page_shows(capsys):
 
 def test_every_cause_is_in_the_table():
     assert set(re.findall(r"`([A-Z_]+)`", PAGE)) >= {cause.name for cause in Cause} - {"CORRECT"}
+    assert all(cause.text and cause.remedy for cause in Cause)
 
 
 def test_every_cause_but_the_unexplained_has_a_wrong_setup():

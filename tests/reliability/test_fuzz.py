@@ -154,5 +154,5 @@ def test_short_normals_and_rows():
         sets.HalfSpace(torch.full((3,), 1e-300, dtype=torch.float64), 2.0).project(torch.zeros(3))
     with pytest.raises(bilevel.InvalidInputError, match="so short that dividing by its length overflows"):
         sets.Polyhedron(torch.full((1, 3), 1e-310, dtype=torch.float64), torch.ones(1).double())
-    with pytest.raises(bilevel.InvalidInputError, match="points have 5 entries, the polyhedron lives in dimension 3"):
+    with pytest.raises(bilevel.InvalidInputError, match=r"takes points of shape \(3,\), .*, got \(5,\)"):
         sets.Polyhedron(torch.eye(3), torch.ones(3)).contains(torch.zeros(5))

@@ -63,7 +63,7 @@ def test_bad_arguments_are_refused():
         AffineSet(torch.ones(1, 2), torch.ones(2))
     with pytest.raises(InvalidInputError, match="offset must be finite"):
         HalfSpace(torch.ones(2), torch.nan)
-    with pytest.raises(InvalidInputError, match="2 columns, the point 3 entries"):
+    with pytest.raises(InvalidInputError, match=r"AffineSet takes points of shape \(2,\), .*, got \(3,\)"):
         AffineSet(torch.ones(1, 2)).project(torch.ones(3))
 
 

@@ -547,12 +547,12 @@ def test_batches_and_sizes_that_do_not_fit_are_refused():
         for ask in (Y.project, Y.jacobian, Y.contains):
             with pytest.raises(InvalidInputError, match=r"of shape \(2, 2\) does not fit points of shape \(3, 2\)"):
                 ask(z)
-            with pytest.raises(InvalidInputError, match=r"5 entries"):
+            with pytest.raises(InvalidInputError, match=r"takes points of shape \(2,\), .*, got \(5,\)"):
                 ask(torch.zeros(5))
     plans = sets.TransportPolytope(pair, pair)
     with pytest.raises(InvalidInputError, match=r"row_sums of shape \(2, 2\) does not fit points of shape \(3, 2, 2\)"):
         plans.contains(torch.zeros(3, 2, 2))
-    with pytest.raises(InvalidInputError, match="takes 2 x 2 matrices"):
+    with pytest.raises(InvalidInputError, match=r"takes points of shape \(2, 2\)"):
         plans.contains(z)
     with pytest.raises(InvalidInputError, match=r"h of shape \(3, 2\) does not fit"):
         Polyhedron(rows, torch.ones(3, 2), rows, pair)

@@ -181,7 +181,7 @@ def test_errors_carry_the_numbers():
         Polyhedron(line, torch.zeros(3))
     with pytest.raises(InvalidInputError, match="needs G, A or both"):
         Polyhedron()
-    with pytest.raises(InvalidInputError, match="points have 3 entries, the polyhedron lives in dimension 2"):
+    with pytest.raises(InvalidInputError, match=r"Polyhedron takes points of shape \(2,\), .*, got \(3,\)"):
         Polyhedron(line, torch.ones(2, **F64)).project(torch.zeros(3, **F64))
 
 

@@ -112,7 +112,7 @@ def test_errors_carry_the_numbers():
         L1Penalty().prox(torch.zeros(2), -2.0)
     with pytest.raises(InvalidInputError, match="one value per group, 2, got"):
         GroupL1Penalty(torch.tensor([0, 1]), torch.ones(3))
-    with pytest.raises(InvalidInputError, match="points have 3 entries, groups has 2"):
+    with pytest.raises(InvalidInputError, match="2 group numbers for a point of 3 entries"):
         GroupL1Penalty(torch.tensor([0, 1])).prox(torch.zeros(3))
     with pytest.raises(InvalidTypeError, match="Indicator takes a convex set"):
         Indicator(1.0)  # type: ignore[arg-type]

@@ -102,7 +102,7 @@ def test_errors_carry_the_numbers():
         TransportPolytope(torch.ones(2), torch.ones(3))
     with pytest.raises(EmptySetError, match="row_sums must be at least 0, got -1"):
         TransportPolytope(-torch.ones(2), -torch.ones(2))
-    with pytest.raises(InvalidInputError, match=r"takes 2 x 2 matrices, got shape \(2, 3\)"):
+    with pytest.raises(InvalidInputError, match=r"takes points of shape \(2, 2\), .*, got \(2, 3\)"):
         BirkhoffPolytope(2).project(torch.zeros(2, 3))
     with pytest.raises(EmptySetError, match="size must be at least 1, got 0"):
         BirkhoffPolytope(0)

@@ -1,27 +1,16 @@
 """Can the numbers be trusted: checked hypergradients, certificates of stationarity, the constants of the theory."""
 
-from __future__ import annotations
-
-from .certificate import BoundEvidence, Certificate, certificate
-from .check import check_hypergradient
-from .constants import Constants, estimate_constants
-from .goldstein import Goldstein, goldstein_measure
-from .report import Cause, HypergradientCheck
-from .theory import Theory, dmlcbo_from_theory, printed_eta_range, smoothing_lipschitz
-
-__all__ = [
-    "Cause",
-    "Certificate",
-    "Constants",
-    "Goldstein",
-    "BoundEvidence",
-    "HypergradientCheck",
-    "Theory",
-    "certificate",
-    "check_hypergradient",
-    "dmlcbo_from_theory",
-    "estimate_constants",
-    "goldstein_measure",
-    "printed_eta_range",
-    "smoothing_lipschitz",
-]
+from .certificate import BoundEvidence as BoundEvidence
+from .certificate import Certificate as Certificate
+from .certificate import certificate as certificate
+from .check import check_hypergradient as check_hypergradient
+from .constants import Constants as Constants
+from .constants import estimate_constants as estimate_constants
+from .goldstein import Goldstein as Goldstein
+from .goldstein import goldstein_measure as goldstein_measure
+from .report import Cause as Cause
+from .report import HypergradientCheck as HypergradientCheck
+from .theory import Theory as Theory
+from .theory import dmlcbo_from_theory as dmlcbo_from_theory
+from .theory import printed_eta_range as printed_eta_range
+from .theory import smoothing_lipschitz as smoothing_lipschitz

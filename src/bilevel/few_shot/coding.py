@@ -73,25 +73,25 @@ class Coded(ABC):
                 setattr(some, name, value[tasks])
         return some
 
-    @abstractmethod
     def alpha(self, y: Tensor) -> Tensor:
         """The weight of each example in each class score, (t, n, k), from y of shape (t, n, p)."""
+        return y
 
-    @abstractmethod
     def quadratic(self, kernel: Tensor) -> Tensor:
         """G of the quadratic form, (t, n, n), from the Gram matrix K."""
+        return kernel
 
     @abstractmethod
     def constraint(self) -> ConvexSet:
         """The set of the dual variables, of points of the shape `plain` gives."""
 
-    @abstractmethod
     def plain(self, y: Tensor) -> Tensor:
         """y of shape (t, n, p) in the shape in which the library's problem has it."""
+        return y
 
-    @abstractmethod
     def columns(self, y: Tensor) -> Tensor:
         """The inverse of `plain`."""
+        return y
 
 
 class Centred(Coded):
@@ -129,20 +129,8 @@ class CrammerSinger(Coded):
         super().__init__(labels, mask, ways, C, dtype)
         self.indicator: Tensor = self.own
 
-    def alpha(self, y: Tensor) -> Tensor:
-        return y
-
-    def quadratic(self, kernel: Tensor) -> Tensor:
-        return kernel
-
     def constraint(self) -> BoxSection:
         return BoxSection(-torch.inf, self.upper, 1.0, 0.0)
-
-    def plain(self, y: Tensor) -> Tensor:
-        return y
-
-    def columns(self, y: Tensor) -> Tensor:
-        return y
 
 
 CODINGS: dict[str, type[Coded]] = {"centred": Centred, "crammer-singer": CrammerSinger}

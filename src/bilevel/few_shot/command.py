@@ -32,10 +32,9 @@ def train(options: TrainOptions, ranks: Ranks) -> int:
         f"{splits.train.classes} classes to train on, {splits.validation.classes} others to choose by, "
         f"{splits.test.classes} others to test on",
     )
-    training = learner.fit(
-        splits.train, **options.how_long, validate=splits.validation, validate_count=100, checkpoint=options.out,
-        resume=options.resume, overwrite=options.force, progress=True,
-    )  # fmt: skip
+    limits = {**options.how_long, "validate": splits.validation, "validate_count": 100}
+    files: Any = {"checkpoint": options.out, "resume": options.resume, "overwrite": options.force}
+    training = learner.fit(splits.train, **limits, **files, progress=True)
     return _report(training, learner, splits.test, options)
 
 

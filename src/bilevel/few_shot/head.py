@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -89,12 +90,10 @@ class SVMHead(nn.Module):
         >>> SVMHead(ways=20, C=1.0).with_ways(5)
         SVMHead(ways=5, C=1, ridge=0.001, coding='centred', scale=5)
         """
-        if ways == self.ways:
-            return self
-        return SVMHead(
-            ways, C=self.C, ridge=self.ridge, coding=self.coding, hypergradient=self.hypergradient, scale=self.scale,
-            tol=self.tol,
-        )  # fmt: skip
+        check_count("ways", ways, least=2)
+        head = copy.copy(self)
+        head.ways = ways
+        return head
 
     def forward(self, support: Tensor, labels: Tensor, query: Tensor, mask: Tensor | None = None) -> Tensor:
         """The scores of the queries, (..., m, k).

@@ -199,10 +199,8 @@ class MetaLearner:
         plan = {"steps": steps, "minutes": minutes, "halve_every": halve_every, "evaluate_every": evaluate_every}
         plan["validate_count"] = validate_count
         self._check_ranks(plan, episodes, validate)
-        run = Run(
-            KIND, identity=self.identity, ranks=self.ranks, checkpoint=checkpoint, resume=self._document,
-            callbacks=callbacks, progress=progress, overwrite=overwrite,
-        )  # fmt: skip
+        files: Any = {"checkpoint": checkpoint, "resume": self._document, "overwrite": overwrite}
+        run = Run(KIND, identity=self.identity, ranks=self.ranks, callbacks=callbacks, progress=progress, **files)
         self._document = document = run.document
         if document.seconds < limits.seconds:  # the same call again ends at once
             run.reopen(stage.name)

@@ -6,7 +6,7 @@ This module loads nothing heavy: `bilevel fewshot --help` needs it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
@@ -128,7 +128,7 @@ class Experiment:
     @property
     def identity(self) -> dict[str, Any]:
         """The settings by name."""
-        return {part.name: asdict(self)[part.name] for part in fields(Experiment)}
+        return {part.name: getattr(self, part.name) for part in fields(Experiment)}
 
     def splits(self, folder: str | Path | None = None) -> Splits:
         """The tasks, from the files of the data folder."""
@@ -172,10 +172,8 @@ class Experiment:
             method: dict[str, Any] = {"optimizer": lambda parameters: optim.Adam(parameters, **settings)}
         else:
             method = {"solver": attrgetter(name)(solvers)(**settings), "fixed_tasks": published}
-        return MetaLearner(
-            self.make_network(), SVMHead(self.train_ways, scale=self.scale), tasks_per_step=self.tasks_per_step,
-            seed=self.seed, about=self.identity, ranks=ranks, **method,
-        )  # fmt: skip
+        method |= {"tasks_per_step": self.tasks_per_step, "seed": self.seed, "about": self.identity, "ranks": ranks}
+        return MetaLearner(self.make_network(), SVMHead(self.train_ways, scale=self.scale), **method)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -223,10 +223,8 @@ class MetaTraining(Stage):
         row = TrainingRecord(state.step, seconds, loss / max(count, 1), accuracy / max(count, 1))
         if self.validate is None:
             return row
-        found = evaluate(
-            learner.network, learner.head, self.validate, count=self.count,
-            seed=learner.seed, stream=VALIDATION, ranks=learner.ranks,
-        )  # fmt: skip
+        draws = {"count": self.count, "seed": learner.seed, "stream": VALIDATION}
+        found = evaluate(learner.network, learner.head, self.validate, **draws, ranks=learner.ranks)
         return replace(row, validation=found.mean, interval=found.interval, tasks=found.count)
 
     def describe(self, state: TrainingState, row: TrainingRecord | None) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -11,13 +9,10 @@ from ..errors import EmptySetError, InvalidInputError
 from .base import (
     ConvexSet,
     ProjectionJacobian,
-    as_point,
     can_look_at_values,
-    check_batch,
     event_norm,
     got,
     parameter,
-    per_point,
     show,
     tensor_parameter,
     tracked,
@@ -61,10 +56,10 @@ class HalfSpace(ConvexSet):
 
     def _step(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """t (last dimension kept; positive outside) and n with z - t n on the boundary; n's largest entry is 1."""
-        normal = as_point(self.normal, z, name="normal")
+        normal = self.per_entry("normal", z)
         scale = normal.detach().abs().amax(-1, keepdim=True)
         n = normal / scale
-        level = per_point(self.offset, z, name="offset") / scale
+        level = self.per_point("offset", z) / scale
         if can_look_at_values() and not bool(torch.isfinite(level).all()):
             raise InvalidInputError(
                 f"{type(self).__name__}: the normal is so small that offset / |normal| overflows in {z.dtype}: "
@@ -102,7 +97,7 @@ class HalfSpace(ConvexSet):
     def _scale(self, y: Tensor) -> Tensor:
         """The size of y, or the distance of the boundary from the origin when larger."""
         length = event_norm(self.normal.detach().to(y))
-        return event_norm(y.detach()) + per_point(self.offset, y, name="offset", keepdim=False).detach().abs() / length
+        return event_norm(y.detach()) + self.per_point("offset", y, keepdim=False).detach().abs() / length
 
     @validated
     def margin(self, z: Tensor) -> Tensor:
@@ -167,6 +162,7 @@ class AffineSet(ConvexSet):
 
     polyhedral = True
     parameters: tuple[str, ...] = ("matrix", "offset")
+    vectors = ("offset",)
 
     def __init__(self, matrix: Tensor, offset: Tensor | None = None) -> None:
         self.matrix: Tensor = tensor_parameter("matrix", matrix, "(m, n)")
@@ -174,6 +170,7 @@ class AffineSet(ConvexSet):
         if not isinstance(offset, Tensor) or offset.shape[-1:] != matrix.shape[:1]:
             raise InvalidInputError(f"offset must have {matrix.shape[0]} entries, one per row of matrix, {got(offset)}")
         self.offset: Tensor = tensor_parameter("offset", offset)
+        self.point_shape = matrix.shape[1:]
         self._factor()
 
     def _factor(self) -> None:
@@ -202,15 +199,6 @@ class AffineSet(ConvexSet):
 
     def answerable(self, z: Tensor) -> Tensor:
         return super().answerable(z) & self._solvable
-
-    def check_shape(self, z: Any) -> Any:
-        z = super().check_shape(z)
-        if z.shape[-1] != self.matrix.shape[1]:
-            raise InvalidInputError(
-                f"AffineSet: the matrix has {self.matrix.shape[1]} columns, the point {z.shape[-1]} entries"
-            )
-        check_batch("offset", self.offset, z)
-        return z
 
     def _gap(self, y: Tensor) -> Tensor:
         """V'y - s^-1 U'offset: how far y is from the set, in an orthonormal basis of the normals."""

@@ -89,6 +89,28 @@ class Parameterized:
     parameters: tuple[str, ...] = ()
     """The arguments of the constructor, each also an attribute; the tensors among them carry derivatives."""
 
+    event_ndim: Any = 1
+    """An integer; for points that are dictionaries, one for each entry by name."""
+
+    def per_point(self, name: str, z: Tensor, *, keepdim: bool = True) -> Tensor:
+        """The parameter `name`, one value for all points or one for each, in the dtype of z; it broadcasts against z.
+
+        Without `keepdim` it broadcasts against the batch alone.
+        """
+        return per_point(getattr(self, name), z, self.event_ndim, name=name, keepdim=keepdim)
+
+    def per_entry(self, name: str, z: Tensor) -> Tensor:
+        """The parameter `name`, one value for all entries or one for each, in the dtype of z; broadcasts against z."""
+        value = getattr(self, name)
+        if isinstance(value, Tensor) and value.ndim:
+            joint, event = _joint_shape(value.shape, z.shape), z.shape[z.ndim - self.event_ndim :]
+            if joint is None or joint[len(joint) - self.event_ndim :] != event:
+                raise InvalidInputError(
+                    f"{name} of shape {tuple(value.shape)} does not fit points of shape {tuple(z.shape)}: give one "
+                    f"number, a tensor of shape {tuple(event)}, or one such tensor for each element of the batch"
+                )
+        return _converted(name, value, z)
+
     def __repr__(self) -> str:
         values = {name: getattr(self, name) for name in self.parameters}
         shown = (f"{name}={show(value)}" for name, value in values.items() if value is not None)
@@ -120,8 +142,10 @@ class ConvexSet(Parameterized, ABC):
     (tensor([1., 0.]), tensor([0., 0.]), False)
     """
 
-    event_ndim: Any = 1
-    """An integer; for points that are dictionaries, one for each entry by name."""
+    point_shape: tuple[int, ...] | None = None
+    """The shape of one point, where the parameters determine it."""
+    vectors: tuple[str, ...] = ()
+    """Parameters (..., k) whose batch dimensions must fit those of the points; None is skipped."""
     separable: bool = False
     """Whether Y is a product of intervals, so that a different step per coordinate keeps the fixed points."""
     polyhedral: bool = False
@@ -221,7 +245,15 @@ class ConvexSet(Parameterized, ABC):
 
     def check_shape(self, z: Any) -> Any:
         """z itself, once it is known to be a floating-point tensor of non-empty points, finite or not."""
-        return tensor_of_points(type(self).__name__, z, self.event_ndim)
+        name, shape = type(self).__name__, self.point_shape
+        z = tensor_of_points(name, z, self.event_ndim)
+        if shape is not None and z.shape[z.ndim - len(shape) :] != shape:
+            raise InvalidInputError(
+                f"{name} takes points of shape {tuple(shape)}, batch dimensions in front, got {tuple(z.shape)}"
+            )
+        for name in self.vectors:
+            check_batch(name, getattr(self, name), z, self.event_ndim)
+        return z
 
     def checked(self, z: Any) -> Any:
         """z itself, once it is known to be of the kind that the set takes, and finite.
@@ -249,6 +281,15 @@ class ConvexSet(Parameterized, ABC):
         for value in self.tensor_parameters().values():
             fine = fine & ~value.detach().isnan().any()
         return fine
+
+
+class SetWithRadius(ConvexSet):
+    """A set whose one parameter is a radius, at least 0: a number, or a tensor with one value per batch element."""
+
+    parameters: tuple[str, ...] = ("radius",)
+
+    def __init__(self, radius: float | Tensor = 1.0) -> None:
+        self.radius: float | Tensor = parameter("radius", radius, low=0.0)
 
 
 def _membership(amount: Tensor, scale: Tensor | float, what: str, tol: float) -> Membership:
@@ -476,23 +517,10 @@ def per_point(
     return value.reshape(*value.shape, *(1,) * event_ndim) if keepdim else value
 
 
-def as_point(value: float | Tensor, z: Tensor, event_ndim: int = 1, *, name: str = "a parameter") -> Tensor:
-    """A parameter with a value for each entry (or one for all), in the dtype of z, broadcasting against it."""
-    if isinstance(value, Tensor) and value.ndim:
-        joint = _joint_shape(value.shape, z.shape)
-        event = z.shape[z.ndim - event_ndim :]
-        if joint is None or joint[len(joint) - event_ndim :] != event:
-            raise InvalidInputError(
-                f"{name} of shape {tuple(value.shape)} does not fit points of shape {tuple(z.shape)}: give one number, "
-                f"a tensor of shape {tuple(event)}, or one such tensor for each element of the batch"
-            )
-    return _converted(name, value, z)
-
-
-def check_batch(name: str, value: Tensor, points: Tensor, event_ndim: int = 1) -> None:
+def check_batch(name: str, value: Tensor | None, points: Tensor, event_ndim: int = 1) -> None:
     """Refuse a parameter (..., k) whose batch does not broadcast against that of the points."""
     batch = points.shape[: points.ndim - event_ndim]
-    if value.ndim > 1 and _joint_shape(value.shape[:-1], batch) is None:
+    if value is not None and value.ndim > 1 and _joint_shape(value.shape[:-1], batch) is None:
         raise InvalidInputError(
             f"{name} of shape {tuple(value.shape)} does not fit points of shape {tuple(points.shape)}: give one for "
             f"all, or one for each element of the batch {tuple(batch)}"

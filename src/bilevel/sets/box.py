@@ -12,12 +12,10 @@ from ..errors import EmptySetError, InvalidInputError, InvalidTypeError
 from .base import (
     ConvexSet,
     ProjectionJacobian,
-    as_point,
     can_look_at_values,
     check_holds_values,
     number,
     parameter,
-    per_point,
     rounding_scale,
     validated,
 )
@@ -54,7 +52,7 @@ class Box(ConvexSet):
         check_order(type(self).__name__, self.lower, self.upper)
 
     def _bounds(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        return as_point(self.lower, z, name="lower"), as_point(self.upper, z, name="upper")
+        return self.per_entry("lower", z), self.per_entry("upper", z)
 
     def answerable(self, z: Tensor) -> Tensor:
         return super().answerable(z) & in_order(*self._bounds(z))
@@ -130,7 +128,7 @@ class LInfBall(Box):
         self.radius: float | Tensor = parameter("radius", radius, low=0.0)
 
     def _bounds(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        radius = per_point(self.radius, z, name="radius")
+        radius = self.per_point("radius", z)
         return -radius, radius
 
 

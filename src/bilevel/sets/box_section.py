@@ -16,12 +16,10 @@ from ..errors import EmptySetError
 from .base import (
     ConvexSet,
     ProjectionJacobian,
-    as_point,
     can_look_at_values,
     event_norm,
     largest,
     parameter,
-    per_point,
     show,
     tracked,
     validated,
@@ -85,12 +83,12 @@ class BoxSection(ConvexSet):
 
     def _parts(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """weight (its largest entry 1), lower, upper, total, and the factor taken from weight and total."""
-        weight = as_point(self.weight, z, name="weight")
+        weight = self.per_entry("weight", z)
         size = weight.detach().abs()
         size = size.amax(-1, keepdim=True) if size.ndim else size
         size = torch.where(size > 0, size, 1)
-        lower, upper = as_point(self.lower, z, name="lower"), as_point(self.upper, z, name="upper")
-        total = per_point(self.total, z, name="total")
+        lower, upper = self.per_entry("lower", z), self.per_entry("upper", z)
+        total = self.per_point("total", z)
         weight = weight.expand(z.shape[-1:]) if weight.ndim == 0 else weight
         return weight / size, lower, upper, total / size, size
 

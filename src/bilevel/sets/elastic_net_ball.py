@@ -13,7 +13,6 @@ from .base import (
     event_norm,
     largest,
     parameter,
-    per_point,
     show,
     unless_one_point,
     validated,
@@ -58,7 +57,7 @@ class ElasticNetBall(ConvexSet):
     def _scaled(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """z/c, gamma c, radius/c and c, in float64: y/c lies in the ball of these exactly when y lies in ours."""
         z = z.double()
-        gamma, radius = per_point(self.gamma, z, name="gamma"), per_point(self.radius, z, name="radius")
+        gamma, radius = self.per_point("gamma", z), self.per_point("radius", z)
         c = torch.maximum(z.detach().abs().amax(-1, keepdim=True), radius.detach())
         c = torch.where(c > 0, c, 1)
         if can_look_at_values() and not bool((gamma.detach() * c <= largest(z.dtype) ** 0.5 / z.shape[-1]).all()):

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import EmptySetError, IncompatibleError, InvalidInputError, MissingExtraError, NotConvergedError
+from ..errors import EmptySetError, IncompatibleError, MissingExtraError, NotConvergedError
 from .base import ConvexSet, ProjectionJacobian, can_look_at_values, event_norm, tracked, validated
 from .cones import PSDCone, SecondOrderCone
 from .jacobians import Matrix
@@ -60,7 +60,7 @@ class ConicSet(ConvexSet):
         except ImportError:
             raise MissingExtraError("from_cvxpy", "sets") from None
         self.constraints = constraints
-        self.shape = shape
+        self.shape = self.point_shape = shape
         self.event_ndim: Any = len(shape)
         self._solver = cvxpy.CLARABEL
         self._variable, self._point = cvxpy.Variable(shape), cvxpy.Parameter(shape)
@@ -71,14 +71,6 @@ class ConicSet(ConvexSet):
         if not self._problem.is_dcp():
             raise IncompatibleError("from_cvxpy: the constraints are not convex by cvxpy's rules (problem.is_dcp())")
         self._read_cones()
-
-    def check_shape(self, z: Any) -> Any:
-        z = super().check_shape(z)
-        if z.shape[z.ndim - len(self.shape) :] != self.shape:
-            raise InvalidInputError(
-                f"ConicSet takes points of shape {self.shape}, batch dimensions in front, got {tuple(z.shape)}"
-            )
-        return z
 
     def _read_cones(self) -> None:
         """P, A, b and the cones; where the entries of y sit in x, in row-major order."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InvalidInputError, InvalidTypeError
-from .base import ConvexSet, ProjectionJacobian, can_look_at_values, parameter, per_point, show, validated
+from .base import ConvexSet, ProjectionJacobian, can_look_at_values, parameter, show, validated
 from .simplex import L1Ball, onto_simplex, within
 
 
@@ -48,78 +48,81 @@ class GroupL1Ball(ConvexSet):
             raise InvalidTypeError(f"groups must be an integer or an integer tensor, got {groups!r}")
         elif groups < 1:
             raise InvalidInputError(f"a group has at least 1 entry, got groups={groups}")
-        self._layout = Layout(groups)
+        names, labels = groups.unique(return_inverse=True) if isinstance(groups, Tensor) else ((), groups)
+        self._layout = Groups(type(self).__name__, labels, len(names))
         self.groups = groups
         self.radius: float | Tensor = parameter("radius", radius, low=0.0)
-
-    def _norms(self, z: Tensor) -> Tensor:
-        """|z_g| for each group, with derivative 0 at 0."""
-        scale = z.detach().abs().amax(-1, keepdim=True)
-        scale = torch.where(scale > 0, scale, 1)
-        square = self._layout.sum((z / scale).square())
-        return torch.where(square > 0, torch.where(square > 0, square, 1).sqrt(), 0) * scale
 
     @validated
     def project(self, z: Tensor) -> Tensor:
         wide = z.double()  # in float32, the norms of a far z would round by more than the radius
-        radius = per_point(self.radius, wide, name="radius")
-        norms = self._norms(wide)
+        radius = self.per_point("radius", wide)
+        norms = self._layout.norms(wide)
         factor = onto_simplex(norms, radius) / torch.where(norms > 0, norms, 1)
         return torch.where(within(norms, radius), z, (wide * self._layout.spread(factor)).to(z.dtype))
 
     @validated
     def jacobian(self, z: Tensor) -> ProjectionJacobian:
-        radius = per_point(self.radius, z, name="radius").detach()
-        norms = self._norms(z)
+        radius = self.per_point("radius", z).detach()
+        norms = self._layout.norms(z)
         return GroupJacobian(self._layout, z, norms, onto_simplex(norms, radius), within(norms, radius))
 
     def excess(self, y: Tensor) -> tuple[Tensor, Tensor, str]:
-        radius = per_point(self.radius, y, name="radius", keepdim=False)
-        amount = (self._norms(y).sum(-1) - radius).clamp_min(0)
+        radius = self.per_point("radius", y, keepdim=False)
+        amount = (self._layout.norms(y).sum(-1) - radius).clamp_min(0)
         return amount, radius.detach(), f"the sum of the group norms exceeds the radius {show(self.radius)}"
 
     @validated
     def margin(self, z: Tensor) -> Tensor:
         """That of the norms on the l1 ball: a norm changes no faster than z, and as fast along its group."""
-        return L1Ball(self.radius).margin(self._norms(z))
+        return L1Ball(self.radius).margin(self._layout.norms(z))
 
 
-class Layout:
-    """Which entry belongs to which group: contiguous groups of one size, or a number for each entry."""
+class Groups:
+    """Which entry belongs to which group: contiguous groups of one size, or a number below `count` for each entry."""
 
-    def __init__(self, groups: int | Tensor) -> None:
-        self._size = groups if isinstance(groups, int) else 0
-        if isinstance(groups, Tensor):
-            names, self._labels = groups.unique(return_inverse=True)
-            self.count: int = len(names)
+    def __init__(self, owner: str, labels: int | Tensor, count: int = 0) -> None:
+        self._owner, self._labels, self._count = owner, labels, count
 
     def sum(self, x: Tensor) -> Tensor:
         """Sums over the entries of each group, (..., n) -> (..., groups)."""
-        n = x.shape[-1]
-        if self._size:
-            if n % self._size:
-                raise InvalidInputError(f"GroupL1Ball: {n} entries cannot be split into groups of {self._size}")
-            return x.unflatten(-1, (n // self._size, self._size)).sum(-1)
-        if len(self._labels) != n:
-            raise InvalidInputError(f"GroupL1Ball: {len(self._labels)} group numbers for a point of {n} entries")
-        return x.new_zeros((*x.shape[:-1], self.count)).index_add(-1, self._labels.to(x.device), x)
+        n, labels = x.shape[-1], self._labels
+        if isinstance(labels, int):
+            if n % labels:
+                raise InvalidInputError(f"{self._owner}: {n} entries cannot be split into groups of {labels}")
+            return x.unflatten(-1, (n // labels, labels)).sum(-1)
+        if len(labels) != n:
+            raise InvalidInputError(f"{self._owner}: {len(labels)} group numbers for a point of {n} entries")
+        return x.new_zeros((*x.shape[:-1], self._count)).index_add(-1, labels.to(x.device), x)
+
+    def norms(self, z: Tensor) -> Tensor:
+        """|z_g| for each group, with derivative 0 at 0."""
+        scale = z.detach().abs().amax(-1, keepdim=True)
+        scale = torch.where(scale > 0, scale, 1)
+        square = self.sum((z / scale).square())
+        return torch.where(square > 0, torch.where(square > 0, square, 1).sqrt(), 0) * scale
 
     def spread(self, t: Tensor) -> Tensor:
         """The value of its group for each entry, (..., groups) -> (..., n)."""
-        if self._size:
-            return t.unsqueeze(-1).expand(*t.shape, self._size).flatten(-2)
+        if isinstance(self._labels, int):
+            return t.unsqueeze(-1).expand(*t.shape, self._labels).flatten(-2)
         return t.index_select(-1, self._labels.to(t.device))
 
 
 class GroupJacobian(ProjectionJacobian):
-    """H v = shrink (v - n (n.v)) + n (n.v - mean over the support of n.v), group by group."""
+    """H v = shrink (v - n (n.v)) + n (n.v - mean), group by group; v itself where `inside`.
 
-    def __init__(self, layout: Layout, z: Tensor, norms: Tensor, projected: Tensor, inside: Tensor) -> None:
-        self._layout, self._inside = layout, inside
+    The mean is that of n.v over the support for a ball, and 0 for a penalty.
+    """
+
+    def __init__(
+        self, groups: Groups, z: Tensor, norms: Tensor, projected: Tensor, inside: Tensor, *, ball: bool = True
+    ) -> None:
+        self._groups, self._inside, self._ball = groups, inside, ball
         on = projected.sign()
         safe = torch.where(norms > 0, norms, 1)
-        self._shrink = layout.spread(projected / safe)
-        self._normal = z * layout.spread(on / safe)
+        self._shrink = groups.spread(projected / safe)
+        self._normal = z * groups.spread(on / safe)
         self._count = on.sum(-1, keepdim=True)
         self.is_projector: bool = can_look_at_values() and bool(inside.all())
 
@@ -129,11 +132,12 @@ class GroupJacobian(ProjectionJacobian):
 
     @cached_property
     def dimension(self) -> Tensor:  # type: ignore[override]
-        return self.support.sum(-1) - (~self._inside & (self._count > 0)).squeeze(-1).to(torch.int64)
+        size = self.support.sum(-1)
+        return size - (~self._inside & (self._count > 0)).squeeze(-1).to(torch.int64) if self._ball else size
 
     def apply(self, v: Tensor) -> Tensor:
-        along = self._layout.sum(v * self._normal)
-        mean = along.sum(-1, keepdim=True) / self._count.clamp_min(1)
-        radial = self._layout.spread(along)
+        along = self._groups.sum(v * self._normal)
+        mean = along.sum(-1, keepdim=True) / self._count.clamp_min(1) if self._ball else 0.0
+        radial = self._groups.spread(along)
         turned = self._shrink * (v - self._normal * radial) + self._normal * (radial - mean)
-        return torch.where(self._inside, v, turned)
+        return torch.where(self._inside, v, turned.to(v.dtype))

@@ -5,17 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .base import (
-    ConvexSet,
-    ProjectionJacobian,
-    as_point,
-    event_norm,
-    parameter,
-    per_point,
-    rounding_scale,
-    show,
-    validated,
-)
+from .base import ConvexSet, ProjectionJacobian, event_norm, parameter, rounding_scale, show, validated
 from .jacobians import RankOne
 
 
@@ -50,7 +40,7 @@ class L2Ball(ConvexSet):
 
     def _parts(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """The center, the radius, z - center, and |z - center|."""
-        center, radius = as_point(self.center, z, name="center"), per_point(self.radius, z, name="radius")
+        center, radius = self.per_entry("center", z), self.per_point("radius", z)
         return center, radius, z - center, event_norm(z - center, keepdim=True)
 
     @validated

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from .. import tolerances
-from ..errors import InvalidInputError
-from .base import ConvexSet, ProjectionJacobian, check_batch, tensor_parameter, validated
+from .base import ConvexSet, ProjectionJacobian, tensor_parameter, validated
 from .monotone_cone import block_first, block_margin, block_mean, block_sum, isotonic_blocks
 
 
@@ -33,16 +32,11 @@ class Permutahedron(ConvexSet):
 
     polyhedral = True
     parameters: tuple[str, ...] = ("vertex",)
+    vectors = ("vertex",)
 
     def __init__(self, vertex: Tensor) -> None:
         self.vertex: Tensor = tensor_parameter("vertex", vertex)
-
-    def check_shape(self, z: Any) -> Any:
-        z = super().check_shape(z)
-        if z.shape[-1] != self.vertex.shape[-1]:
-            raise InvalidInputError(f"points have {z.shape[-1]} entries, the vertex has {self.vertex.shape[-1]}")
-        check_batch("vertex", self.vertex, z)
-        return z
+        self.point_shape = self.vertex.shape[-1:]
 
     def _sorted(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """z and vertex downwards, the order of z, and the blocks of the regression."""

@@ -56,6 +56,7 @@ class Polyhedron(ConvexSet):
 
     polyhedral = True
     parameters: tuple[str, ...] = ("G", "h", "A", "b")
+    vectors = ("h", "b")
 
     def __init__(
         self,
@@ -72,7 +73,7 @@ class Polyhedron(ConvexSet):
             raise InvalidInputError(f"Polyhedron needs G, A or both, with as many columns, got shapes {shapes}")
         if self.h is not None and self.b is not None:
             check_batch("h", self.h, self.b)
-        self.size: int = given[0].shape[-1]
+        self.point_shape = given[0].shape[-1:]
         self.independent: Tensor = _independent(self.A)
         self._last = torch.zeros(0 if self.G is None else len(self.G), dtype=torch.bool)
         if can_look_at_values():
@@ -84,15 +85,6 @@ class Polyhedron(ConvexSet):
                         "Polyhedron: a row of G or A is so short that dividing by its length overflows"
                     )
                 self._check_inequalities()
-
-    def check_shape(self, z: Any) -> Any:
-        z = super().check_shape(z)
-        if z.shape[-1] != self.size:
-            raise InvalidInputError(f"points have {z.shape[-1]} entries, the polyhedron lives in dimension {self.size}")
-        for name, side in (("h", self.h), ("b", self.b)):
-            if side is not None:
-                check_batch(name, side, z)
-        return z
 
     def system(self) -> tuple[Tensor, Tensor]:
         """All rows with unit length, the independent equations first, and right-hand sides (..., M)."""

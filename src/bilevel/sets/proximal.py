@@ -20,7 +20,6 @@ from .base import (
     ConvexSet,
     Parameterized,
     ProjectionJacobian,
-    as_point,
     can_look_at_values,
     check_finite,
     parameter,
@@ -28,6 +27,7 @@ from .base import (
     tensor_of_points,
     widened,
 )
+from .group_l1_ball import GroupJacobian, Groups
 from .jacobians import Diagonal
 
 Step = float | Tensor
@@ -102,7 +102,7 @@ class ElasticNetPenalty(Proximal):
         self.l2: float | Tensor = parameter("l2", l2, low=0.0, error=InvalidInputError)
 
     def _weights(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        return as_point(self.l1, z, name="l1"), as_point(self.l2, z, name="l2")
+        return self.per_entry("l1", z), self.per_entry("l2", z)
 
     def prox(self, z: Tensor, step: Step = 1.0) -> Tensor:
         wide = widened(self._checked(z))
@@ -175,69 +175,36 @@ class GroupL1Penalty(Proximal):
                 f"groups must be an integer tensor of shape (n,) with values from 0, got {groups!r}"
             )
         self.groups: Tensor = groups.long()
-        self.count: int = int(groups.max()) + 1
+        count = int(groups.max()) + 1
+        self._layout = Groups(type(self).__name__, self.groups, count)
         self.weight: float | Tensor = parameter("weight", weight, low=0.0, error=InvalidInputError)
-        if isinstance(self.weight, Tensor) and self.weight.ndim and self.weight.shape != (self.count,):
-            raise InvalidInputError(
-                f"weight must have one value per group, {self.count}, got {tuple(self.weight.shape)}"
-            )
+        if isinstance(self.weight, Tensor) and self.weight.ndim and self.weight.shape != (count,):
+            raise InvalidInputError(f"weight must have one value per group, {count}, got {tuple(self.weight.shape)}")
 
-    def norms(self, z: Tensor) -> Tensor:
-        """|z_g| for each group, (..., count), with derivative 0 at 0."""
-        if z.shape[-1] != len(self.groups):
-            raise InvalidInputError(
-                f"GroupL1Penalty: points have {z.shape[-1]} entries, groups has {len(self.groups)}: give as many"
-            )
-        scale = z.detach().abs().amax(-1, keepdim=True)
-        unit = torch.where(scale > 0, scale, torch.ones_like(scale))
-        square = z.new_zeros(*z.shape[:-1], self.count).index_add(-1, self.groups.to(z.device), (z / unit).square())
-        return torch.where(square > 0, square, torch.ones_like(square)).sqrt() * unit * (square > 0)
-
-    def _ratio(self, z: Tensor, step: Step) -> tuple[Tensor, Tensor]:
-        """step weight/|z_g| for each group, 1 where it is at least 1, and whether it is less."""
-        norms, level = self.norms(z), self._step(step, z) * torch.as_tensor(self.weight).to(z)
+    def _shrinkage(self, z: Tensor, step: Step) -> tuple[Tensor, Tensor, Tensor]:
+        """|z_g|, 1 - step weight/|z_g| where that is positive, else 0, and whether step weight = 0, for each group."""
+        norms, level = self._layout.norms(z), self._step(step, z) * torch.as_tensor(self.weight).to(z)
         kept = _kept(norms.detach(), level.detach())
-        return torch.where(kept, level / _nonzero(norms), torch.ones_like(norms)), kept
+        shrink = torch.where(kept, 1 - level / torch.where(norms > 0, norms, 1), 0)
+        return norms, shrink, (level == 0).expand_as(norms)
 
     def prox(self, z: Tensor, step: Step = 1.0) -> Tensor:
         wide = widened(self._checked(z))
-        ratio, _ = self._ratio(wide, step)
-        return (wide * (1 - ratio)[..., self.groups.to(z.device)]).to(z.dtype)
+        return (wide * self._layout.spread(self._shrinkage(wide, step)[1])).to(z.dtype)
 
     def jacobian(self, z: Tensor, step: Step = 1.0) -> ProjectionJacobian:
-        return GroupPenaltyJacobian(widened(self._checked(z).detach()), step, self)
+        wide = widened(self._checked(z).detach())
+        norms, shrink, free = (part.detach() for part in self._shrinkage(wide, step))
+        return GroupJacobian(self._layout, wide, norms, shrink * norms, self._layout.spread(free), ball=False)
 
     def value(self, y: Tensor) -> Tensor:
         wide = widened(self._checked(y))
-        return (self.norms(wide) * torch.as_tensor(self.weight).to(wide)).sum(-1).to(y.dtype)
-
-
-class GroupPenaltyJacobian(ProjectionJacobian):
-    """H = (1 - r) I + r n n' on each kept group."""
-
-    def __init__(self, z: Tensor, step: Step, penalty: GroupL1Penalty) -> None:
-        ratio, kept = (v.detach() for v in penalty._ratio(z, step))
-        norms = penalty.norms(z)
-        groups = penalty.groups.to(z.device)
-        self._groups, self._count, self._ratio = groups, penalty.count, ratio[..., groups]
-        self.support: Any = kept[..., groups]
-        self._normal = z / _nonzero(norms)[..., groups] * self.support
-        self.dimension: Any = self.support.sum(-1)
-
-    def apply(self, v: Tensor) -> Tensor:
-        sums = v.new_zeros(*v.shape[:-1], self._count).index_add(-1, self._groups, (self._normal * v).to(v.dtype))
-        along = sums[..., self._groups]
-        return ((1 - self._ratio) * v + self._ratio * along * self._normal).to(v.dtype)
+        return (self._layout.norms(wide) * torch.as_tensor(self.weight).to(wide)).sum(-1).to(y.dtype)
 
 
 def _kept(size: Tensor, level: Tensor) -> Tensor:
     """What soft-thresholding at the level keeps: all that is larger; without a level there is no kink at 0."""
     return (size > level) | (level == 0)
-
-
-def _nonzero(norms: Tensor) -> Tensor:
-    """The norms, 1 in place of 0: what is divided by them is 0 then."""
-    return torch.where(norms > 0, norms, torch.ones_like(norms))
 
 
 class Indicator(Proximal):

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from .base import (
-    ConvexSet,
     ProjectionJacobian,
+    SetWithRadius,
     can_look_at_values,
     largest,
     parameter,
@@ -58,7 +58,7 @@ def _fixed(value: float | Tensor) -> float | Tensor:
     return value.detach() if isinstance(value, Tensor) else value
 
 
-class Simplex(ConvexSet):
+class Simplex(SetWithRadius):
     """{y : y >= 0, sum y = radius}; P(z) = max(z - theta, 0).
 
     On the support S of P(z), H = I - 1 1'/|S|; entries at the threshold count as outside S. With radius 0 the set is
@@ -80,10 +80,6 @@ class Simplex(ConvexSet):
     """
 
     polyhedral = True
-    parameters: tuple[str, ...] = ("radius",)
-
-    def __init__(self, radius: float | Tensor = 1.0) -> None:
-        self.radius: float | Tensor = parameter("radius", radius, low=0.0)
 
     @validated
     def project(self, z: Tensor) -> Tensor:
@@ -95,17 +91,17 @@ class Simplex(ConvexSet):
         return RankOne(mask, _count(mask), mask=mask)
 
     def excess(self, y: Tensor) -> tuple[Tensor, Tensor, str]:
-        radius = per_point(self.radius, y, name="radius", keepdim=False)
+        radius = self.per_point("radius", y, keepdim=False)
         amount = torch.maximum((y.sum(-1) - radius).abs(), -y.amin(-1))
         return amount, radius.detach(), f"entries must be >= 0 and add up to {show(self.radius)}"
 
     @validated
     def margin(self, z: Tensor) -> Tensor:
-        b, support, theta = _cell(z, per_point(self.radius, z, name="radius").detach())
+        b, support, theta = _cell(z, self.per_point("radius", z).detach())
         return wall_distance((b - theta).abs(), support, torch.ones_like(b))
 
 
-class L1Ball(ConvexSet):
+class L1Ball(SetWithRadius):
     """{y : |y|_1 <= radius}; P(z) = sign(z) max(|z| - theta, 0).
 
     Inside the ball (and on its boundary) H = I. Outside, with S the support of P(z) and s = sign(z) on S,
@@ -129,10 +125,6 @@ class L1Ball(ConvexSet):
     """
 
     polyhedral = True
-    parameters: tuple[str, ...] = ("radius",)
-
-    def __init__(self, radius: float | Tensor = 1.0) -> None:
-        self.radius: float | Tensor = parameter("radius", radius, low=0.0)
 
     @validated
     def project(self, z: Tensor) -> Tensor:
@@ -154,20 +146,20 @@ class L1Ball(ConvexSet):
         return RankOne(mask * z.sign(), _count(mask), mask=mask + inside)
 
     def excess(self, y: Tensor) -> tuple[Tensor, Tensor, str]:
-        radius = per_point(self.radius, y, name="radius", keepdim=False)
+        radius = self.per_point("radius", y, keepdim=False)
         amount = (y.abs().sum(-1) - radius).clamp_min(0)
         return amount, radius.detach(), f"the l1 norm exceeds the radius {show(self.radius)}"
 
     @validated
     def margin(self, z: Tensor) -> Tensor:
         """Outside, the nearest wall of the cell of z (a support entry vanishes, another appears, theta = 0)."""
-        radius, top = per_point(self.radius, z, name="radius").detach(), z.abs().amax(-1)
+        radius, top = self.per_point("radius", z).detach(), z.abs().amax(-1)
         b, support, theta = _cell(z.abs(), radius)
         walls = wall_distance((b - theta).abs(), support, torch.ones_like(b))
         to_ball = (theta.squeeze(-1) + top) * support.sum(-1).to(z.dtype).sqrt()
         room = (radius - z.abs().sum(-1, keepdim=True)).squeeze(-1)
         margin = torch.where(room < 0, torch.minimum(walls, to_ball), room / z.shape[-1] ** 0.5)
-        return torch.where(per_point(self.radius, z, keepdim=False).detach() > 0, margin, torch.inf)
+        return torch.where(self.per_point("radius", z, keepdim=False).detach() > 0, margin, torch.inf)
 
 
 def _count(mask: Tensor) -> float | Tensor:

@@ -5,21 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .base import (
-    ConvexSet,
-    ProjectionJacobian,
-    parameter,
-    per_point,
-    show,
-    tracked,
-    unless_one_point,
-    validated,
-    with_value,
-)
+from .base import ProjectionJacobian, SetWithRadius, show, tracked, unless_one_point, validated, with_value
 from .spectral import Dilation, SoftThresholdJacobian, without_rounding
 
 
-class SpectralNormBall(ConvexSet):
+class SpectralNormBall(SetWithRadius):
     """{Y : largest singular value <= radius}; P(Z) = U min(diag(s), radius) V' with Z = U diag(s) V'.
 
     H D = D - S D with S the derivative of soft-thresholding at the radius (`spectral.SoftThresholdJacobian`). The
@@ -43,15 +33,11 @@ class SpectralNormBall(ConvexSet):
     """
 
     event_ndim = 2
-    parameters: tuple[str, ...] = ("radius",)
-
-    def __init__(self, radius: float | Tensor = 1.0) -> None:
-        self.radius: float | Tensor = parameter("radius", radius, low=0.0)
 
     @validated
     def project(self, z: Tensor) -> Tensor:
         wide = z.double()
-        radius = _per_matrix(self.radius, wide)
+        radius = _per_matrix(self, wide)
         if not tracked(z, radius):
             return _clipped(wide, radius, *torch.linalg.svd(wide, full_matrices=False)).to(z.dtype)
         moving = unless_one_point(wide, radius.unsqueeze(-1))
@@ -63,7 +49,7 @@ class SpectralNormBall(ConvexSet):
     def jacobian(self, z: Tensor) -> ProjectionJacobian:
         z = z.double()
         left, values, right = torch.linalg.svd(z, full_matrices=False)
-        radius = _per_matrix(self.radius, z).detach()
+        radius = _per_matrix(self, z).detach()
         shrink = SoftThresholdJacobian(left, values, right, without_rounding(values - radius, values))
         return ClippedJacobian(shrink, moves=(radius > 0).unsqueeze(-1))
 
@@ -73,12 +59,12 @@ class SpectralNormBall(ConvexSet):
 
     @validated
     def margin(self, z: Tensor) -> Tensor:
-        radius = _per_matrix(self.radius, z).detach()
+        radius = _per_matrix(self, z).detach()
         kinks = (torch.linalg.svdvals(z) - radius).abs()
         return torch.where(radius > 0, kinks, torch.inf).amin(-1)
 
 
-class NuclearNormBall(ConvexSet):
+class NuclearNormBall(SetWithRadius):
     """{Y : sum of singular values <= radius}; P(Z) = U max(diag(s) - theta, 0) V' for Z = U diag(s) V'.
 
     Inside (and on the boundary) H = I. Outside, with S the derivative of soft-thresholding at theta
@@ -103,15 +89,11 @@ class NuclearNormBall(ConvexSet):
     """
 
     event_ndim = 2
-    parameters: tuple[str, ...] = ("radius",)
-
-    def __init__(self, radius: float | Tensor = 1.0) -> None:
-        self.radius: float | Tensor = parameter("radius", radius, low=0.0)
 
     @validated
     def project(self, z: Tensor) -> Tensor:
         wide = z.double()
-        radius = _per_matrix(self.radius, wide)
+        radius = _per_matrix(self, wide)
         if not tracked(z, radius):
             left, values, right = torch.linalg.svd(wide, full_matrices=False)
             shrunk, outside = _threshold(values, radius)
@@ -130,7 +112,7 @@ class NuclearNormBall(ConvexSet):
     def jacobian(self, z: Tensor) -> ProjectionJacobian:
         z = z.double()
         left, values, right = torch.linalg.svd(z, full_matrices=False)
-        shrunk, outside = _threshold(values, _per_matrix(self.radius, z).detach())
+        shrunk, outside = _threshold(values, _per_matrix(self, z).detach())
         return NuclearJacobian(SoftThresholdJacobian(left, values, right, shrunk), outside)
 
     def excess(self, y: Tensor) -> tuple[Tensor, float | Tensor, str]:
@@ -141,7 +123,7 @@ class NuclearNormBall(ConvexSet):
     def margin(self, z: Tensor) -> Tensor:
         """The distance to s_i = theta, with theta moving along, or to the sphere."""
         values = torch.linalg.svdvals(z)
-        radius = _per_matrix(self.radius, z).detach()
+        radius = _per_matrix(self, z).detach()
         shrunk, outside = _threshold(values, radius)
         count = (shrunk > 0).sum(-1, keepdim=True).clamp_min(1)
         slope = (1 - (shrunk > 0) / count + (shrunk <= 0) / count).clamp_min(torch.finfo(z.dtype).tiny).sqrt()
@@ -173,9 +155,9 @@ class NuclearJacobian(ProjectionJacobian):
         return torch.where(self._outside, self._shrink.apply(v) - along * self._edge, v).to(v)
 
 
-def _per_matrix(radius: float | Tensor, z: Tensor) -> Tensor:
+def _per_matrix(ball: SetWithRadius, z: Tensor) -> Tensor:
     """The radius with a last dimension of length 1, to broadcast against singular values."""
-    return per_point(radius, z, 2, name="radius", keepdim=False).unsqueeze(-1)
+    return ball.per_point("radius", z, keepdim=False).unsqueeze(-1)
 
 
 def _clipped(z: Tensor, radius: Tensor, left: Tensor, values: Tensor, right: Tensor) -> Tensor:

@@ -8,17 +8,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InvalidInputError, InvalidTypeError
-from .base import (
-    ConvexSet,
-    ProjectionJacobian,
-    as_point,
-    can_look_at_values,
-    parameter,
-    per_point,
-    rounding_scale,
-    show,
-    validated,
-)
+from .base import ConvexSet, ProjectionJacobian, can_look_at_values, parameter, rounding_scale, show, validated
 
 
 class _OfBase(ConvexSet):
@@ -59,7 +49,7 @@ class Translated(_OfBase):
         self.shift: float | Tensor = parameter("shift", shift)
 
     def _shift(self, z: Tensor) -> Tensor:
-        return as_point(self.shift, z, self.event_ndim, name="shift")
+        return self.per_entry("shift", z)
 
     @validated
     def project(self, z: Tensor) -> Tensor:
@@ -113,7 +103,7 @@ class Scaled(_OfBase):
         self.factor: float | Tensor = parameter("factor", factor, low=0.0, strict=True, error=InvalidInputError)
 
     def _factor(self, z: Tensor, *, keepdim: bool = True) -> Tensor:
-        return per_point(self.factor, z, self.event_ndim, name="factor", keepdim=keepdim)
+        return self.per_point("factor", z, keepdim=keepdim)
 
     def _divided(self, z: Tensor, factor: Tensor) -> Tensor:
         scaled = z / factor

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import EmptySetError, InvalidInputError, InvalidTypeError, NotConvergedError
+from ..errors import EmptySetError, InvalidTypeError, NotConvergedError
 from .base import (
     ConvexSet,
     ProjectionJacobian,
@@ -46,11 +46,13 @@ class TransportPolytope(ConvexSet):
     event_ndim = 2
     polyhedral = True
     parameters: tuple[str, ...] = ("row_sums", "column_sums")
+    vectors = ("row_sums", "column_sums")
 
     def __init__(self, row_sums: Tensor, column_sums: Tensor) -> None:
         self.row_sums: Tensor = tensor_parameter("row_sums", row_sums, low=0.0)
         self.column_sums: Tensor = tensor_parameter("column_sums", column_sums, low=0.0)
         check_batch("row_sums", self.row_sums, self.column_sums)
+        self.point_shape = (self.row_sums.shape[-1], self.column_sums.shape[-1])
         gap, allowed = self._gap()
         if can_look_at_values() and bool((gap > allowed).any()):
             worst = float(gap[gap > allowed].max())
@@ -88,17 +90,6 @@ class TransportPolytope(ConvexSet):
     def _wide(self, z: Tensor) -> Tensor:
         """Z in float64, without a part a 1' + 1 b', which P ignores."""
         return _centred(z.double())
-
-    def check_shape(self, z: Any) -> Any:
-        z = super().check_shape(z)
-        rows, columns = self.row_sums.shape[-1], self.column_sums.shape[-1]
-        if z.shape[-2:] != (rows, columns):
-            raise InvalidInputError(
-                f"{type(self).__name__} takes {rows} x {columns} matrices, got shape {tuple(z.shape)}"
-            )
-        check_batch("row_sums", self.row_sums, z, 2)
-        check_batch("column_sums", self.column_sums, z, 2)
-        return z
 
     @validated
     def project(self, z: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InvalidInputError
-from .base import ConvexSet, ProjectionJacobian, as_point, event_norm, parameter, per_point, show, validated
+from .base import ConvexSet, ProjectionJacobian, event_norm, parameter, show, validated
 from .box_section import OnSection, Section, find_section, on_section, plain, unit_normal, wall_distance
 from .jacobians import RankOne
 from .simplex import within
@@ -40,7 +40,7 @@ class WeightedL1Ball(ConvexSet):
 
     def _parts(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """|z|, weight (its largest entry 1), radius, and the factor taken from weight and radius."""
-        weight, radius = as_point(self.weight, z, name="weight"), per_point(self.radius, z, name="radius")
+        weight, radius = self.per_entry("weight", z), self.per_point("radius", z)
         weight = weight.expand(z.shape[-1:]) if weight.ndim == 0 else weight
         size = weight.detach().amax(-1, keepdim=True)
         return z.abs(), weight / size, radius / size, size

@@ -1,0 +1,15 @@
+from .catalogue import CATALOGUE as CATALOGUE
+from .catalogue import data_folder as data_folder
+from .catalogue import load as load
+from .cifar100 import Cifar100 as Cifar100
+from .cifar100 import fc100_split as fc100_split
+from .entry import Dataset as Dataset
+from .entry import Entry as Entry
+from .entry import ImageClasses as ImageClasses
+from .entry import RemoteFile as RemoteFile
+from .entry import TrainTestRows as TrainTestRows
+from .fetching import DownloadError as DownloadError
+from .fetching import FileCheck as FileCheck
+from .fetching import fetch as fetch
+from .fetching import verify as verify
+from .omniglot import omniglot_split as omniglot_split
