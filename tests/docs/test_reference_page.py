@@ -66,6 +66,9 @@ def on_the_reference_page() -> list[str]:
 
 def test_the_reference_page_has_every_public_name_once():
     listed = on_the_reference_page()
-    objects = [getattr(importlib.import_module(name.rpartition(".")[0]), name.rpartition(".")[2]) for name in listed]
-    assert len({id(thing) for thing in objects}) == len(objects)
-    assert {id(thing) for thing in objects} == {id(thing) for thing in public_objects().values()}
+    on_page = {
+        id(getattr(importlib.import_module(home), name)) for home, _, name in (n.rpartition(".") for n in listed)
+    }
+    public = {id(thing): name for name, thing in public_objects().items()}
+    assert [name for thing, name in public.items() if thing not in on_page] == []
+    assert len(on_page) == len(listed) == len(public)
