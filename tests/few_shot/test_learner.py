@@ -385,7 +385,7 @@ def test_the_interval_covers():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: learner().fit(episodes()), r"say how long to train: fit\(episodes, steps=...\)"),
+        (lambda: learner().fit(episodes()), r"set the length of training: fit\(episodes, steps=...\)"),
         (
             lambda: learner().fit(episodes(ways=4), steps=1),
             r"has 4-way tasks, but the head is 3-way.*SVMHead\(ways=4\)",
@@ -402,7 +402,7 @@ def test_the_interval_covers():
             "halve_every must be an integer of at least 1, got 0",
         ),
         (lambda: learner(fixed_tasks=True, optimizer=adam), "fixed_tasks goes with solver"),
-        (lambda: learner(optimizer=adam).fit(episodes(), steps=1, halve_every=2), "halve_every goes with a solver"),
+        (lambda: learner(optimizer=adam).fit(episodes(), steps=1, halve_every=2), "halve_every needs a solver"),
         (
             lambda: learner(solver=bilevel.DMLCBO(), fixed_tasks=True).fit(episodes(), steps=1, halve_every=2),
             "a number as upper_step",

@@ -1,4 +1,4 @@
-"""Can the numbers be trusted: checked hypergradients, certificates of stationarity, the constants of the theory."""
+"""Checks of hypergradients, certificates of stationarity, and the constants of the theory."""
 
 from .certificate import BoundEvidence as BoundEvidence
 from .certificate import Certificate as Certificate

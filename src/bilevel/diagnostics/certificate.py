@@ -1,4 +1,4 @@
-"""(delta, eps)-stationarity: how small is the smallest element of the smoothed set of hypergradients?"""
+"""(delta, eps)-stationarity: the smallest element of the smoothed set of hypergradients."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class BoundEvidence(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Certificate:
-    """What `certificate` returns.
+    """The result of `certificate`.
 
     Parameters
     ----------
@@ -53,13 +53,13 @@ class Certificate:
     interval, evidence
         The interval of the smallest norm, with eps as its upper end, and what the lower end is based on:
         `BoundEvidence.ALL_FACES`, `BoundEvidence.SAMPLES` (confidence 95 %), or `BoundEvidence.UPPER_BOUND`, where it
-        is 0 and nothing is claimed.
+        is 0 and says nothing.
     gradient_norm
         |h| with the Jacobian at z itself, which a plain stopping rule uses.
     samples, faces
-        How many Jacobians were drawn, and how many of them differ.
+        The number of Jacobians that were drawn, and the number of different ones.
     lower_residual, lower_error
-        |y - P_Y(y - grad_y g)| of the lower level behind it, and the bound (1 + L)/mu times that on |y - y*(x)|.
+        |y - P_Y(y - grad_y g)| of the solved lower level, and the bound (1 + L)/mu times that on |y - y*(x)|.
     face
         The face of y*(x) and its strict-complementarity margin.
     contraction
@@ -141,17 +141,17 @@ def certificate(
 ) -> Certificate:
     """min |h(H)| over H in the hull of { Jacobians of P_Y at z' : |z' - z| <= delta },  z = y*(x) - eta grad_y g.
 
-    h(H) = f_x - eta G_xy H [I - (I - eta G_yy) H]^{-1} f_y. Jacobians are taken at z, at random points of the ball and
-    its sphere, and beyond the kinks that are met along the axes, the normal and f_y, singly and jointly; |h(sum_i l_i
+    h(H) = f_x - eta G_xy H [I - (I - eta G_yy) H]^{-1} f_y. Jacobians are evaluated at z, at random points of the ball
+    and its sphere, and beyond the kinks along the axes, the normal and f_y, one at a time and jointly; |h(sum_i l_i
     H_i)| is minimised over the weights l. With a set X of x the measure is |x - P_X(x - h)|.
 
-    eps is always an upper bound, even if some Jacobians were missed. The lower end of the interval is eps itself where
-    all faces within delta are known (a polyhedral set with a margin of delta or more, a box with at most 7 bounds
-    within reach). Otherwise, in up to 4 dimensions of y, it is estimated from samples: ten batches of random points
-    give ten minima, each at least the true one, and with the two smallest e_1 <= e_2 the true one lies in [e_1 - 19
-    (e_2 - e_1), e_1] with confidence 95 % if near-minimal combinations are not rare (Robson & Whitlock 1964); all
-    points together give eps <= e_1, and the lower end is at least 2 (e_1 - eps) below eps. In more dimensions random
-    points miss faces, and the lower end is 0.
+    eps is always an upper bound, even if some Jacobians were missed. The lower end of the interval is eps itself if all
+    faces within delta are known (a polyhedral set with a margin of at least delta, or a box with at most 7 bounds
+    within delta). Otherwise, in up to 4 dimensions of y, it is estimated from samples. Ten batches of random points
+    give ten minima, each at least the true one. With the two smallest e_1 <= e_2, the true one lies in [e_1 - 19 (e_2 -
+    e_1), e_1] with confidence 95 % if near-minimal combinations are not rare (Robson & Whitlock 1964). All points
+    together give eps <= e_1, and the lower end is at least 2 (e_1 - eps) below eps. In more dimensions random points
+    miss faces, and the lower end is 0.
 
     Parameters
     ----------
@@ -162,15 +162,15 @@ def certificate(
     delta
         The radius, in the units of y.
     y
-        Where the lower-level solve starts, of the shape of y; default `problem.y0`.
+        The start of the lower-level solve, of the shape of y; default `problem.y0`.
     samples
-        How many Jacobians are drawn.
+        The number of Jacobians to draw.
     eta
-        The step in z; default 1/L. The set depends on it wherever delta > 0.
+        The step in z; default 1/L. The set depends on it if delta > 0.
     goldstein_radius
-        When given, also the Goldstein measure of F in a ball of that radius around x (`goldstein_measure`).
+        If given, compute also the Goldstein measure of F in a ball of that radius around x (`goldstein_measure`).
     seed
-        Of the samples.
+        The seed of the samples.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""Is a hypergradient the gradient of F? If not, why not."""
+"""A check whether a hypergradient is the gradient of F, with the cause if it is not."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def check_hypergradient(
     tol: float | None = None,
     seed: int = 0,
 ) -> HypergradientCheck:
-    """Compare <h, d> with slope = (F(x + t d) - F(x - t d)) / 2t along random directions d; find out why they differ.
+    """Compare <h, d> with slope = (F(x + t d) - F(x - t d)) / 2t along random directions d; explain any difference.
 
-    The parts are tested first, by finite differences in float64: the set, f, g and their derivatives, and the curvature
+    First the parts are tested by finite differences in float64: the set, f, g and their derivatives, and the curvature
     of the lower level. Then the lower level is solved accurately, and h is compared with one-sided and central
     differences of F.
 
@@ -57,15 +57,15 @@ def check_hypergradient(
     gradient
         Your own hypergradient at x, of the shape of x, instead of a method.
     solver
-        A solver to check as well: whether it supports the set, y stays in Y, and x moves against h. Ten steps are taken
+        A solver to check as well: whether it supports the set, y stays in Y, and x moves against h. It takes ten steps
         from the solved lower level.
     directions
-        How many random directions; each takes four lower-level solves, and four for every shorter step that is tried.
+        The number of random directions. Each needs four lower-level solves, and four more for every shorter step.
     tol
-        The relative error up to which h counts as correct; default 1e-4, and 5e-3 if f and g support float32 only. The
+        The relative error up to which h counts as correct; default 1e-4, and 5e-3 if f and g support only float32. The
         uncertainty due to noise must be within it too, so that random methods need a larger one.
     seed
-        Of the directions.
+        The seed of the directions.
 
     Returns
     -------
@@ -86,7 +86,7 @@ def check_hypergradient(
     ...     y0=torch.zeros(2).double(),
     ... )
     >>> print(check_hypergradient(problem, torch.tensor([0.5, -1.0]).double()).cause)
-    the graph of g is cut: g changes in a way that autograd does not see
+    the graph of g is cut: autograd does not see all changes of g
     """
     _checks.check_set_only("check_hypergradient", problem)
     _checks.check_method(method)

@@ -1,4 +1,4 @@
-"""The constants of a problem that the theorem of the paper is about: given, or estimated at random points."""
+"""The constants of a problem in the theorem of the paper, given or estimated at random points."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def estimate_constants(
 ) -> Constants:
     """mu = min |G_yy|, L = max |G_yy|, C = max |G_xy|, ... at random points within `radius` of (x, y), y in Y.
 
-    A value found by sampling is at most (for mu: at least) the true constant: it is an estimate, not a bound.
+    Sampled values are at most (for mu: at least) the true constants: they are estimates, not bounds.
 
     Parameters
     ----------
@@ -81,9 +81,9 @@ def estimate_constants(
     radius
         The radius around the point.
     samples
-        How many points.
+        The number of points.
     seed
-        Of the points.
+        The seed of the points.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""The Goldstein measure: how small is the smallest element of the hull of gradients of F around a point?"""
+"""The Goldstein measure: the smallest element of the convex hull of gradients of F around a point."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ SOLVED = 1e-6
 
 @dataclass(frozen=True, kw_only=True)
 class Goldstein:
-    """What `goldstein_measure` returns.
+    """The result of `goldstein_measure`.
 
     Parameters
     ----------
     radius, samples
-        How far around x gradients were taken, and how many.
+        The radius around x, and the number of gradients.
     value
         An upper bound on min { |v| : v in the hull of gradients of F }; with a set X of x, of |x - P_X(x - v)|.
     gradient_norm
@@ -101,13 +101,13 @@ def goldstein_measure(
     x
         The point, a tensor or a dictionary of tensors of any shape.
     radius
-        In the units of x.
+        The radius, in the units of x.
     y
-        Where lower-level solves start, of the shape of y; default `problem.y0`.
+        The start of lower-level solves, of the shape of y; default `problem.y0`.
     samples
-        How many x' are drawn.
+        The number of points x' to draw.
     seed
-        Of the samples.
+        The seed of the samples.
 
     Returns
     -------

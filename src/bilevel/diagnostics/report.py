@@ -1,4 +1,4 @@
-"""What a check found: causes with their remedies, the report, and its picture."""
+"""The results of a check: causes with their remedies, the report, and its plot."""
 
 from __future__ import annotations
 
@@ -81,26 +81,26 @@ class HypergradientCheck:
     Parameters
     ----------
     cause
-        `Cause.CORRECT`, or what is wrong; `cause.remedy` says what to do.
+        `Cause.CORRECT`, or the error that was detected; `cause.remedy` is its remedy.
     detail
-        The numbers behind the cause.
+        The numbers for the cause.
     error
         The largest |<h, d> - slope of F along d|, relative to the largest of these slopes and |<h, d>|; NaN if the
         check ended before F was evaluated.
     slopes
-        For each direction what h predicts, the one-sided slopes of F and the central one.
+        For each direction: the prediction of h, the one-sided slopes of F and the central slope.
     curvature
-        mu and L of g in y at y*(x), on the whole space; None when the check ended before.
+        mu and L of g in y at y*(x), on the whole space; None if the check ended before.
     face
-        The face of y*(x) and its strict-complementarity margin; None when the check ended before.
+        The face of y*(x) and its strict-complementarity margin; None if the check ended before.
     kink_distance
-        How far x can move, to first order along the sampled directions, before the face changes; NaN if unknown.
+        The first-order distance that x can move along the sampled directions before the face changes; NaN if unknown.
     lower_residual
         |y - P_Y(y - grad_y g)| of the solved lower level.
     notes
         Further remarks.
     line, reach
-        t -> F(x + t d) along the direction that `plot` shows, and how far; None if F was not evaluated, and after
+        t -> F(x + t d) along the direction that `plot` shows, and the largest t; None if F was not evaluated, and after
         pickling.
 
     Examples
@@ -164,7 +164,7 @@ class HypergradientCheck:
             raise MissingExtraError("Plotting", "apps") from None
         if self.line is None or not self.slopes:
             raise InvalidInputError(
-                f"there is no line to plot: the check ended with {self.cause.name} before F was looked at"
+                f"there is no line to plot: the check ended with {self.cause.name} before F was evaluated"
             )
         times = [self.reach * (2 * k / (POINTS - 1) - 1) for k in range(POINTS)]
         found = max(self.slopes, key=lambda s: s.jump)

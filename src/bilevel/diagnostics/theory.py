@@ -100,7 +100,7 @@ class Theory:
     Parameters
     ----------
     constants
-        Of the problem: `Constants(...)`, or `estimate_constants(problem, x)`.
+        The constants of the problem: `Constants(...)`, or `estimate_constants(problem, x)`.
     delta
         The smoothing radius, in the units of y.
     eta
@@ -333,15 +333,15 @@ def dmlcbo_from_theory(theory: Theory, *, eps: float, gap: float, lower_error: f
     """DMLCBO with the settings of the theorem at its largest steps, and the steps its bound needs for |h| <= eps.
 
     The factors are fixed (c_l = c_u = 1), and the series has perturbed draws; see `Theory` for the corrections. The
-    bound is far from sharp: expect an impractical number of steps. It does not include the noise of batches, and so
-    holds for problems with `sampler=None`.
+    bound is far from sharp: expect an impractical number of steps. It does not include the noise of batches and
+    therefore holds only for problems with `sampler=None`.
 
     Parameters
     ----------
     theory
         `Theory(constants=..., delta=...)`.
     eps
-        The norm of the smoothed hypergradient to reach, in expectation at an iterate drawn uniformly.
+        The target for the norm of the smoothed hypergradient, in expectation at an iterate drawn uniformly.
     gap, lower_error
         F(x_1) - min F, and |y_1 - y*(x_1)|.
 

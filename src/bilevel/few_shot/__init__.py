@@ -1,6 +1,6 @@
 """Few-shot meta-learning: a network whose last layer is a support vector machine, solved for every task.
 
-Names are loaded when first used: `bilevel fewshot --help` loads no torch.
+Names are loaded when first used, so that `bilevel fewshot --help` does not load torch.
 """
 
 from .._lazy import lazy_names

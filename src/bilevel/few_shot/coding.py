@@ -1,4 +1,4 @@
-"""How class labels enter the dual of a support vector machine: centred class codes, and Crammer and Singer's.
+"""Two codings of class labels in the dual of a support vector machine: centred, and Crammer and Singer's.
 
 With K the Gram matrix of the support examples, class c has the score sum_i alpha_ic phi(a_i).phi(a), and
 
@@ -31,20 +31,20 @@ CodingName = Literal["centred", "crammer-singer"]
 
 
 class Coded(ABC):
-    """The labels of a batch of tasks, as the dual sees them.
+    """The labels of a batch of tasks, coded for the dual.
 
     Parameters
     ----------
     labels
         Integers from 0, ..., ways - 1, shape (t, n); anything where the mask is false.
     mask
-        Which examples there are, booleans of shape (t, n).
+        Which examples exist, booleans of shape (t, n).
     ways
         k.
     C
         The bound of the dual variables.
     dtype
-        Of the dual variables.
+        The dtype of the dual variables.
     """
 
     balanced: ClassVar[bool]

@@ -1,4 +1,4 @@
-"""`bilevel fewshot`: train a network for tasks of a few examples per class, and test it on classes it never saw."""
+"""`bilevel fewshot`: train a network for tasks of a few examples per class, and test it on novel classes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BEGUN = "this training was begun"
 
 
 def train(options: TrainOptions, ranks: Ranks) -> int:
-    """Train, say how it went, draw the learning curve; rank 0 speaks and writes the files."""
+    """Train, print the result and draw the learning curve; rank 0 prints and writes the files."""
     options = replace(options, resume=_goes_on(options, ranks))
     with ranks.guard("reading the data"):
         options.check()
@@ -29,8 +29,8 @@ def train(options: TrainOptions, ranks: Ranks) -> int:
     say(
         ranks,
         f"{options.ways}-way {options.shots}-shot tasks of {options.dataset}, {options.solver}: "
-        f"{splits.train.classes} classes to train on, {splits.validation.classes} others to choose by, "
-        f"{splits.test.classes} others to test on",
+        f"{splits.train.classes} training classes, {splits.validation.classes} validation classes, "
+        f"{splits.test.classes} test classes",
     )
     limits = {**options.how_long, "validate": splits.validation, "validate_count": 100}
     files: Any = {"checkpoint": options.out, "resume": options.resume, "overwrite": options.force}
@@ -41,7 +41,7 @@ def train(options: TrainOptions, ranks: Ranks) -> int:
 def evaluate(model: Path, *, ways: int | None, episodes: int, seed: int, folder: Path | None) -> int:
     """The accuracy of a trained network on novel classes and, for comparison, on those of training."""
     if episodes < 2:
-        raise InvalidInputError(f"episodes must be at least 2, as an interval needs a spread, got {episodes}")
+        raise InvalidInputError(f"episodes must be at least 2, to estimate an interval, got {episodes}")
     document = Checkpoint.of(model).load()
     experiment = Experiment.from_identity(document.identity)
     learner = experiment.learner().load(model)
@@ -123,6 +123,6 @@ def plot_curve(history: Sequence[TrainingRecord], path: str | Path | None = None
 
 
 def say(ranks: Ranks, text: str) -> None:
-    """What is going on, once for all ranks: not part of the result."""
+    """Print a progress message, once for all ranks."""
     if ranks.rank == 0:
         print(text.strip(), file=sys.stderr, flush=True)

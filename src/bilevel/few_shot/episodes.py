@@ -1,7 +1,7 @@
 """Episodes: small classification tasks drawn from a set of images with many classes.
 
-A k-way task with n shots draws k classes, and of each of them n images to learn from (support) and m others to be
-judged by (query). Labels are 0 .. k-1 within the task.
+A k-way task with n shots has k classes, n labelled images of each class (support) and m further images to classify
+(query). Labels are 0 .. k-1 within the task.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ class Tasks:
     Parameters
     ----------
     support, query
-        Images, (tasks, ways * shots, channels, height, width) and (tasks, ways * queries, ...), in [0, 1] if they
-        come from uint8. Images of one class follow each other.
+        Images, (tasks, ways * shots, channels, height, width) and (tasks, ways * queries, ...), in [0, 1] if they were
+        uint8. Images of the same class are adjacent.
     support_labels, query_labels
         0 .. ways - 1, (tasks, ways * shots) and (tasks, ways * queries), int64.
     support_mask
-        Booleans (tasks, ways * shots): which support images there are, for tasks with different numbers of them; None
-        when all are there. What is at the other places is not looked at.
+        Booleans (tasks, ways * shots): which support images exist, for tasks with different numbers of them; None if
+        all do. Images where it is false are ignored.
 
     Examples
     --------
@@ -59,19 +59,19 @@ class Episodes:
     Parameters
     ----------
     images
-        (classes, per_class, channels, height, width), uint8, which becomes [0, 1], or floats, which are kept.
+        (classes, per_class, channels, height, width), uint8, which is scaled to [0, 1], or floats, which are not.
     ways
-        Classes of a task.
+        The number of classes of a task.
     shots, queries
-        Images of each class to learn from, and others to be judged by.
+        The numbers of support and query images of each class.
     rotations
-        Each class turned by 90, 180 and 270 degrees is a class of its own: four times as many. Usual on Omniglot in
-        training; images must be square.
+        Images rotated by 90, 180 and 270 degrees form further classes, so that there are four times as many. Usual for
+        training on Omniglot; images must be square.
     augment
         Shift every image by up to 4 pixels (a random crop of the image with a border of zeros) and mirror half of
-        them. Usual on FC100 in training, never in tests.
+        them. Usual for training on FC100; not for tests.
     dtype
-        Of the images of the tasks.
+        The dtype of the images of the tasks.
 
     References
     ----------
@@ -107,11 +107,11 @@ class Episodes:
 
     @property
     def classes(self) -> int:
-        """How many classes there are to draw from, rotated ones included."""
+        """The number of classes, including rotated ones."""
         return len(self.images) * (4 if self.rotations else 1)
 
     def sample(self, count: int, generator: torch.Generator) -> Tasks:
-        """Draw `count` tasks: a pure function of the state of the generator, which lives on the CPU."""
+        """Draw `count` tasks, a function of the state of the generator, which must be on the CPU."""
         count = check_count("count", count)
         classes = _distinct((count,), self.classes, self.ways, generator)
         each = self.shots + self.queries
@@ -166,19 +166,19 @@ def shifted_and_mirrored(images: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def generated_images(classes: int = 20, per_class: int = 20, size: int = 28, seed: int = 0) -> Tensor:
-    """A tiny set for tests and examples: classes are pen strokes, their images the strokes drawn with a shaky hand.
+    """A small image data set for tests and examples: classes are pen strokes, images are shaky drawings of them.
 
-    Each class has two curves, quadratic Bezier curves of random control points in the unit square; each image moves
-    the points a little, and shifts them all. The pen's ink at p is exp(-|p - c|^2 / (2 w^2)), c the nearest point.
+    Each class has two quadratic Bezier curves with random control points in the unit square; each image perturbs the
+    points and shifts all of them. The ink at p is exp(-|p - c|^2 / (2 w^2)), with c the nearest point of a curve.
 
     Parameters
     ----------
     classes, per_class
-        How many classes, and images of each.
+        The number of classes, and of images of each.
     size
-        Pixels in each direction.
+        The width and height in pixels.
     seed
-        Of the strokes.
+        The seed of the strokes.
 
     Returns
     -------

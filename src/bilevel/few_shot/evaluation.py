@@ -1,4 +1,4 @@
-"""How well a network and its head classify the queries of fresh tasks."""
+"""The accuracy of a network and its head on the queries of fresh tasks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ AT_ONCE = 4
 
 
 class EpisodeSource(Protocol):
-    """Where tasks come from: `Episodes`, or anything with its `sample`."""
+    """A source of tasks: `Episodes`, or any object with its method `sample`."""
 
     def sample(self, count: int, generator: torch.Generator) -> TaskBatch:
         """`count` tasks of one shape, a function of the generator alone."""
@@ -41,15 +41,15 @@ class Accuracy:
     Parameters
     ----------
     mean
-        Between 0 and 1.
+        The mean accuracy, between 0 and 1.
     interval
         Half the width of the 95 % interval of the mean.
     count
-        How many tasks.
+        The number of tasks.
 
     References
     ----------
-    Snell, Swersky & Zemel (2017) report few-shot accuracies so.
+    Snell, Swersky & Zemel (2017), who report few-shot accuracies in this form.
 
     Examples
     --------
@@ -85,20 +85,21 @@ def evaluate(
 ) -> Accuracy:
     """The accuracy on `count` tasks, in evaluation mode; the mode of the network is restored.
 
-    mean over tasks of the share of queries whose largest score is that of their class (accuracy = right / all).
+    The accuracy of a task is the fraction of its queries whose largest score is that of their class.
 
     Parameters
     ----------
     network, head
-        From images to features, and from features to scores; a head of another number of ways takes that of the tasks.
+        The network from images to features, and the head from features to scores. If the head has another number of
+        ways than the tasks, that of the tasks is used.
     episodes
-        Where the tasks come from: for an honest number, of classes that training has not seen.
+        The source of the tasks; for an unbiased estimate, with classes that were not used for training.
     count
-        How many tasks.
+        The number of tasks.
     seed
-        The same seed gives the same tasks.
+        The seed of the tasks.
     stream
-        Which of the seed's draws: those of training, evaluation and validation share no task.
+        The random stream of the seed; those of training, evaluation and validation share no task.
     ranks
         The processes that divide the tasks; each calls this function with the same arguments.
 
@@ -133,9 +134,9 @@ def evaluate(
 
 @contextmanager
 def in_mode(network: nn.Module, *, training: bool) -> Iterator[None]:
-    """The network in this mode, and afterwards every part of it in the mode that it had.
+    """Switch the network to this mode, and restore the mode of each of its parts afterwards.
 
-    In a network that trains already, parts that were put into evaluation mode (a frozen batch normalisation) stay so.
+    In a network in training mode, parts in evaluation mode (such as a frozen batch normalisation) stay in it.
     """
     modes = [(part, part.training) for part in network.modules()]
     if network.training != training or not training:

@@ -19,13 +19,13 @@ from .layer import solved
 
 
 class SVMHead(nn.Module):
-    """From the features of a task's support and query examples to class scores of the queries.
+    """A support vector machine for each task: class scores of queries from support and query features.
 
-        scores_c(a) = scale * sum_i alpha_ic phi(a_i).phi(a),      alpha from the dual of the task's own machine
+        scores_c(a) = scale * sum_i alpha_ic phi(a_i).phi(a),      alpha from the dual of the machine of the task
 
-    over the support examples a_i (see `coding` for the two duals). All tasks of a batch are solved at once, in float64
-    whatever the features are, and `loss(scores).backward()` differentiates through the solution: on the face of the
-    box where it lies, dy = -(G_FF)^{-1} (dG y)_F.
+    with the sum over the support examples a_i (see `coding` for the two duals). All tasks of a batch are solved
+    together, in float64 for any dtype of the features. `loss(scores).backward()` differentiates through the solution:
+    on its face of the box, dy = -(G_FF)^{-1} (dG y)_F.
 
     Parameters
     ----------
@@ -34,18 +34,19 @@ class SVMHead(nn.Module):
     C
         The bound of the dual variables, which limits the influence of one example.
     ridge
-        Added to the diagonal of the quadratic form: without it the dual of dependent features has many solutions.
+        A number that is added to the diagonal of the quadratic form, because the dual of linearly dependent features
+        has many solutions.
     coding
         "centred", as in the paper, or "crammer-singer", as in MetaOptNet.
     hypergradient
-        The estimator of the derivative of the solution, any of the library. The default, `LinearSolve()`, is computed
-        in closed form, with one small system per task.
+        Any estimator of the library, for the derivative of the solution. The default, `LinearSolve()`, is computed in
+        closed form, with one small system per task.
     scale
-        A factor on the scores, 1 in the paper. At the margin the scores of a support example differ by 1, which
-        the cross-entropy loss treats as low confidence: well-classified examples then keep contributing to it.
+        A factor on the scores, 1 in the paper. At the margin the scores of a support example differ by 1, which the
+        cross-entropy loss treats as low confidence, so that well-classified examples contribute to it too.
     tol
-        The largest entry of L |y - P(y - gradient / L)| that counts as solved, L the largest row sum of |G|. A support
-        example at the margin has the gradient 0 and one beside it at most 1, whatever the scale of the features.
+        The largest entry of L |y - P(y - gradient / L)| that counts as solved, with L the largest row sum of |G|. It
+        does not depend on the scale of the features.
 
     Examples
     --------
@@ -107,8 +108,8 @@ class SVMHead(nn.Module):
         query
             Features of the queries, (..., m, d).
         mask
-            Booleans (..., n): which support examples there are, for tasks of different sizes; features and labels
-            where it is false are not looked at.
+            Booleans (..., n): which support examples exist, for tasks of different sizes; features and labels where it
+            is false are ignored.
         """
         mask = self.check(support, labels, query, mask)
         batch = support.shape[:-2]

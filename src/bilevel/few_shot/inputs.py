@@ -45,7 +45,7 @@ def check_network_output(features: Any, count: int) -> None:
 
 
 def check_same_dtype(network: nn.Module, images: Tensor) -> None:
-    """The images are of the type of the network's parameters."""
+    """Check that the images have the dtype of the network's parameters."""
     dtypes = {value.dtype for value in network.parameters() if value.is_floating_point()}
     if len(dtypes) == 1 and images.dtype not in dtypes:
         dtype = dtypes.pop()
@@ -55,7 +55,7 @@ def check_same_dtype(network: nn.Module, images: Tensor) -> None:
 
 
 def check_finite(name: str, features: Tensor, mask: Tensor | None = None) -> None:
-    """No NaN and no infinity in the examples that are there."""
+    """Check that existing examples have no NaN and no infinity."""
     if bool(torch.isfinite(features.detach().sum())):  # one pass; a sum that overflows is looked at more closely
         return
     finite = torch.isfinite(features.detach()).all(-1)
@@ -68,7 +68,7 @@ def check_finite(name: str, features: Tensor, mask: Tensor | None = None) -> Non
 
 
 def check_mask(labels: Any, shape: torch.Size, mask: Any) -> Tensor:
-    """Labels and mask of the shape of the support examples; no mask means that all are there."""
+    """Check that labels and mask have the shape of the support examples; without a mask all examples exist."""
     if not isinstance(labels, Tensor) or labels.dtype not in INTEGERS:
         shown = labels.dtype if isinstance(labels, Tensor) else type(labels).__name__
         raise InvalidTypeError(f"labels must be an integer tensor, got {shown}: use labels.long()")
@@ -85,7 +85,7 @@ def check_mask(labels: Any, shape: torch.Size, mask: Any) -> Tensor:
 
 
 def check_labels(labels: Tensor, mask: Tensor, ways: int) -> None:
-    """Labels from 0 to ways - 1, and each class of each task has an example."""
+    """Check that labels are from 0 to ways - 1, and that each class of each task has an example."""
     outside = ((labels < 0) | (labels >= ways)) & mask
     if bool(outside.any()):
         at = outside.nonzero()[0].tolist()
@@ -104,7 +104,7 @@ def check_labels(labels: Tensor, mask: Tensor, ways: int) -> None:
 
 
 def check_tasks(tasks: Any, ways: int) -> Tensor | None:
-    """Images and labels that fit each other and the head; returns the mask of the support examples."""
+    """Check that images and labels fit each other and the head; return the mask of the support examples."""
     for name in ("support", "support_labels", "query", "query_labels"):
         if not isinstance(getattr(tasks, name, None), Tensor):
             raise InvalidTypeError(

@@ -1,8 +1,8 @@
 """The solution of the duals as a differentiable layer: from G to y*(G), with any hypergradient of the library.
 
 At y* on the face F, dy = -Pi (Pi G Pi)^+ Pi dG y, so that a cotangent v of y becomes -w y' of G with w solving
-Pi G Pi w = Pi v: in closed form for `LinearSolve()`, and by the estimator's own way for any other, which makes it
-symmetric, -(w y' + y w')/2: the same for every G(t) that stays symmetric.
+Pi G Pi w = Pi v: in closed form for `LinearSolve()`, and otherwise by the estimator, which gives the symmetric form
+-(w y' + y w')/2. Both agree for every symmetric G(t).
 """
 
 from __future__ import annotations

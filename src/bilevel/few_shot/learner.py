@@ -46,25 +46,26 @@ class MetaLearner:
     Parameters
     ----------
     network
-        From images (N, ...) to features (N, d); its parameters are learned in place.
+        A module from images (N, ...) to features (N, d); its parameters are trained in place.
     head
         `SVMHead(ways=...)`, with the number of ways of the training tasks. Validation and test tasks may have another
-        number of ways: they use the same head with their number of ways. Tasks of more ways teach more per image.
+        number of ways and use the same head with their number of ways.
     solver
         Any solver of the library that supports a box; default `DMLCBO(upper_step=0.1)`. Rules that compare f from step
         to step (step_rule="adaptive", upper_step="auto") do not work with fresh tasks.
     optimizer
-        parameters -> optimiser of torch, such as `lambda parameters: torch.optim.Adam(parameters, lr=1e-3)`: it then
-        takes the steps, with the hypergradient in `.grad`; of the solver only its estimator `hypergradient` is used.
+        A function from parameters to an optimiser of torch, such as `lambda parameters: torch.optim.Adam(parameters,
+        lr=1e-3)`. It then takes the steps, with the hypergradient in `.grad`, and only the estimator `hypergradient` of
+        the solver is used.
     scheduler
-        optimiser -> scheduler, stepped after every step.
+        A function from the optimiser to a scheduler, which is stepped after every step.
     about
-        Texts and numbers by name to store in the files of this learner; a file with other ones cannot be resumed.
+        Texts and numbers by name to store in the files of this learner; a file with different ones cannot be resumed.
     tasks_per_step
-        Tasks drawn for each step.
+        The number of tasks of each step.
     fixed_tasks
-        Keep the first tasks for all steps. Their dual variables and the solver's state of them, such as the momentum of
-        the lower level, then live on from step to step. Not with an optimizer.
+        Use the first tasks for all steps. Their dual variables, and the solver's state of them such as the momentum of
+        the lower level, are then kept from step to step. Not with an optimizer.
     seed
         The seed of the tasks and of all other random numbers.
     ranks
@@ -158,37 +159,38 @@ class MetaLearner:
         callbacks: Iterable[Callable[[TrainingRecord, MetaLearner], Any]] = (),
         clock: Callable[[], float] = time.perf_counter,
     ) -> Training:
-        """Train until `steps` steps have been taken in all, or their time is `minutes`, whichever comes first.
+        """Train up to a total number of steps or a total time, whichever is reached first.
 
         Parameters
         ----------
         episodes
             The training tasks, of as many ways as the head.
         steps, minutes
-            Counted from the first step of this learner, also when it goes on from a file: the same call again goes on
-            where the last one ended. Minutes are those of the steps, without evaluations.
+            The totals, counted from the first step of this learner, also if it is resumed. Minutes are the time of the
+            steps, without evaluations.
         halve_every
-            Halve the step size of the solver after every so many steps (with an optimizer, use a scheduler instead).
-            Like `steps`, it may be changed when a training goes on.
+            Halve the step size of the solver after every `halve_every` steps (with an optimizer, use a scheduler
+            instead). Like `steps`, it may be changed when a training is resumed.
         validate, validate_count
-            Tasks of other classes for each record, and how many. The network is in the end that of the best record.
+            Tasks of other classes for validation, and how many per record. At the end the network is that of the best
+            record.
         evaluate_every
-            A record is made, and callbacks are called, every so many steps and at the end.
+            The number of steps between records, at which callbacks are called. There is a record at the end too.
         checkpoint
-            A file, or `Checkpoint(path, every=...)`: written at every record (or every so many steps) and at the end;
-            the one before it is kept. An existing file is refused unless it is resumed or may be overwritten.
+            A file, or `Checkpoint(path, every=...)`, written at every record (or every `every` steps) and at the end;
+            the previous one is kept. An existing file is an error unless it is resumed or may be overwritten.
         resume
-            A file to go on from, with the same bits as a run that was never interrupted. True: `checkpoint`, if it
+            A file from which to continue, with the same bits as an uninterrupted run. True means `checkpoint`, if it
             exists.
         overwrite
             Replace the file of another training, when the first checkpoint is written.
         progress
             Show a progress bar.
         callbacks
-            Functions of (record, learner); one that returns something true ends the training.
+            Functions of (record, learner); a callback that returns a true value ends the training.
         clock
-            Measures the seconds. `time.process_time` counts those of the processor alone, so that a busy machine does
-            not shorten a training of so many minutes.
+            Measures the seconds. `time.process_time` counts processor time only, so that a busy machine does not
+            shorten a training with `minutes`.
         """
         with self.ranks.guard("checking the arguments of fit"):
             check_modes(next(self.network.parameters()).device)
@@ -233,16 +235,16 @@ class MetaLearner:
         check_states(ranks, self.state)
 
     def evaluate(self, episodes: EpisodeSource, *, count: int = 600, seed: int = 0) -> Accuracy:
-        """The accuracy on `count` fresh tasks, with its 95 % interval; see `evaluate`."""
+        """The accuracy on `count` fresh tasks, with its 95 % interval; see `bilevel.few_shot.evaluate`."""
         return evaluate(self.network, self.head, episodes, count=count, seed=seed, ranks=self.ranks)
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
-        """Write network and training to one safetensors file, complete or not at all."""
+        """Write the network and the state of training to one safetensors file, atomically."""
         with self.ranks.guard(f"writing {path}"):
             return self._document.save(Path(path), overwrite=overwrite) if self.ranks.rank == 0 else Path(path)
 
     def load(self, path: str | Path) -> MetaLearner:
-        """Go on from a file of a learner with the same settings, and give its network to this one."""
+        """Load the network and the state of training from a file of a learner with the same settings."""
         with self.ranks.guard(f"reading {path}"):
             self._read(path)
         self._document.path = None  # a checkpoint of the next call is a file of its own
@@ -288,7 +290,7 @@ class MetaLearner:
 
 def _limits(steps: int | None, minutes: float | None, evaluate_every: int, clock: Callable[[], float]) -> Limits:
     if steps is None and minutes is None:
-        raise InvalidInputError("say how long to train: fit(episodes, steps=...) or fit(episodes, minutes=...)")
+        raise InvalidInputError("set the length of training: fit(episodes, steps=...) or fit(episodes, minutes=...)")
     if steps is not None:
         check_count("steps", steps)
     if minutes is not None:

@@ -14,20 +14,20 @@ from ..errors import InvalidInputError
 class ConvNet(nn.Sequential):
     """Four blocks convolution 3 x 3 - ELU - max-pooling 2 x 2, then a linear map to the features.
 
-    The paper has "a network with four convolution-ELU-Maxpooling layers" and 100 features. It prints neither the width,
-    64 here as is usual, nor a batch normalisation.
+    The paper has "a network with four convolution-ELU-Maxpooling layers" and 100 features. It states neither the width,
+    which is 64 here as usual, nor a batch normalisation.
 
     Parameters
     ----------
     channels, image_size
-        Of the images, (..., channels, image_size, image_size); at least 16 pixels wide.
+        The shape of the images, (..., channels, image_size, image_size); at least 16 pixels wide.
     features
-        Numbers per image that come out.
+        The number of features per image.
     width
-        Channels of each block.
+        The number of channels of each block.
     normalise
-        Batch normalisation between convolution and ELU. False is the paper's; True makes the
-        features of an image depend on the others of its batch while training.
+        Whether to use batch normalisation between convolution and ELU. The paper has none. With it, the features of an
+        image depend on the other images of its batch during training.
     bfloat16
         Compute the blocks in bfloat16, which halves the time on processors with instructions for it (AVX-512 BF16,
         AMX). The parameters and the last layer stay in float32.
@@ -73,11 +73,12 @@ class ResNet12(nn.Sequential):
     Parameters
     ----------
     channels, image_size
-        Of the images; at least 16 pixels wide.
+        The shape of the images, as in `ConvNet`; at least 16 pixels wide.
     features
-        A last linear map to so many numbers; None for the flattened 640 * (image_size // 16)^2 of MetaOptNet.
+        The number of outputs of a last linear map; None for the flattened 640 * (image_size // 16)^2 features of
+        MetaOptNet.
     widths
-        Channels of the four blocks.
+        The numbers of channels of the four blocks.
 
     Examples
     --------
@@ -136,7 +137,7 @@ def _check_image_size(size: int) -> None:
 
 
 def _channels_last(images: Tensor) -> Tensor:
-    """The same images with channels innermost in memory, which layers on a CPU go through twice as fast."""
+    """The same images with channels last in memory, which is twice as fast on a CPU."""
     images = images.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
     count, channels, height, width = images.shape
     if channels > 1:

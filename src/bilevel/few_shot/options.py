@@ -1,6 +1,6 @@
-"""The options of `bilevel fewshot train`, declared once: the command line, files, experiments and ranks read them.
+"""The options of `bilevel fewshot train`, declared once for the command line, files, experiments and ranks.
 
-This module loads nothing heavy: `bilevel fewshot --help` needs it.
+This module imports nothing heavy, because `bilevel fewshot --help` needs it.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ class TrainOptions(Experiment):
     steps
         The maximal number of steps.
     halve_every
-        Halve the step size of the solver after every so many steps. Like --steps, it may be changed with --resume.
+        Halve the step size of the solver after every such number of steps. Like --steps, it may change with --resume.
     evaluate_every
         Steps between the points of the learning curve (default 100, or a twentieth of --steps).
     episodes

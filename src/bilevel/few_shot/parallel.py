@@ -2,9 +2,9 @@
 
     mean = (sum of a over images and places of all ranks) / n,      var = (sum of a^2) / n - mean^2
 
-so that a step is that of one process with all images. `torch.nn.SyncBatchNorm` does it on GPUs alone. One sum over
-ranks forwards, of n and both sums in float64, and one backwards: with z = (a - mean) s, s = 1 / sqrt(var + eps), and v
-the derivative in the output w z + b,
+so that a step equals that of one process with all images. `torch.nn.SyncBatchNorm` works only on GPUs. The forward pass
+takes one sum over ranks, of n and both sums in float64, and the backward pass another one: with z = (a - mean) s,
+s = 1 / sqrt(var + eps), and v the derivative in the output w z + b,
 
     da = w s (v - (sum v) / n - z (sum v z) / n)
 

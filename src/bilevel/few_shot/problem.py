@@ -40,7 +40,7 @@ class Features:
 def features_of(network: Callable[[Tensor], Tensor], tasks: TaskBatch, mask: Tensor | None) -> tuple[Tensor, Tensor]:
     """The features of support (t, n, d) and query (t, m, d) examples in one pass; zeros for support that is not there.
 
-    Images where the mask is false are not looked at: they are no part of the statistics of a batch either.
+    Images where the mask is false are ignored, also in the statistics of a batch.
     """
     support = tasks.support.flatten(0, 1) if mask is None else tasks.support[mask]
     images = torch.cat([support, tasks.query.flatten(0, 1)])
@@ -65,32 +65,32 @@ def check_network_and_head(network: Any, head: Any) -> None:
 
 
 class FewShotProblem(Problem):
-    """Which features let a support vector machine, trained on the support examples of a task, classify its queries?
+    """Few-shot learning as a bilevel problem: features for support vector machines that classify the queries of tasks.
 
         f(x, y) = mean over tasks and queries of  cross-entropy(scores(x, y), label)
         g(x, y) = sum over tasks of  1/2 <y, G(x) y> - <b, y>                       (see `coding` for G, b and the set)
 
-    x is {name: parameter} of the network; y holds the dual variables in float64, of shape (t, n) for centred codes and
-    (t, n, k) for Crammer-Singer, one factor of the set per task. The network runs once for each x, however many y are
-    looked at: g and its products in y need the Gram matrices alone, and a hypergradient is one vector-Jacobian product
-    through the network.
+    x is {name: parameter} of the network. y holds the dual variables in float64, of shape (t, n) for centred codes and
+    (t, n, k) for Crammer-Singer, with one factor of the set per task. The network runs once for each x: g and its
+    products in y need only the Gram matrices, and a hypergradient is one vector-Jacobian product through the network.
 
-    Several ranks divide the tasks: each passes the images of its own through the network and solves their lower levels.
-    Features, dual variables and derivatives in x are then summed, so that every rank has those of all tasks, and
-    whatever a solver does with them (norms, step sizes, stopping, draws) it does alike on all ranks.
+    Several ranks divide the tasks: each passes its own images through the network and solves their lower levels.
+    Features, dual variables and derivatives in x are then summed, so that every rank has those of all tasks and a
+    solver takes the same steps on all ranks.
 
     Parameters
     ----------
     network
-        From images (N, ...) to features (N, d). It is used as it stands, in training or evaluation mode, and not
-        changed: batch normalisation sees support and query images of all tasks together, and works on copies of the
-        running statistics (`buffers`); dropout draws the same mask at every x (`seed`): f and g are functions.
+        A module from images (N, ...) to features (N, d). It is used in its current mode, training or evaluation, and
+        not changed: batch normalisation uses the support and query images of all tasks together and works on copies of
+        the running statistics (`buffers`); dropout draws the same mask at every x (`seed`), so that f and g are
+        functions.
     head
-        The machine, with its settings.
+        The support vector machine.
     tasks
         `support` (t, n, ...), `support_labels` (t, n), `query` (t, m, ...), `query_labels` (t, m).
     seed
-        Of random layers such as dropout.
+        The seed of random layers such as dropout.
     ranks
         The processes that divide the tasks; network, head and tasks are the same on all of them.
 

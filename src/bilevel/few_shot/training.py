@@ -34,13 +34,12 @@ class TrainingRecord:
     Parameters
     ----------
     step, seconds
-        How many steps were taken, and how long they took, evaluations not included.
+        The number of steps, and their time without evaluations.
     loss, accuracy
-        On the queries of the tasks of the latest steps, before the network has learned from them; the mean since the
-        record before.
+        The means since the previous record, on the queries of the training tasks before the step on these tasks.
     validation, interval, tasks
-        The mean accuracy on validation tasks, half the width of its 95 % interval, and how many tasks; None without
-        validation.
+        The mean accuracy on validation tasks, half the width of its 95 % interval, and the number of tasks; None
+        without validation.
 
     Examples
     --------
@@ -67,18 +66,18 @@ class TrainingRecord:
 @serializable
 @dataclass(frozen=True)
 class TrainingState:
-    """All that training needs to go on with the same bits.
+    """The state from which training continues with the same bits.
 
     Parameters
     ----------
     step
-        How many steps were taken.
+        The number of steps so far.
     network
-        Its parameters and buffers by name.
+        The parameters and buffers of the network by name.
     updates
         The state of the solver, or of optimiser and scheduler; None before the first call of `MetaLearner.fit`.
     sums
-        Of loss and accuracy since the last record before this step, and the number of steps since then.
+        The sums of loss and accuracy since the last record before this step, and the number of steps since then.
     best
         The best record before this step and its network; None without validation.
     """
@@ -104,20 +103,20 @@ class TrainingState:
 
 @dataclass(frozen=True)
 class Training:
-    """What `MetaLearner.fit` returns.
+    """The result of `MetaLearner.fit`.
 
     Parameters
     ----------
     status
-        Why it ended; `status.ok` says whether as planned.
+        Why training ended; `status.ok` is true if it ended as planned.
     history
         The learning curve, a list of `TrainingRecord`.
     step, seconds
-        Steps taken in all, and their time without evaluations.
+        The total number of steps, and their time without evaluations.
     best
-        The best accuracy on validation tasks, which is that of the network now; None without validation.
+        The best accuracy on validation tasks, reached by the final network; None without validation.
     message
-        What went wrong, if something did.
+        The message of an error, if there was one.
 
     Examples
     --------

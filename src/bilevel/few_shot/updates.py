@@ -1,4 +1,4 @@
-"""How the hypergradient of fresh tasks moves a network: by a solver of the library, or by an optimiser of torch.
+"""Updates of a network by the hypergradient of fresh tasks: by a solver of the library or an optimiser of torch.
 
 Step k leads from the state before it, which stays as it was, and from the problem of the tasks of k to an `Update`.
 """
@@ -145,7 +145,7 @@ class OptimizerUpdates:
     def set_schedule(self, halve_every: int | None) -> None:
         """Refused: schedulers of torch do it."""
         if halve_every is not None:
-            raise InvalidInputError("halve_every goes with a solver: give an optimizer the scheduler StepLR")
+            raise InvalidInputError("halve_every needs a solver: with an optimizer, pass a scheduler such as StepLR")
 
     def restore(self, state: Any) -> None:
         """Go on from this state; the network has its parameters already."""

@@ -1,4 +1,4 @@
-"""Convex sets: nearest point, derivative of the nearest point, membership. A new one is a new file and a line here."""
+"""Convex sets with projections, derivatives of projections, and membership tests."""
 
 from .affine import AffineSet as AffineSet
 from .affine import HalfSpace as HalfSpace

@@ -1,4 +1,4 @@
-"""Which inequalities hold a nearest point back: Clarabel's answer, made exact.
+"""The active inequalities at a projection on a polyhedron: the solution of Clarabel, made exact.
 
     min |d|^2/2  subject to  A d = gap,  G d <= slack        (rows of unit length, A of full row rank)
 

@@ -146,7 +146,7 @@ class AffineSet(ConvexSet):
     Parameters
     ----------
     matrix
-        Tensor of shape (m, n); torch.func.vmap serves a batch of them (one without a solution gives NaN then).
+        Tensor of shape (m, n). Use torch.func.vmap for a batch of matrices; equations without a solution then give NaN.
     offset
         Tensor of shape (m,), or (..., m) with one right-hand side per batch element; default zero.
 

@@ -1,4 +1,4 @@
-"""The contract of a convex set: nearest point, derivative of the nearest point, membership."""
+"""The interface of convex sets: projection, derivative of the projection, membership."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Membership:
     inside
         Whether the point is in the set.
     violation
-        How far it is outside, relative to its size.
+        The distance outside, relative to its size.
     reason
-        The same in words.
+        The reason in words.
 
     Examples
     --------
@@ -84,7 +84,7 @@ class ProjectionJacobian(ABC):
 
 
 class Parameterized:
-    """What is known by the arguments of its constructor, each also an attribute: sets and penalties."""
+    """The base of sets and penalties, which are defined by the arguments of their constructors."""
 
     parameters: tuple[str, ...] = ()
     """The arguments of the constructor, each also an attribute; the tensors among them carry derivatives."""
@@ -163,12 +163,12 @@ class ConvexSet(Parameterized, ABC):
 
     @abstractmethod
     def excess(self, y: Any) -> tuple[Tensor, Tensor | float, str]:
-        """How far y breaks the constraint: amount >= 0 per batch element, the scale to judge it by, what is broken."""
+        """The violation of the constraint by y: amount >= 0 per batch element, its scale, and a description."""
 
     def contains(self, y: Any, *, tol: float | None = None) -> Membership:
         """Whether y lies in Y up to `tol` times the scale of the set (default: the tolerance of the dtype).
 
-        Of a batch, all points must lie in Y; the reason tells the one that is furthest outside.
+        All points of a batch must lie in Y; the reason names the point that is furthest outside.
         """
         if tol is not None and not tol >= 0:
             raise InvalidInputError(f"tol must be at least 0, got {tol}")
@@ -191,10 +191,10 @@ class ConvexSet(Parameterized, ABC):
     def random_point(
         self, generator: torch.Generator, *shape: int, scale: float = 1.0, dtype: torch.dtype | None = None
     ) -> Any:
-        """A random point of Y of the given shape (batch and event): between the projections of two normal draws.
+        """A random point of Y of the given shape (batch and event), between the projections of two normal draws.
 
-        `scale` is the standard deviation of the draws; half of the points are such projections themselves, so
-        that the boundary is visited as well as the interior.
+        `scale` is the standard deviation of the draws. Half of the points are such projections themselves, so that
+        points of the boundary are drawn too.
         """
         event = self.event_ndim
         check_draw(type(self).__name__, generator, shape)
@@ -212,12 +212,12 @@ class ConvexSet(Parameterized, ABC):
         return None
 
     def parts(self) -> dict[str, ConvexSet]:
-        """The sets that this one is made of, by name."""
+        """The sets of which this one consists, by name."""
         values = {name: getattr(self, name) for name in self.parameters}
         return {name: value for name, value in values.items() if isinstance(value, ConvexSet)}
 
     def with_parts(self, parts: dict[str, ConvexSet]) -> Self:
-        """The same set made of other parts, all of them given by name."""
+        """The same set with other parts, all of them given by name."""
         return self.replace(**parts)
 
     def tensor_parameters(self) -> dict[str, Tensor]:
@@ -244,7 +244,7 @@ class ConvexSet(Parameterized, ABC):
         return type(self)(**{**{name: getattr(self, name) for name in self.parameters}, **values})
 
     def check_shape(self, z: Any) -> Any:
-        """z itself, once it is known to be a floating-point tensor of non-empty points, finite or not."""
+        """Return z; raise unless it is a floating-point tensor of non-empty points, finite or not."""
         name, shape = type(self).__name__, self.point_shape
         z = tensor_of_points(name, z, self.event_ndim)
         if shape is not None and z.shape[z.ndim - len(shape) :] != shape:
@@ -256,10 +256,10 @@ class ConvexSet(Parameterized, ABC):
         return z
 
     def checked(self, z: Any) -> Any:
-        """z itself, once it is known to be of the kind that the set takes, and finite.
+        """Return z; raise unless it is finite and of the kind that the set supports.
 
-        Under torch.compile and torch.func values cannot be looked at, and nothing is refused for them: there the
-        answers at a point that is not `answerable` are NaN.
+        Under torch.compile and torch.func values cannot be checked. There the results at a point that is not
+        `answerable` are NaN.
         """
         z = self.check_shape(z)
         if can_look_at_values():
@@ -267,10 +267,10 @@ class ConvexSet(Parameterized, ABC):
         return z
 
     def answerable(self, z: Tensor) -> Tensor:
-        """Which points have an answer, (..., 1): finite ones, of a set with a point. Only asked under torch transforms.
+        """Which points have a projection, (..., 1): finite ones, if the set is not empty. For torch transforms only.
 
-        `parameter` marks a value that leaves the set without a point by NaN; a set that can be empty for another
-        reason says so here.
+        `parameter` replaces a value that makes the set empty by NaN; a set that can be empty for another reason
+        overrides this method.
         """
         event = tuple(range(-min(self.event_ndim, z.ndim), 0))
         size, wide = z.detach().abs(), torch.float32 if z.dtype in HALF else z.dtype
@@ -309,11 +309,11 @@ Answer = TypeVar("Answer")
 
 
 def validated(method: Callable[[Any, Any], Answer]) -> Callable[[Any, Any], Answer]:
-    """Let `project`, `jacobian` or `margin` of a set see checked points, in float32 instead of half precision.
+    """Pass checked points to `project`, `jacobian` or `margin` of a set, in float32 instead of half precision.
 
-    The answer is rounded once. The derivative, `jacobian` and `margin`, sees points without a graph. Where values
-    cannot be looked at, the method sees finite points, and the answer is NaN at points without an answer: products
-    with NaN, unlike a choice of it, have the derivative NaN as well.
+    The result is rounded once. `jacobian` and `margin` get points without a graph. If values cannot be checked, the
+    method gets finite points, and the result is multiplied by NaN at points without a projection, so that its
+    derivative is NaN as well.
     """
 
     @functools.wraps(method)
@@ -356,7 +356,7 @@ class GuardedJacobian(ProjectionJacobian):
 
 
 def check_draw(owner: str, generator: Any, shape: tuple[Any, ...]) -> None:
-    """Refuse what `random_point` cannot draw with."""
+    """Raise for invalid arguments of `random_point`."""
     if not isinstance(generator, torch.Generator):
         raise InvalidTypeError(
             f"{owner}.random_point takes a torch.Generator, got {generator!r}: use torch.Generator().manual_seed(0)"
@@ -366,7 +366,7 @@ def check_draw(owner: str, generator: Any, shape: tuple[Any, ...]) -> None:
 
 
 def tensor_of_points(owner: str, z: Any, event_ndim: int) -> Tensor:
-    """z itself, once it is known to be a floating-point tensor whose last `event_ndim` dimensions are not empty."""
+    """Return z; raise unless it is a floating-point tensor whose last `event_ndim` dimensions are not empty."""
     if not isinstance(z, Tensor):
         hint = "for dictionaries use ProductSet" if isinstance(z, dict) else "use torch.as_tensor(z)"
         raise InvalidTypeError(f"{owner} takes a tensor, got {type(z).__name__}: {hint}")
@@ -384,7 +384,7 @@ def tensor_of_points(owner: str, z: Any, event_ndim: int) -> Tensor:
 
 
 def check_holds_values(name: str, tensor: Tensor) -> None:
-    """Refuse tensors that have no numbers in memory, or have them in another way than by strides."""
+    """Raise for tensors without values in memory and for layouts other than strided."""
     if tensor.is_meta:
         raise InvalidInputError(
             f"{name} is on the device 'meta', where tensors have a shape but no values: create it on a real device"
@@ -394,7 +394,7 @@ def check_holds_values(name: str, tensor: Tensor) -> None:
 
 
 def check_finite(owner: str, z: Tensor, event_ndim: int) -> None:
-    """Refuse NaN, infinite values, and values so large that their sum over `event_ndim` dimensions overflows."""
+    """Raise for NaN, infinite values, and values so large that their sum over `event_ndim` dimensions overflows."""
     # A finite z.z proves all that is asked, at the price of one fast pass; only then is every entry looked at.
     flat = z.detach() if z.requires_grad else z
     flat = flat if z.ndim == 1 else flat.reshape(-1)
@@ -450,7 +450,7 @@ def parameter(
 ) -> float | Tensor:
     """A checked scalar or tensor parameter of a set: finite and at least (strictly above) `low`, else `error`.
 
-    Where values cannot be looked at, those that would be refused become NaN (`ConvexSet.answerable`).
+    If values cannot be checked, invalid ones become NaN (`ConvexSet.answerable`).
     """
     if isinstance(value, Tensor):
         check_holds_values(name, value)
@@ -481,7 +481,7 @@ def tensor_parameter(name: str, value: Any, shape: str = "(..., n)", low: float 
 
 
 def number(name: str, value: Any) -> float:
-    """A parameter that is no tensor, as a float; an array or a list is none."""
+    """A parameter that is not a tensor, as a float; arrays and lists raise."""
     try:
         if isinstance(value, str) or getattr(value, "ndim", 0):
             raise TypeError
@@ -491,7 +491,7 @@ def number(name: str, value: Any) -> float:
 
 
 def got(value: Any) -> str:
-    """What was given instead of the tensor or number that a message speaks of, and the remedy for arrays."""
+    """Describe an argument of a wrong type for a message, with the remedy for arrays."""
     if isinstance(value, Tensor):
         return f"got a tensor of shape {tuple(value.shape)}"
     hint = ": use torch.as_tensor(...)" if isinstance(value, (list, tuple, np.ndarray)) else ""
@@ -518,7 +518,7 @@ def per_point(
 
 
 def check_batch(name: str, value: Tensor | None, points: Tensor, event_ndim: int = 1) -> None:
-    """Refuse a parameter (..., k) whose batch does not broadcast against that of the points."""
+    """Raise if the batch dimensions of a parameter (..., k) do not broadcast against those of the points."""
     batch = points.shape[: points.ndim - event_ndim]
     if value is not None and value.ndim > 1 and _joint_shape(value.shape[:-1], batch) is None:
         raise InvalidInputError(
@@ -565,7 +565,7 @@ def event_norm(v: Tensor, event_ndim: int = 1, *, keepdim: bool = False) -> Tens
 
 
 def rounding_scale(size: Tensor) -> Tensor:
-    """The scale for `contains` that forgives a few roundings of numbers of this size, and no more."""
+    """The scale for `contains` that allows a few rounding errors of numbers of this size."""
     return size * min(1.0, tolerances.rounding(size.dtype) / tolerances.feasibility(size.dtype))
 
 
@@ -580,7 +580,7 @@ def show(value: Any) -> str:
 
 
 def tracked(*tensors: Tensor) -> bool:
-    """Whether a derivative may be asked of what is computed from these tensors."""
+    """Whether results computed from these tensors may be differentiated."""
     if forward_ad._current_level >= 0 or not can_look_at_values():
         return True
     for tensor in tensors:
@@ -595,10 +595,10 @@ def with_value(value: Tensor, formula: Tensor) -> Tensor:
 
 
 def unless_one_point(z: Tensor, radius: Tensor) -> Tensor:
-    """z, as a constant where the radius of a ball is 0: the ball is one point then, and P does not move with z."""
+    """z, detached where the radius of a ball is 0: the ball is then a single point, and P is constant."""
     return torch.where(radius.detach() > 0, z, z.detach())
 
 
 def can_look_at_values() -> bool:
-    """Whether a tensor's values may steer Python: not under torch.compile or a torch.func transform."""
+    """Whether Python code may depend on values of a tensor: not under torch.compile or a torch.func transform."""
     return not torch.compiler.is_compiling() and _TRANSFORMS.peek_interpreter_stack() is None

@@ -30,7 +30,7 @@ class Box(ConvexSet):
     Parameters
     ----------
     lower, upper
-        Numbers or tensors that broadcast against the point; infinite values leave that side open.
+        Numbers or tensors that broadcast against the point; infinite values mean no bound.
 
     References
     ----------
@@ -150,7 +150,7 @@ def bound(name: str, value: Any) -> float | Tensor:
 
 
 def check_order(name: str, lower: float | Tensor, upper: float | Tensor) -> None:
-    """Refuse lower > upper, and bounds at infinity that no number reaches."""
+    """Raise for lower > upper, and for infinite bounds that leave no point."""
     if not can_look_at_values():
         return
     low, high = torch.as_tensor(lower).detach(), torch.as_tensor(upper).detach()
@@ -168,16 +168,16 @@ def check_order(name: str, lower: float | Tensor, upper: float | Tensor) -> None
 
 
 def in_order(lower: Tensor, upper: Tensor) -> Tensor:
-    """Whether the bounds leave a point, (..., 1) or (): what `check_order` refuses where values can be looked at."""
+    """Whether the set is not empty, (..., 1) or (): the condition of `check_order`, for torch transforms."""
     some = (lower.detach() <= upper.detach()) & (lower.detach() < math.inf) & (upper.detach() > -math.inf)
     return some.all(-1, keepdim=True) if some.ndim else some
 
 
 def bounds_excess(y: Tensor, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
-    """How far the worst entry leaves its bounds, and the scale to judge it by.
+    """The largest violation of a bound, and its scale.
 
-    That scale is the size of the entry and of its own finite bounds: a large entry elsewhere excuses no more than its
-    rounding, which arithmetic that mixes entries leaves on all of them.
+    The scale is the size of the entry and of its own finite bounds. A large entry elsewhere allows only for its
+    rounding, which arithmetic that mixes entries adds to all of them.
     """
     lower, upper = (side.detach().expand(torch.broadcast_shapes(side.shape, y.shape)) for side in (lower, upper))
     size = y.detach().abs()

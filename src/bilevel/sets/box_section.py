@@ -46,7 +46,7 @@ class BoxSection(ConvexSet):
     Parameters
     ----------
     lower, upper
-        Numbers or tensors that broadcast against the point; infinite values leave that side open.
+        Numbers or tensors that broadcast against the point; infinite values mean no bound.
     weight
         A number or a tensor that broadcasts against the point; entries of any sign, zero included.
     total

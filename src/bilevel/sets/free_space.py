@@ -39,7 +39,7 @@ class FreeSpace(ConvexSet):
 
     @validated
     def project(self, z: Any) -> Any:
-        """A copy of z: what is done to the answer in place is not done to z."""
+        """A copy of z, so that in-place operations on the result do not change z."""
         return tree_map(torch.clone, z)
 
     @validated
@@ -47,7 +47,7 @@ class FreeSpace(ConvexSet):
         return Identity(None if isinstance(z, dict) else z)
 
     def excess(self, y: Any) -> tuple[Tensor, float, str]:
-        """Nothing is outside."""
+        """Zero: no point is outside."""
         return torch.zeros(()), 1.0, "a point is not finite"
 
     def distance(self, y: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Any set that cvxpy can write: the slow, general fallback."""
+"""Any convex set that cvxpy can express, as a slow but general fallback."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ _ATTEMPTS: tuple[dict[str, Any], ...] = (
 
 
 def from_cvxpy(constraints: Callable[[Any], Any], shape: int | tuple[int, ...]) -> ConvexSet:
-    """{y : constraints(y) hold}; P(z) by Clarabel, one conic programme per point, ended by Newton's method.
+    """{y : constraints(y) hold}; P(z) by Clarabel, one conic programme per point, refined by Newton's method.
 
     The programme min x'Px/2 + q'x, Ax + s = b, s in K is optimal if Px + q + A'(P_K(w) - w) = 0 and
     Ax + P_K(w) = b with w = s - multiplier; only q depends on z. H follows from the Jacobians of the cones K
-    (Busseti, Moursi & Boyd, 2019): linear, second-order and semidefinite constraints. Answers are exact to
-    rounding, but near 1e-7 where a constraint holds with equality and a multiplier of zero.
+    (Busseti, Moursi & Boyd, 2019): linear, second-order and semidefinite constraints. Results are exact to rounding,
+    except where a constraint holds with equality and a zero multiplier; there the error is about 1e-7.
 
     Parameters
     ----------
     constraints
-        From a cvxpy variable of the given shape to a convex constraint on it, or a list of them.
+        A function from a cvxpy variable of the given shape to a convex constraint on it, or to a list of constraints.
     shape
         The shape of one point: n or (n,) for vectors, (m, n) for matrices.
 

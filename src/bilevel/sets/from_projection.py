@@ -1,4 +1,4 @@
-"""A set that is known by its projection alone."""
+"""A set defined by its projection."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from .base import ConvexSet, ProjectionJacobian, can_look_at_values, event_norm,
 
 
 def from_projection(function: Callable[[Tensor], Tensor], *, event_ndim: int = 1, name: str | None = None) -> ConvexSet:
-    """{y : function(y) = y}, for a user's own projection written in torch; H by autograd.
+    """{y : function(y) = y}, for your own projection written in torch; H by autograd.
 
     Parameters
     ----------
     function
-        From points (..., event) to their nearest points of a convex set, each batch element on its own;
-        differentiable by autograd (custom backward functions included). The first time it moves a point it is
-        applied to the answer as well, which a projection leaves where it is; that the answer is the nearest
-        point is for its author to know. It has no parameters that solvers see: for a set that moves with x use
-        a set of the catalogue, or write your own.
+        A function from points (..., event) to the nearest points of a convex set, separately for each element of the
+        batch, and differentiable by autograd (custom backward functions included). At the first point that it moves,
+        the library checks that it does not move the result again; it does not check that the result is the nearest
+        point. Solvers cannot differentiate with respect to its parameters: for a set that moves with x use another set
+        of `bilevel.sets`, or write your own.
     event_ndim
         1 for vectors, 2 for matrices.
     name
-        What messages call the set; default the name of the function.
+        The name of the set in messages; default the name of the function.
 
     References
     ----------
@@ -77,7 +77,7 @@ class ProjectionSet(ConvexSet):
         size = torch.maximum(event_norm(z, self.event_ndim), event_norm(y, self.event_ndim))
         if not bool((moved <= torch.finfo(z.dtype).eps ** 0.5 * size).all()):
             raise InvalidInputError(
-                f"{self}: {self.name} is no projection: applied to its own answer it moves the point by "
+                f"{self}: {self.name} is no projection: applied to its own result it moves the point by "
                 f"{float(moved.max()):.3g}; it must return the nearest point of one fixed convex set"
             )
         self._seen_to_project = True

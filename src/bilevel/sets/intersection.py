@@ -34,18 +34,18 @@ class Intersection(ConvexSet):
     symmetries, so that H is one of its own limits. Meant for up to a few hundred entries per point: all matrices
     are n x n.
 
-    Where the sets only touch (two balls with one common point, a ball and its tangent) the multipliers are infinite
-    and an error of e in the sets moves the answer by sqrt(e): about 1e-8 of the size is then the best that
-    can be had in float64. An answer whose estimated error exceeds `tol` is refused with the numbers.
+    If the sets only touch (two balls with one common point, a ball and its tangent), the multipliers are infinite, and
+    an error of e in the sets changes the result by sqrt(e): the best possible relative accuracy is then about 1e-8 in
+    float64. If the estimated error exceeds `tol`, an error with the numbers is raised.
 
     Parameters
     ----------
     *sets
         Convex sets of points of the same kind, with a common point.
     tol
-        Largest estimated error of y that is accepted, relative to max(|z|, |y|); in general it is 1e-14.
+        The largest accepted estimate of the error of y, relative to max(|z|, |y|); usually the error is about 1e-14.
     max_rounds
-        Updates of the multipliers before giving up.
+        The maximal number of updates of the multipliers.
 
     Examples
     --------

@@ -30,18 +30,18 @@ FAR = 1e4
 class Polyhedron(ConvexSet):
     """{y : Ay = b, Gy <= h}; P(z) = z - B^+ (Bz - c) with B, c the rows of A and the active rows of G.
 
-    H = I - B^+ B, the projector onto the null space of the active rows: those that some choice of the multipliers makes
-    positive, chosen independent. At a kink a row whose multiplier can only be 0 counts as inactive, so that on the
-    boundary H is that of the inside. The active rows of the last call are the warm start; where they do not lead to
-    the new ones, Clarabel (extra `sets`) finds them, and its answer is made exact (`active_set`).
+    H = I - B^+ B, the projector onto the null space of the active rows: linearly independent rows that have a positive
+    multiplier for some choice of the multipliers. At a kink a row whose multiplier can only be 0 counts as inactive, so
+    that on the boundary H is that of the interior. The active rows of the last call are the warm start; if they do not
+    lead to the new ones, Clarabel (extra `sets`) computes them, and its solution is made exact (`active_set`).
 
     Parameters
     ----------
     G, h
         Tensors of shapes (m, n) and (m,), or (..., m) with one right-hand side per batch element.
     A, b
-        The same, (k, n) and (k,), for the equations; rows that depend on earlier ones must agree with them, and their b
-        carries no derivative.
+        The same, (k, n) and (k,), for the equations. Rows that depend on earlier ones must be consistent with them;
+        their b has no derivative.
 
     References
     ----------

@@ -1,4 +1,4 @@
-"""Penalties by their proximal maps: the contract of a convex set with a step.
+"""Penalties by their proximal maps: the interface of a convex set with a step.
 
     prox(z, step) = argmin_y |y - z|^2/2 + step * value(y)
 
@@ -36,7 +36,7 @@ Step = float | Tensor
 class Proximal(Parameterized, ABC):
     """A closed convex penalty r, by prox(z) = argmin over y of r(y) + |y - z|^2 / (2 step).
 
-    The last `event_ndim` dimensions are one point, those in front a batch.
+    The last `event_ndim` dimensions are one point, the leading ones a batch.
 
     References
     ----------

@@ -1,4 +1,4 @@
-"""A set moved, stretched or reshaped; solvers rewrite the first two as a fixed set by y = factor y' + shift."""
+"""Translated, scaled and flattened sets; solvers rewrite the first two as a fixed set by y = factor y' + shift."""
 
 from __future__ import annotations
 
@@ -141,14 +141,14 @@ class Scaled(_OfBase):
 class Flattened(_OfBase):
     """{Y : vec(Y) in base}, all entries of Y taken as one vector; P(Z) = P_base(vec(Z)), and H likewise.
 
-    A set of vectors holds for each row of a matrix on its own; `Flattened(base)` holds for all of its entries together.
+    A set of vectors constrains each row of a matrix separately; `Flattened(base)` constrains all entries together.
 
     Parameters
     ----------
     base
         A convex set of vectors.
     ndim
-        How many trailing dimensions are one vector.
+        The number of trailing dimensions that form one vector.
 
     References
     ----------

@@ -33,8 +33,8 @@ class TransportPolytope(ConvexSet):
     Parameters
     ----------
     row_sums, column_sums
-        Non-negative tensors of shapes (m,) and (n,), or with one vector per batch element; equal totals.
-        Their derivatives make sense together: along changes that keep the totals equal.
+        Non-negative tensors of shapes (m,) and (n,), or with one vector per batch element; their totals are equal.
+        Derivatives are meaningful along changes of both that keep the totals equal.
 
     Examples
     --------
@@ -121,7 +121,7 @@ class BirkhoffPolytope(TransportPolytope):
     Parameters
     ----------
     size
-        n of the matrices (n, n).
+        The size n of the matrices (n, n).
 
     References
     ----------
