@@ -21,7 +21,7 @@ Objective = Callable[..., Tensor]
 
 
 class Problem:
-    """min_x f(x, y*(x)) with y*(x) = argmin over y in Y of g(x, y).
+    """A bilevel problem, min_x f(x, y*(x)) with y*(x) = argmin over y in Y of g(x, y).
 
     Parameters
     ----------

@@ -100,7 +100,7 @@ def test_a_sweep_that_is_stopped_goes_on_and_says_how(reproduce, tmp_path, capsy
         patch.setattr(pools, "run", stopped_after_three)
         assert reproduce() == 130
     assert "3 runs are in" in (said := capsys.readouterr().err)
-    assert "the same command goes on" in said
+    assert "the same command continues" in said
     monkeypatch.setattr(pools, "run", lambda specs, folder: made.append(specs) or run(specs, folder))
     assert reproduce() == 0
     assert len(made) == len({specs[0].identity for specs in made}) == 8

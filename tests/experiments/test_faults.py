@@ -117,7 +117,7 @@ def test_a_sweep_that_was_killed_is_told_and_shared_work_counts_once(tmp_path, c
     shared = {"processor_seconds": 3600.0, "environment": {"work": "same", "threads": 1}}
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    for pid, state in ((gone.pid, "was killed (the same command goes on)"), (os.getpid(), "running")):
+    for pid, state in ((gone.pid, "was killed (the same command continues)"), (os.getpid(), "running")):
         store = ResultsStore(tmp_path)
         store.add([Outcome(RunRecord(**about, **shared, identity=name, experiment=name)) for name in "ab"])
         store.set_status(command="c", state="running", text="1 of 2", share=0.5, pid=pid, node=platform.node())

@@ -190,7 +190,7 @@ def test_ctrl_c_ends_in_order_and_the_same_command_goes_on(folder):
     os.killpg(driver.pid, signal.SIGINT)  # as a terminal does: every process of the group
     _, errors = driver.communicate(timeout=60)
     assert driver.returncode == 130, errors.decode()
-    assert "the same command goes on" in errors.decode()
+    assert "the same command continues" in errors.decode()
     assert "Traceback" not in errors.decode()
     _, alive = psutil.wait_procs(workers, timeout=20)
     assert alive == []

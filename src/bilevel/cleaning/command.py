@@ -256,7 +256,7 @@ def summary(result: CleaningResult) -> Grid:
 
 def suspicious_rows(result: CleaningResult) -> Grid:
     """The first few rows a person should look at, a rich table."""
-    return rows_grid("Most suspicious rows", result.suspects(SHOWN), "the model sees", "predicted_label")
+    return rows_grid("Most suspicious rows", result.suspects(SHOWN), "predicted label", "predicted_label")
 
 
 def next_rows(result: CleaningResult) -> Grid:

@@ -1,4 +1,4 @@
-"""Public sets of data: a catalogue with checksums, and readers for the official files.
+"""Public data sets: a catalogue with checksums, and readers for the official files.
 
 data = load("omniglot")                     # from the data folder; `fetch("omniglot")` puts its files there
 train = omniglot_split(data, "train")       # images (1200, 20, 1, 28, 28)

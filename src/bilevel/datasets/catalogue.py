@@ -1,4 +1,4 @@
-"""The index of the sets of data: what catalogue.toml says of each, and its reader."""
+"""The catalogue of data sets, from catalogue.toml, and their readers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ CATALOGUE = _load_catalogue()
 
 
 def find(name: str) -> Entry:
-    """The entry of a set.
+    """The entry of a data set.
 
     Examples
     --------
@@ -51,7 +51,7 @@ def find(name: str) -> Entry:
 
 
 def data_folder(folder: str | Path | None = None) -> Path:
-    """Where the files are: the argument, the environment variable BILEVEL_DATA, or the user's cache folder.
+    """The data folder: the argument, the environment variable BILEVEL_DATA, or the user's cache folder.
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ def data_folder(folder: str | Path | None = None) -> Path:
     Returns
     -------
     Path
-        It need not exist yet.
+        The folder, which may not exist yet.
 
     Examples
     --------
@@ -79,7 +79,7 @@ def data_folder(folder: str | Path | None = None) -> Path:
 
 
 def load(name: str, folder: str | Path | None = None) -> Dataset:
-    """Read a set from the files in the data folder, after a check of their structure; never uses the network.
+    """Read a data set from the data folder and check its structure; this never uses the network.
 
     Parameters
     ----------

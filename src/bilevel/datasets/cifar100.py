@@ -138,7 +138,7 @@ def fc100_split(data: Cifar100, split: Literal["train", "validation", "test"] = 
     Parameters
     ----------
     data
-        What `load("cifar-100")` returned.
+        The result of `load("cifar-100")`.
     split
         train, validation or test.
 

@@ -1,7 +1,7 @@
 """The bytes of untrusted files: never more than expected, never written anywhere, each with its SHA-256.
 
-Every reader says how many bytes a file may hold when unpacked. A file that holds more is refused before memory is
-asked for, one that holds less is damaged; both are errors that name the file and the remedy.
+Every reader states how many bytes an unpacked file may have. A file with more raises an error before memory is
+allocated, a file with fewer is damaged; both errors name the file and the remedy.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .._files import CorruptFileError, MissingFileError
 from ..errors import BilevelError, InvalidInputError
 
 BROKEN = (EOFError, OSError, ValueError, RuntimeError, zlib.error, zipfile.BadZipFile, tarfile.TarError)
-"""What the unpackers of the standard library raise for bytes that are not theirs."""
+"""Errors that the unpackers of the standard library raise for invalid bytes."""
 OPENERS: dict[str, Callable[..., IO[bytes]]] = {".gz": gzip.open, ".bz2": bz2.open}  # type: ignore[dict-item]
 
 
@@ -78,7 +78,7 @@ class Files:
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Whatever goes wrong inside is an error of ours that names the file."""
+    """Convert errors of the block into errors of the library that name the file."""
     try:
         yield
     except BilevelError:
@@ -100,19 +100,19 @@ def bounded(file: IO[bytes], limit: int, where: Path | str) -> bytes:
 
 
 def damaged(path: Path | str, reason: str) -> CorruptFileError:
-    """The error for a file that is not what it should be."""
+    """The error for a damaged file."""
     return CorruptFileError(
         f"{path}: the file {reason}. Delete it and fetch or copy it again; `bilevel data verify` checks it"
     )
 
 
 def require(condition: bool, path: Path | str, reason: str) -> None:
-    """Refuse a file whose structure is wrong."""
+    """Raise if the structure of a file is wrong."""
     if not condition:
         raise damaged(path, reason)
 
 
 def require_regular(path: Path) -> None:
-    """Refuse folders, and devices and pipes, which need not end."""
+    """Raise for folders, and for devices and pipes, which may be endless."""
     if not path.is_file():
         raise CorruptFileError(f"{path}: this is not a regular file. Put the official file in its place")

@@ -1,4 +1,4 @@
-"""What the catalogue says about a set of data, and what its reader returns."""
+"""The entries of the catalogue of data sets, and the results of their readers."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class RemoteFile:
     Parameters
     ----------
     path
-        What follows the address of its set; its last part is its name in the folder of the set.
+        The path after the address of the data set; its last part is the name of the file in the folder of the set.
     checksum
-        `sha256:...` or `md5:...`; None when none was published: such a file is never downloaded.
+        `sha256:...` or `md5:...`. A file without a published checksum, None, is never downloaded.
     size
-        Its bytes, where they are known.
+        The size in bytes, or None.
 
     Examples
     --------
@@ -40,12 +40,12 @@ class RemoteFile:
 
 @dataclass(frozen=True)
 class Dataset:
-    """Data that were read, with the SHA-256 of every file they came from.
+    """Data that were read, with the SHA-256 of each of their files.
 
     Parameters
     ----------
     name
-        What the catalogue calls it.
+        The name in the catalogue.
     sha256
         The SHA-256 of each file, by its name.
 
@@ -89,7 +89,7 @@ class TrainTestRows(Dataset):
 
 @dataclass(frozen=True)
 class ImageClasses(Dataset):
-    """As many images of each class, and the name of each class.
+    """The same number of images of each class, and the name of each class.
 
     Parameters
     ----------
@@ -118,18 +118,18 @@ class Entry:
     Parameters
     ----------
     name
-        What `load` and the command line call it, and its folder in the data folder.
+        The name for `load` and the command line, and of its folder in the data folder.
     title, home, licence, citation
-        For people.
+        Texts that describe the data set.
     addresses
-        Where its files are published: the official address first, then mirrors. One checksum holds for all of them.
+        The addresses of its files, the official one first, then mirrors. The checksums are the same for all of them.
     files
-        What `fetch` downloads.
+        The files that `fetch` downloads.
     read
-        From the data folder to the data; raises `MissingFileError` when its files are not there and `CorruptFileError`
-        when their structure is not that of the official ones.
+        A function from the data folder to the data. It raises `MissingFileError` if files are missing and
+        `CorruptFileError` if their structure differs from that of the official ones.
     also_in
-        Other folders of the data folder that `read` looks into.
+        Other folders in the data folder that `read` searches.
 
     Examples
     --------

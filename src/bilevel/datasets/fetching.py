@@ -1,4 +1,4 @@
-"""Downloads, each held against its pinned checksum, and checks of what is in the data folder."""
+"""Downloads with pinned checksums, and checks of the files in the data folder."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class DownloadError(BilevelError, OSError):
 
 @dataclass(frozen=True)
 class FileCheck:
-    """A file (or unpacked folder) of a set that was read: its SHA-256, and whether it is the official file.
+    """A file (or unpacked folder) of a data set, its SHA-256, and whether it is the official file.
 
     A compressed file whose content is the official file is official too. `official` is False for other bytes with the
     right structure: repacked, unpacked or changed.
@@ -39,9 +39,9 @@ class FileCheck:
     Parameters
     ----------
     file
-        Its name.
+        The name of the file.
     sha256
-        Of its bytes.
+        The SHA-256 of its bytes.
     official
         Whether it is the file of the catalogue.
 
@@ -57,10 +57,10 @@ class FileCheck:
 
 
 def fetch(name: str, folder: str | Path | None = None) -> Path:
-    """Download the files of a set that are not in the data folder; returns the folder of the set.
+    """Download the missing files of a data set; return the folder of the data set.
 
-    Files that are there are never replaced: they are used when their structure is right, and otherwise an error names
-    them. A download that does not match its pinned checksum is thrown away.
+    Existing files are never replaced: they are used if their structure is right, and otherwise an error names them. A
+    download that does not match its pinned checksum is deleted.
 
     Parameters
     ----------
@@ -96,7 +96,7 @@ def fetch(name: str, folder: str | Path | None = None) -> Path:
 
 
 def verify(name: str, folder: str | Path | None = None) -> list[FileCheck]:
-    """Read a set, which checks its structure, and compare each file with the pinned checksum.
+    """Read a data set, which checks its structure, and compare each file with the pinned checksum.
 
     Parameters
     ----------
@@ -144,7 +144,7 @@ def _download(entry: Entry, file: RemoteFile, target: Path) -> None:
     if file.checksum is None:
         raise InvalidInputError(
             f"{entry.name}: no checksum of {file.name} is known, so it is not downloaded: get it from {entry.home}, "
-            f"convince yourself that it is the right one and put it into {target}"
+            f"verify that it is the right file and put it into {target}"
         )
     try:
         import pooch

@@ -166,20 +166,20 @@ def _shares() -> np.ndarray:
 def omniglot_split(data: ImageClasses, split: Split = "train", *, validation: int = 0, seed: int = 0) -> ImageClasses:
     """Some characters of Omniglot: by default 1,200 to train and the other 423 to test.
 
-    The characters are put in the order of the SHA-256 of `SEED/ALPHABET/characterNN`, a random order that needs no
-    random numbers and is the same everywhere. The first 1,200 are for training, of which the last `validation` may be
-    kept aside, and the last 423 for testing. `background` and `evaluation` are the two official files.
+    The characters are sorted by the SHA-256 of `SEED/ALPHABET/characterNN`, a random order that is the same on every
+    machine. The first 1,200 are for training, of which the last `validation` may be held out, and the last 423 for
+    testing. `background` and `evaluation` are the two official files.
 
     Parameters
     ----------
     data
-        What `load("omniglot")` returned.
+        The result of `load("omniglot")`.
     split
         train, validation, test, background, evaluation or all.
     validation
-        How many of the 1,200 characters are for validation instead of training.
+        The number of the 1,200 characters that are used for validation instead of training.
     seed
-        Another order.
+        A text that selects another order.
 
     Returns
     -------

@@ -1,6 +1,6 @@
 """The paper's tables and figures: configurations, the sweep, the store of results and the report.
 
-Names are loaded when first used: `bilevel reproduce --help` loads neither torch nor pydantic.
+Names are loaded when first used, so that `bilevel reproduce --help` loads neither torch nor pydantic.
 """
 
 from .._lazy import lazy_names

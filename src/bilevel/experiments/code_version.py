@@ -1,4 +1,4 @@
-"""Which code makes the numbers of a run: version, hash of the files that runs execute, and commit."""
+"""The version of the code of a run: release, hash of the files that runs execute, and commit."""
 
 from __future__ import annotations
 

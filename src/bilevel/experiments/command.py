@@ -1,4 +1,4 @@
-"""`bilevel reproduce`, `bilevel status` and `bilevel results export`, for people."""
+"""The commands `bilevel reproduce`, `bilevel status` and `bilevel results export`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
     **{table.figure: (name,) for name, table in TABLES.items() if table.figure},
     "all": tuple(TABLES),
 }
-"""What can be reproduced, and the tables whose runs it needs."""
+"""The tables and figures that can be reproduced, and the tables whose runs they need."""
 
 
 def reproduce(options: ReproduceOptions, command: str) -> int:
@@ -64,9 +64,9 @@ def reproduce(options: ReproduceOptions, command: str) -> int:
                 store.set_status(**{**store.status(), "state": "stopped"})
             if isinstance(error, KeyboardInterrupt):
                 stored = f"{len(store.identities())} runs are in {options.folder}"
-                raise KeyboardInterrupt(f"{stored}; the same command goes on from there") from None
+                raise KeyboardInterrupt(f"{stored}; the same command continues from there") from None
             raise
-        show(progress, "ended with runs lost" if progress.lost else "finished")
+        show(progress, "ended, with some runs lost" if progress.lost else "finished")
         for identity, reason in progress.lost.items():
             log(f"run {identity} {reason}: the same command tries it again")
         report_runs(options, command, tables, store, data)
@@ -126,7 +126,7 @@ def report_runs(
 
 
 def status(folder: Path | None) -> int:
-    """How far a sweep is, and what the folder holds."""
+    """Print the progress of a sweep and the stored runs."""
     folder = folder or _default_folder()
     store = ResultsStore(folder, reading=True)
     sweep_status, records = store.status(), store.records(curves=False)
@@ -158,7 +158,7 @@ def _state(status: Mapping[str, Any]) -> str:
         try:
             os.kill(status["pid"], 0)
         except ProcessLookupError:
-            return "was killed (the same command goes on)"
+            return "was killed (the same command continues it)"
         except OSError:  # of another user
             pass
     return status["state"]
@@ -191,5 +191,5 @@ def _default_folder() -> Path:
 
 
 def log(text: str) -> None:
-    """A line about what is going on: no part of the result."""
+    """Print a line about the progress on standard error."""
     print(text, file=sys.stderr, flush=True)

@@ -27,7 +27,7 @@ Count = Annotated[int, Field(ge=1)]
 
 
 class Part(BaseModel):
-    """A section of the file; unknown keys are refused."""
+    """A section of the file; unknown keys are errors."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
 
@@ -73,8 +73,8 @@ class FewShotData(Part):
 class Method(Part):
     """A column of the table: a solver of `methods.SOLVERS`, its fixed settings, and the values its grid tries.
 
-    `label` says in the report what ran; without one it is the method's name. `evaluate_every` replaces that of [run]
-    where the steps of this method are so expensive that its curve would have no points.
+    `label` is the name of the method in the report. `evaluate_every` replaces that of [run] if the steps of this method
+    are so expensive that its curve would have no points.
     """
 
     solver: str
@@ -125,7 +125,7 @@ class Configuration(Part):
     Parameters
     ----------
     experiment, title
-        "table-2" ..., and what it is about.
+        The name, such as "table-2", and the title of the table.
     application
         "hyper-cleaning" or "few-shot".
     like
@@ -133,9 +133,9 @@ class Configuration(Part):
     run, grid, quick
         Iterations, seeds and limits of the final runs, of the search for step sizes, and with `--quick`.
     datasets, methods
-        By name: sizes and scaling; solver, settings and grid of step sizes.
+        By name: sizes and scaling of the data; solver, settings and grid of step sizes.
     vary
-        The setting that the columns differ in (tables 4 and 5).
+        The setting that differs between the columns (tables 4 and 5).
 
     Examples
     --------
@@ -196,7 +196,7 @@ class Configuration(Part):
         """The same with few pairs of step sizes, short runs and few seeds, as its section [quick] says."""
         quick = self.quick
         if quick is None:
-            raise InvalidInputError(f"{self.experiment} has no part [quick]: leave --quick out, or write one")
+            raise InvalidInputError(f"{self.experiment} has no section [quick]: omit --quick, or add the section")
         run = Limits(**quick.model_dump(exclude={"grid_limit_seconds"}))
         grid = Grid(seed=self.grid.seed, limit_seconds=quick.grid_limit_seconds)
         methods = {
@@ -228,7 +228,7 @@ def load_configuration(name: str | Path) -> Configuration:
     Returns
     -------
     Configuration
-        Checked: an unknown key is an error that names the nearest one.
+        The validated configuration; an unknown key is an error that names the nearest known one.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""What a reader of a report must know first: whether it is a quick look, how long runs were, how steps were chosen."""
+"""Notes at the top of a report: whether it is a quick look, the length of runs, and the choice of step sizes."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from .configuration import TABLES, Configuration, load_configuration
 from .printed import printed_table
 
 QUICK = (
-    "This is a quick look (--quick): few step sizes, short runs and few seeds. Its numbers are not those of the "
-    "paper's setting, and its verdicts say little; the same command without --quick makes the table."
+    "This is a quick look (--quick): few step sizes, short runs and few seeds. Its numbers are not comparable with "
+    "those of the paper; the same command without --quick makes the table."
 )
 
 

@@ -47,14 +47,14 @@ class RunRecord:
     dataset, method : str
         Their names in the configuration, such as ``"mnist"`` and ``"dmlcbo"``.
     settings : dict
-        The step sizes and what an ablation varies.
+        The step sizes, and the setting that an ablation varies.
     configuration : dict
         The fields of its `RunSpec`: solver and fixed settings, sizes and scaling of the data, iterations, evaluations,
         limit.
     seed : int
         Seed of the rows, of the flipped labels and of the method.
     status : {"iterations", "time limit", "converged", "diverged", "failed"}
-        What ended the run.
+        The reason why the run ended.
     reason : str
         Why it failed or diverged; empty otherwise.
     processor_seconds, training_seconds : float

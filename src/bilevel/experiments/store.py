@@ -1,11 +1,11 @@
-"""The results of sweeps: a folder per run, and how far the running sweep is.
+"""The results of sweeps: a folder per run, and the progress of the running sweep.
 
     FOLDER/runs/IDENTITY/{record.json, curve.csv, state.safetensors}        see `run_folder`
     FOLDER/status.json
     FOLDER/driver.lock
 
-A run's folder is complete or not there: a program that is killed loses at most the run that it was making. Readers
-write nothing, and do not disturb a running sweep.
+The folder of a run is written atomically: a program that is killed loses at most its current run. Readers write nothing
+and do not disturb a running sweep.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class ResultsStore:
     Parameters
     ----------
     folder
-        Made with the first run; an error if it holds no results and `reading`.
+        The folder, created with the first run.
     reading
-        Whether results must be there.
+        Raise if the folder holds no results.
 
     Examples
     --------
@@ -70,13 +70,13 @@ class ResultsStore:
             )
 
     def add(self, outcomes: Sequence[Outcome]) -> None:
-        """Store runs, a folder for each. Runs that are there already stay as they are."""
+        """Store runs, a folder for each. Existing runs are not changed."""
         with self._writing(self.runs):
             for outcome in outcomes:
                 write_run(outcome, self.runs)
 
     def identities(self) -> list[str]:
-        """The runs that are here."""
+        """The identities of the stored runs."""
         folders = self.runs.iterdir() if self.runs.is_dir() else ()
         return sorted(folder.name for folder in folders if is_complete(folder))
 
@@ -90,7 +90,7 @@ class ResultsStore:
         experiment, role
             None for any.
         curves
-            Whether to read their curves; without them it is faster.
+            Whether to read their curves; it is faster without them.
         """
         records = [read_record(self.runs / identity, curve=curves) for identity in self.identities()]
         wanted = [run for run in records if experiment in (None, run.experiment) and role in (None, run.role)]
@@ -101,13 +101,13 @@ class ResultsStore:
         return Outcome(read_record(self.runs / identity), read_state(self.runs / identity))
 
     def set_status(self, **status: Any) -> None:
-        """Store how far the running sweep is, for `bilevel status`."""
+        """Store the progress of the running sweep, for `bilevel status`."""
         text = json.dumps({**status, "updated": time.time()})
         with self._writing(self.folder):
             write_atomically(self.folder / "status.json", lambda file: file.write_text(text), overwrite=True)
 
     def status(self) -> dict[str, Any]:
-        """What `set_status` stored last."""
+        """The last progress that `set_status` stored."""
         path = self.folder / "status.json"
         try:
             found = json.loads(path.read_text()) if path.exists() else {}
@@ -124,7 +124,7 @@ class ResultsStore:
 
     @contextmanager
     def only_driver(self) -> Iterator[None]:
-        """Hold the folder as its one driver; `StoreLockedError` while another program does.
+        """Lock the folder for one driver; raise `StoreLockedError` if another program holds the lock.
 
         The system releases the lock however the program ends, also after kill -9.
 
@@ -144,9 +144,9 @@ class ResultsStore:
                 lock = FileLock(self.folder / "driver.lock").acquire(timeout=0)
         except Timeout:
             raise StoreLockedError(
-                f"another bilevel reproduce (process {self.status().get('pid', 'unknown')}) is at work in "
+                f"another bilevel reproduce (process {self.status().get('pid', 'unknown')}) is writing to "
                 f"{self.folder}: wait for it or stop it by Ctrl-C, or choose another folder by --results; "
-                "`bilevel status` shows how far it is"
+                "`bilevel status` shows its progress"
             ) from None
         with lock:
             yield

@@ -1,7 +1,7 @@
-"""The sweep: makes the runs that are missing, in any number of processes, and stores each as it ends.
+"""The sweep makes missing runs in any number of processes and stores each when it ends.
 
-The driver plans, chooses and alone writes the store; workers only turn specs into records. It is idempotent: the same
-call again does only what is missing.
+Only the driver plans runs, chooses step sizes and writes the store; workers turn specs into records. The sweep is
+idempotent: the same call again makes only the missing runs.
 """
 
 from __future__ import annotations

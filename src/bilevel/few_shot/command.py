@@ -80,7 +80,7 @@ def _report(training: Training, learner: MetaLearner, test: EpisodeSource, optio
     interrupted = training.status is Status.INTERRUPTED
     how = "stopped by Ctrl-C" if interrupted else training.status.value
     say(ranks, f"{training.step} steps in {training.seconds / 60:.1f} minutes: {how}. {training.message}")
-    then = f"go on with the same command and --resume, or test it: bilevel fewshot evaluate {options.out}"
+    then = f"continue with the same command and --resume, or test it: bilevel fewshot evaluate {options.out}"
     say(ranks, f"network: {options.out}; {then}")
     if interrupted:
         return INTERRUPTED

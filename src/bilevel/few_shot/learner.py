@@ -30,18 +30,18 @@ KIND = "MetaLearner.fit"
 
 
 class MetaLearner:
-    """Learn features with which a support vector machine does well on tasks of a few examples per class.
+    """Train features such that a support vector machine is accurate on tasks with a few examples per class.
 
     min_x E_task[ loss of the queries at (x, y*(x)) ], y* the dual solution for the task's support examples.
 
-    Every step draws fresh tasks, a function of the seed and the step number alone. (A network memorises fixed tasks;
-    `fixed_tasks=True` keeps them all the same, with their dual variables, as the paper's single loop does.) The dual
-    variables of fresh tasks start at their solution for the network after the step: a few Newton steps, far cheaper
-    than one pass of the network, whereas a starting point that lags one step behind makes the hypergradient inaccurate.
-    The momentum, moments and step sizes that the solver keeps for x are carried from step to step.
+    Every step draws fresh tasks, which are a function of the seed and the step number, because a network memorises
+    fixed tasks. (`fixed_tasks=True` uses the same tasks and dual variables in all steps, as the paper's single loop
+    does.) The dual variables of fresh tasks start at their solution for the network after the step. This takes a few
+    Newton steps, far less than one pass of the network, whereas dual variables that lag behind make the hypergradient
+    inaccurate. The momentum, moments and step sizes of the solver for x are kept from step to step.
 
-    Batch normalisation and dropout work as usual: the network trains in training mode, where statistics are those of
-    all images of a step; its running statistics follow, and it is evaluated in evaluation mode.
+    Batch normalisation and dropout work as usual: the network trains in training mode, with the statistics of all
+    images of a step, and is evaluated in evaluation mode with its running statistics.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Hypergradients: from the derivatives of f and g at a point, and a set, to the gradient of F."""
+"""Hypergradients: estimators of the gradient of F from the derivatives of f and g at a point, and a set."""
 
 from .averaged_adjoint import AveragedAdjoint
 from .base import Estimator, Hypergradient

@@ -18,23 +18,22 @@ from .smoothing import Exact
 class AveragedAdjoint(Settings):
     """h = f_x - G_xy w with w <- (1 - a_k) w + a_k H (w - eta (G_yy w - f_y)),  a_k = min(1, 10 / sqrt(100 + k)).
 
-    The inverse of a batch's Hessian is a biased estimate of the inverse of the mean. This step of w is linear in the
-    batch and has the adjoint as its fixed point, so that w averages over the batches of many steps. The first adjoint
-    comes from a linear solve with the first batch.
+    The inverse of the Hessian of a batch is a biased estimate of the inverse of the mean Hessian. This step of w is
+    linear in the batch and has the adjoint as its fixed point, so that w averages over the batches of many steps. The
+    first adjoint comes from a linear solve with the first batch.
 
     Parameters
     ----------
     eta
-        The step of w and of the fixed-point map, or "auto" for 1/L; at most |w| / |G_yy w|, so that an L that has grown
-        since it was estimated does not let w grow.
+        The step of w and of the fixed-point map, or "auto" for 1/L. It is at most |w| / |G_yy w|, so that w does not
+        grow if L has grown since it was estimated.
     smoothing
-        Exact(): the batches move y across kinks by themselves; Perturbed(radius=...) uses the face at a random
-        nearby point.
+        Exact(), since the noise of batches moves y across kinks anyway, or Perturbed(radius=...), which uses the face
+        at a random nearby point.
 
     References
     ----------
-    Dagreou, Ablin, Vaiter & Moreau (2022), SOBA: all variables move together along directions that are sums over the
-    data. Here the adjoint stays on the face of the constraint.
+    Dagreou, Ablin, Vaiter & Moreau (2022), SOBA, with the adjoint restricted to the face of the constraint.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""What every hypergradient estimator returns, and what they share.
+"""The interface of hypergradient estimators, their result, and common formulas.
 
 With z = y - eta grad_y g(x, y) and H in the (smoothed) Jacobian of P_Y at z,
 
@@ -53,7 +53,7 @@ class Hypergradient:
 
 
 class Estimator(Protocol):
-    """From a linearisation to h = grad_x f - G_xy w: `LinearSolve`, `Neumann`, `Unrolled`, or your own.
+    """The interface of estimators of h = grad_x f - G_xy w: `LinearSolve`, `Neumann`, `Unrolled`, or your own.
 
     References
     ----------
@@ -105,7 +105,7 @@ class Estimator(Protocol):
 
 
 def resolve_eta(eta: float | str, lin: Linearization, streams: RandomStreams, curvature: float | None) -> float:
-    """The number behind eta: "auto" is 1/L with L the largest curvature of g in y (so 0 < eta < 2/L: erratum 2)."""
+    """The value of eta: "auto" is 1/L with L the largest curvature of g in y (so 0 < eta < 2/L, see erratum 2)."""
     if not isinstance(eta, str):
         return float(eta)
     if curvature is None:

@@ -21,8 +21,8 @@ from .smoothing import Exact, TwoPoint
 class LinearSolve(Settings):
     """h = f_x - G_xy w with w = eta H [I - (I - eta G_yy) H]^{-1} f_y, by conjugate gradients.
 
-    Where H is an orthogonal projector Pi on a face (polyhedral sets), w = Pi (Pi G_yy Pi)^+ Pi f_y, which does not
-    depend on eta, and the system is solved on the face. Elsewhere w = eta H q, where q solves the symmetric system
+    If H is the orthogonal projector Pi onto a face (polyhedral sets), w = Pi (Pi G_yy Pi)^+ Pi f_y, which does not
+    depend on eta, and the system is solved on the face. Otherwise w = eta H q, where q solves the symmetric system
     (H (I - H) + eta H G_yy H) q = H f_y.
 
     Parameters
@@ -32,8 +32,8 @@ class LinearSolve(Settings):
     max_iterations
         The maximal number of Hessian products.
     eta
-        The step of the fixed-point map, or "auto" for 1/L. It determines the face of z = y - eta grad_y g while y is
-        not yet y*(x).
+        The step of the fixed-point map, or "auto" for 1/L. As long as y is not y*(x), the face of z = y - eta grad_y g
+        depends on it.
     smoothing
         Exact(), or Perturbed(radius=...) to use the face at a random nearby point.
 
@@ -102,7 +102,7 @@ class LinearSolve(Settings):
         start: Vector | None,
         tol: float,
     ) -> LinearSolution:
-        """Pi G_yy Pi w = Pi f_y, directly where the problem knows how."""
+        """Solve Pi G_yy Pi w = Pi f_y, directly if the problem can."""
         direct = lin.solve_on_face(face, upper_grad_y)
         if direct is not None:
             return LinearSolution(direct, 0.0, 0)

@@ -1,4 +1,4 @@
-"""The Neumann series of the inverse, truncated at random (the paper's) or summed."""
+"""The Neumann series of the inverse, truncated at random (as in the paper) or summed."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Neumann(Settings):
 
     With truncation="random" (equation for the stochastic hypergradient, section 3.3 of the paper) c is drawn uniformly
     from {0, ..., Q-1} and the sum is estimated by Q times the c-th term; each H_i has its own draw. With
-    truncation="full" all Q terms are summed: the same expectation, far less noise. The series converges for 0 < eta <
-    2/L, L the largest curvature of g on the current face (erratum 2), and is far from its limit for small Q (erratum
-    8): to compute the gradient rather than a cheap direction, use `LinearSolve`.
+    truncation="full" all Q terms are summed, which has the same expectation and far less noise. The series converges
+    for 0 < eta < 2/L, with L the largest curvature of g on the current face (erratum 2), and is far from its limit for
+    small Q (erratum 8). To compute the gradient rather than a cheap direction, use `LinearSolve`.
 
     Parameters
     ----------
@@ -80,14 +80,14 @@ class Neumann(Settings):
         return Hypergradient(assemble(near, w, drawn_at, u), w, stats)
 
     def length(self, streams: RandomStreams) -> tuple[int, float]:
-        """How many factors are multiplied, and the weight of the result."""
+        """The number of factors, and the weight of the result."""
         if self.truncation == "full":
             return self.terms - 1, 1.0
         drawn = torch.randint(self.terms, (), generator=streams.generator("truncation"))
         return int(drawn), float(self.terms)
 
     def contraction(self, lin: Linearization, streams: RandomStreams, *, curvature: float | None = None) -> float:
-        """The factor by which terms of the series grow in the end: at 1 and beyond it diverges.
+        """The asymptotic factor by which terms of the series grow; it diverges if this is at least 1.
 
         On a face (H a projector) that is eta L - 1 with L the largest curvature on it (below 1 the series converges;
         how fast also depends on the smallest curvature). Elsewhere: the spectral radius of (I - eta G_yy) H.

@@ -21,7 +21,7 @@ from ..sets.base import ConvexSet, ProjectionJacobian
 from ..spaces import Space, Vector, leaves, tree_map
 
 ANNEALING = 60
-"""Steps after which an automatic radius begins to fall."""
+"""The number of steps after which an automatic radius begins to decrease."""
 BLOCK = 64
 """Directions of `TwoPoint` that are held in memory at once."""
 
@@ -61,10 +61,10 @@ class Perturbed(Settings):
     Parameters
     ----------
     radius
-        delta, in the units of y. "auto" goes from coarse to fine: at step k of a run it is sqrt(n) max|z - P_Y(z)|
-        (1 + k/60)^(-3/2), n the number of entries of y, so that at first constraints become inactive whose multipliers
-        are as large as the largest one, and in the end none. On a kink itself, where multipliers vanish, it is tiny
-        but positive: half of the constraints that meet there are then inactive.
+        delta, in the units of y. "auto" decreases during a run: at step k it is sqrt(n) max|z - P_Y(z)| (1 +
+        k/60)^(-3/2), with n the number of entries of y. At first it is large enough to make constraints inactive whose
+        multipliers are as large as the largest one, and in the end none. At a kink, where multipliers vanish, it is
+        tiny but positive.
 
     References
     ----------
@@ -105,9 +105,9 @@ def _annealed(constraint: ConvexSet, z: Vector, space: Space, step: int) -> floa
 class TwoPoint(Settings):
     """The paper's estimator: (d/n) sum_i (P(z + delta u_i) - P(z - delta u_i)) u_i' / (2 delta).
 
-    The directions are uniform on the unit *sphere* (in the ball the mean would be d/(d+2) times the true value: erratum
-    1). It needs no analytic Jacobian, costs 2n projections, is very noisy (erratum 4), and needs float64 when the
-    radius is small (erratum 5).
+    The directions are uniform on the unit *sphere* (in the ball the mean would be d/(d+2) times the true value, see
+    erratum 1). The estimator needs no analytic Jacobian, costs 2n projections, is very noisy (erratum 4), and needs
+    float64 if the radius is small (erratum 5).
 
     Parameters
     ----------

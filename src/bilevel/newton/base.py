@@ -35,12 +35,12 @@ from .single_points import SinglePointSet, takes_stacks
 from .smoothed_set import SmoothedSet, Smoothing
 
 GRADIENT_ONLY = (RuntimeError, ValueError, IndexError)
-"""What missing second derivatives, and sets whose Jacobian takes no stacks, raise besides."""
+"""Further errors raised by missing second derivatives and by sets whose Jacobian does not support stacks."""
 FAILURES = (BilevelError, torch.linalg.LinAlgError)  # pyright: ignore[reportPrivateImportUsage]
-"""What makes a trial point a failed one: line searches then go nearer."""
+"""Errors that make a trial point fail, so that a line search takes a shorter step."""
 CURVATURE_LIMIT = 1e4
-"""A point whose lower level is so many times steeper than that of the start counts as failed: nobody could solve it
-again (penalties of e^28)."""
+"""A point counts as failed if its lower level is this many times steeper than that of the start, as with penalties of
+e^28, because it could not be solved again."""
 
 
 @serializable
@@ -121,12 +121,12 @@ class LowerPoint:
 
 
 class LowerLevel(ABC):
-    """F(x) = f(x, y*(x)) with an error bound and its gradient; how the linear systems are solved is for subclasses.
+    """F(x) = f(x, y*(x)) with an error bound and its gradient; subclasses solve the linear systems.
 
     Parameters
     ----------
     problem
-        f, g and the sets; of a sampler all the data are used.
+        f, g and the sets; with a sampler all the data are used.
     x, y
         Vectors with the shapes and dtypes of the variables; lower levels without a better start begin at y.
     smoothing

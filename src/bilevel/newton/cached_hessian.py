@@ -1,4 +1,4 @@
-"""Rows of G = grad^2_yy g that are kept from point to point."""
+"""Rows of G = grad^2_yy g that are cached from point to point."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from .effort import Effort
 @serializable
 @dataclass(frozen=True)
 class KnownHessian(Effort):
-    """What is known of G: its largest and mean curvature, and rows on the coordinates `index`.
+    """Known parts of G: its largest and mean curvature, and rows on the coordinates `index`.
 
-    The rows follow x and y by updates that cost no product, so they depend on all points so far: a part of the state of
-    a run. `debt` counts products since rows were last bought; `diagonal` says whether x moves the diagonal of G only.
+    The rows are updated without products when x and y change. They depend on all points so far and are therefore a part
+    of the state of a run. `debt` counts products since rows were last computed; `diagonal` is true if x changes only
+    the diagonal of G.
     """
 
     largest: float = math.nan

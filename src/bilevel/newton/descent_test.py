@@ -1,4 +1,4 @@
-"""Does F fall somewhere near? One-sided differences of F: h = 0 alone says little at a kink."""
+"""A test whether F decreases nearby, by one-sided differences of F: at a kink, h = 0 is not sufficient."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from .base import Evaluation, LowerLevel, flat
 from .smoothed_set import Smoothing
 
 DIRECTIONS = 8
-"""Random directions, each tried with its opposite."""
+"""The number of random directions, each tried with its opposite."""
 RADII = (0.3, 0.1, 0.03)
-"""Smoothing radii, relative to the distance to the kinks, along whose gradients F is looked at too."""
+"""Smoothing radii, relative to the distance to the kinks, along whose gradients F is tested too."""
 PARTS = (1.0, 0.03)
 """Steps along those gradients are tried in full and shortened."""
 

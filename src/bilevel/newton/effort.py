@@ -1,4 +1,4 @@
-"""How much work evaluations of F take."""
+"""The mean work of evaluations of F."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ def minimize(
     checkpoint: str | Path | Checkpoint | None = None,
     resume: Solution | State | str | Path | Checkpoint | None = None,
 ) -> Solution:
-    """min_x f(x, y*(x)) with y*(x) = argmin over y in Y of g(x, y).
+    """Solve min_x f(x, y*(x)) with y*(x) = argmin over y in Y of g(x, y).
 
     Parameters
     ----------

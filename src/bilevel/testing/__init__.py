@@ -1,6 +1,6 @@
-"""Contract suites and problems with known answers, shipped for the parts that users write themselves.
+"""Test suites and problems with known solutions, for sets and solvers that users write themselves.
 
-`SetTestCase` needs pytest, cvxpy and Clarabel; `KnownProblem` needs nothing more than the library.
+`SetTestCase` needs pytest, cvxpy and Clarabel; `KnownProblem` needs only the library.
 """
 
 from .._lazy import lazy_names

@@ -1,4 +1,4 @@
-"""What must hold for the derivative of a projection: closed form, autograd and differences, three ways."""
+"""Tests of the derivative of a projection: closed form, autograd and finite differences agree."""
 
 from __future__ import annotations
 

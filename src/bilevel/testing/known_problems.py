@@ -1,4 +1,4 @@
-"""Ten bilevel problems whose answers are known in closed form, for testing solvers and hypergradients.
+"""Ten bilevel problems with solutions in closed form, for testing solvers and hypergradients.
 
 Lower level  g(x, y) = (y - c)' G (y - c) / 2  with  c = A x + b,  over a set Y.
 Upper level  f(x, y) = |y - t|^2 / 2 + rho |x - x_bar|^2 / 2.
@@ -33,9 +33,9 @@ class KnownProblem:
     Parameters
     ----------
     name
-        What it is called in test reports.
+        The name in test reports.
     problem
-        The problem, ready for `minimize`.
+        The problem.
     x0, y0
         A feasible start, of the shapes of x and y, at which no constraint has a kink.
     optimum

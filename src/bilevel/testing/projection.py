@@ -1,4 +1,4 @@
-"""What must hold for the projection itself: nearest point, by an oracle and by the variational inequality."""
+"""Tests of the projection: the nearest point, by an oracle and by the variational inequality."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from .projection import ProjectionTests
 
 
 class SetTestCase(ProjectionTests, DerivativeTests):
-    """Everything that must hold for a convex set; pytest collects the inherited tests.
+    """The test suite of convex sets: a subclass defines two methods, and pytest collects the inherited tests.
 
     Examples
     --------
@@ -23,7 +23,7 @@ class SetTestCase(ProjectionTests, DerivativeTests):
     ...
     ...         return [cvxpy.norm2(y) <= Y.radius.item()]
 
-    `make_set` must return scale * Y for the same draws of the generator, so that the oracle can be asked at
-    scale 1 and the answers compared from 1e-12 to 1e12. Class attributes (`dimensions`, `accuracy`, `half`,
-    `traceable`, `margin_exact`, ...) say what a set cannot do.
+    `make_set` must return scale * Y for the same draws of the generator, so that projections at scales from 1e-12 to
+    1e12 can be compared with that of the oracle at scale 1. Class attributes (`dimensions`, `accuracy`, `half`,
+    `traceable`, `margin_exact`, ...) declare the limits of a set.
     """

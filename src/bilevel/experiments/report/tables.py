@@ -46,7 +46,7 @@ Group = tuple[str, tuple[Line, ...]]
 
 
 class Verdict(StrEnum):
-    """Where our mean lies, or why nothing can be said."""
+    """The position of our mean, or why it cannot be compared."""
 
     ABOVE = "above"
     WITHIN = "within two standard errors"

@@ -45,25 +45,25 @@ def write_report(
     seeds: int | Mapping[str, int] | None = None,
     notes: Sequence[str] = (),
 ) -> list[Path]:
-    """Write table-N.md, .html, figure-N.svg, .png, .csv, runs.csv, provenance.md and index.html; older ones go.
+    """Write table-N.md, .html, figure-N.svg, .png, .csv, runs.csv, provenance.md and index.html; replace older ones.
 
     Parameters
     ----------
     records : sequence of RunRecord
-        All runs, those of the search of step sizes included: they count as cost.
+        All runs, including those of the search of step sizes, whose cost is reported.
     folder : path
-        Where to; it is made if need be. All files are there, or none has changed.
+        The folder for the files; it is created if necessary. Either all files are written or none.
     command : str
-        What made the runs; it stands on the page.
+        The command that made the runs; it is shown on the page.
     seeds : int or dict, optional
-        How many were asked for, in all or by experiment; by default as many as the cell with most of them has.
+        The planned number of seeds, for all or by experiment; by default the largest number of a cell.
     notes : sequence of str
-        What a reader must know first, such as that this is a quick look.
+        Notes at the top, for example that this is a quick look.
 
     Returns
     -------
     list of Path
-        What was written, index.html first.
+        The files, index.html first.
 
     Examples
     --------
@@ -152,18 +152,18 @@ def _writer(content: str | bytes) -> Callable[[Path], object]:
 def render_markdown(
     records: Sequence[RunRecord], experiment: str, *, seeds: int | None = None, notes: Sequence[str] = ()
 ) -> str:
-    """The tables of an experiment as Markdown: the paper's with ours beside it, and the one against the clock.
+    """The tables of an experiment as Markdown: the paper's with ours next to it, and the one by training time.
 
     Parameters
     ----------
     records
         The runs, of any experiment.
     experiment
-        Which of them: "table-2" ...
+        The name of the experiment, such as "table-2".
     seeds
-        How many were asked for; by default as many as the cell with most of them has.
+        The planned number of seeds; by default the largest number of a cell.
     notes
-        What a reader must know first: they stand before the tables, as quotations.
+        Notes before the tables, as quotations.
 
     Returns
     -------
