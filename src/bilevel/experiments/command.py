@@ -158,7 +158,7 @@ def _state(status: Mapping[str, Any]) -> str:
         try:
             os.kill(status["pid"], 0)
         except ProcessLookupError:
-            return "was killed (the same command continues it)"
+            return "was killed (the same command continues)"
         except OSError:  # of another user
             pass
     return status["state"]
