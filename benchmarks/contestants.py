@@ -86,7 +86,8 @@ def contestants(task: Task) -> dict[str, dict[str, Run]]:
     for rule in ("adaptive", "fixed"):
         plain = {"inner": "plain", "inner_steps": 100, "step_rule": rule}
         ours("Approx", lambda s, **b: bilevel.Approx(upper_step=s * n, **b), **plain)
-        ours("RMDPCD", lambda s, **b: bilevel.solvers.RMDPCD(upper_step=s * n, **b), step_rule=rule)
+        full = {"inner": "full", "step_rule": rule}  # coordinate steps stall on a ball
+        ours("RMDPCD", lambda s, **b: bilevel.solvers.RMDPCD(upper_step=s * n, **b), **full)
     for ramp in (0, 100):
         more = {"lower_steps": 100, "penalty_steps": 100, "ramp": ramp}
         ours("VPBGD", lambda s, **b: bilevel.solvers.VPBGD(upper_step=s * n, **b), **more)
