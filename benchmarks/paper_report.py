@@ -162,6 +162,7 @@ def draw(records: list[Any], distances: dict[str, np.ndarray], path: Path) -> No
             axes.set_ylabel("" if column else "F above the lowest")
         figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=3, handlelength=3.2)
         figure.savefig(path, metadata={"Date": None})
+        figure.savefig(path.with_suffix(".png"), dpi=130)
 
 
 if __name__ == "__main__":
