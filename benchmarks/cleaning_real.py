@@ -196,7 +196,7 @@ def ours(task: Task) -> Iterator[tuple[str, Answer]]:
     yield OURS, Answer(*labels, P, predicted, seconds, fit.choice)
     found, n = fit.correction, len(task.given)
     raw, given = found.probabilities[:n], np.searchsorted(cleaner.classes_, task.given)
-    P = whole(candidates.chosen_model(found, "all labels"), task, task.X_test, cleaner.classes_)
+    P = whole(candidates.chosen_model(found, candidates.Comparison("all labels")), task, task.X_test, cleaner.classes_)
     yield "all labels", Answer(of_label(raw, given), candidates.confident_issues(raw, given), P, P.argmax(1), 0.0)
 
 

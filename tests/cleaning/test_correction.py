@@ -232,6 +232,21 @@ class TestCandidates:
         assert comparison.choice in ("average", "correction", "gold loss correction")
         assert comparison.scores[comparison.choice] < comparison.scores["all labels"] - 0.02
 
+    def test_labels_by_a_wrong_rule_do_not_pull_the_average_below_the_checked_rows(self):
+        """Half of the labels are those of a rule that models of all labels learn to perfection."""
+        X, right, _ = rows(0, n=900, distance=3.0)
+        given = (X[:, 3] > 0) + (X[:, 4] > 0.5)  # columns that say nothing of the class
+        known = np.where(np.arange(900) < 120, right, -1)
+        found = correct(Evidence.of(X, np.where(known < 0, given, -1), known, 3), estimator=LINEAR)
+        comparison = candidates.compare(found)
+        accuracy = {}
+        for choice in ("average", "checked only", "all labels"):
+            model = candidates.chosen_model(found, replace(comparison, choice=choice))
+            accuracy[choice] = (model.predict_proba(X[120:]).argmax(1) == right[120:]).mean()
+        assert comparison.choice in ("average", "correction", "checked only")
+        assert accuracy["all labels"] + 0.3 < accuracy["average"]
+        assert accuracy["average"] > accuracy["checked only"] - 0.02
+
     def test_linear_noise_models_are_tried_where_rows_and_columns_are_few(self):
         evidence, _ = evidence_of(0, n=300)
         comparison = candidates.compare(correct(evidence, estimator=LINEAR))
@@ -259,7 +274,7 @@ class TestCandidates:
                                         "gold loss correction", "transition", "class-pairs", "rows"])  # fmt: skip
     def test_every_candidate_is_a_model_of_all_classes(self, choice):
         evidence, right = evidence_of(0)
-        model = candidates.chosen_model(correct(evidence, estimator=LINEAR), choice)
+        model = candidates.chosen_model(correct(evidence, estimator=LINEAR), candidates.Comparison(choice))
         P = model.predict_proba(evidence.X)
         np.testing.assert_allclose(P.sum(1), 1.0)
         assert (P.argmax(1) == right).mean() > 0.5
@@ -302,13 +317,11 @@ class TestFinalModel:
         np.testing.assert_allclose(P.sum(1), 1.0)
         assert P[:, 2].max() > 0.3
 
-    def test_geometric_mean_of_two_models(self):
-        evidence, _ = evidence_of(0)
-        model = LINEAR.fit(evidence.X, np.maximum(evidence.given, 0))
-        p = np.random.default_rng(0).dirichlet(np.ones(3), len(evidence.given))
-        np.testing.assert_allclose(correction.geometric_mean(p, [], evidence.X), p)
-        mean = np.sqrt(p * (model.predict_proba(evidence.X) + 1e-4))
-        np.testing.assert_allclose(correction.geometric_mean(p, [model], evidence.X), mean / mean.sum(1, keepdims=True))
+    def test_equal_weights_pool_to_the_geometric_mean(self):
+        P, R = np.random.default_rng(0).dirichlet(np.full(3, 5.0), (2, 100))
+        mean = np.sqrt((P + 1e-3) * (R + 1e-3))
+        found = correction.pooled({"a": P, "b": R}, {"a": 0.5, "b": 0.5})
+        np.testing.assert_allclose(found, mean / mean.sum(1, keepdims=True))
 
     def test_more_than_half_of_the_labels_wrong(self):
         """60 % wrong, always the next label: 100 verified rows say so."""

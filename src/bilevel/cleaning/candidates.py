@@ -1,6 +1,6 @@
-"""The choice of the final model: the correction or a simpler one, compared on checked rows that no model has seen.
+"""The choice of the final model: an average or one of its members, compared on checked rows that no model has seen.
 
-    average                 the geometric mean of the next two, whose errors differ
+    average                 softmax(sum_k w_k log P_k) of the following, but for the bilevel noise models
     correction              p of the joint likelihood
     filter                  the first model alone, fitted to the rows that confident learning keeps (cleanlab's default)
     all labels              the mixture of models of all labels, as if they were right
@@ -8,11 +8,15 @@
     transition, class-pairs, rows    the linear noise models of the bilevel pipeline, where rows and columns are few
     checked only            ridge logistic regression of the checked rows
 
+    w = argmax sum_{checked} log softmax(sum_k w_k log P_k)_y - |w - w_0|^2 / (2 .3^2),    w >= 0,
+
+so that w leaves w_0 only as far as the checked rows ask for it.
+
 The models of the given labels are fitted once without any checked row. Everything that uses checked rows (C, R, the
-joint likelihood, matrices, linear noise models) is fitted again for each fold without the rows of the fold; otherwise
-the held-out loss would be far too small. The score is the Brier score of each checked row, among the classes of the
-checked rows. Of the candidates within one standard error of the best, the one that predicts most classes is used, and
-of several such candidates the first in the list.
+joint likelihood, matrices, linear noise models, w) is fitted again for each fold without the rows of the fold;
+otherwise the held-out loss would be far too small. The score is the Brier score of each checked row, among the classes
+of the checked rows. Of the candidates within one standard error of the best, the one that predicts most classes is
+used, and of several such candidates the first in the list.
 
 Reference: Northcutt, Jiang and Chuang, Confident learning, JAIR 70 (2021).
 """
@@ -21,21 +25,41 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+from scipy.optimize import minimize
+from scipy.special import log_softmax
 
 from ..errors import NonFiniteError
-from .correction import Correction, Evidence, decide, final_model, geometric_mean, with_checked_rows
-from .label_likelihood import TINY
+from .correction import (
+    ALL,
+    CORRECTED,
+    KEPT,
+    Correction,
+    decide,
+    final_model,
+    of_all_classes,
+    pooled,
+    with_checked_rows,
+)
+from .label_likelihood import TINY, centred_log
 from .linear_candidates import BILEVEL, GOLD, LinearModels
 from .out_of_fold import MOST_ROWS, fitted, folds_of, probabilities, sample_of_each, several
 
-ORDER = ("average", "correction", "filter", "all labels", GOLD, *BILEVEL, "checked only")
+AVERAGE, FILTER, CHECKED = "average", "filter", "checked only"
+POOL = (CORRECTED, FILTER, ALL, GOLD, CHECKED)
+"""Members of the average."""
+ORDER = (AVERAGE, CORRECTED, FILTER, ALL, GOLD, *BILEVEL, CHECKED)
 """The candidates, the preferred one first."""
+START = {CORRECTED: 0.4, FILTER: 0.3, ALL: 0.3}
+"""w_0; that of other members is 0."""
+SD_WEIGHT = 0.3
+SMALLEST_WEIGHT = 0.02
+"""Members with less weight are left out."""
 FEWEST = 20
-"""With fewer checked rows candidates cannot be compared, and the correction is used."""
+"""With fewer checked rows candidates cannot be compared, and the average has the weights w_0."""
 SAMPLE = 2_000
 """The maximal number of rows with given labels in the fits of a fold."""
 FEW = 5_000
@@ -46,12 +70,13 @@ FEW = 5_000
 class Comparison:
     """The mean Brier score of each candidate on held-out checked rows, and the choice.
 
-    `posterior` is Q(c|x,g) of each checked row, computed without its right label, shape (m, classes); None without
-    scores.
+    `weights` are those of the average. `posterior` is Q(c|x,g) of each checked row, computed without its right label,
+    shape (m, classes); None without scores.
     """
 
-    scores: Mapping[str, float]
     choice: str
+    scores: Mapping[str, float] = field(default_factory=dict)
+    weights: Mapping[str, float] = field(default_factory=lambda: START)
     posterior: np.ndarray | None = None
 
 
@@ -77,15 +102,51 @@ def compare(correction: Correction, seed: int = 0, tau: float = 0.0) -> Comparis
     """
     evidence = correction.evidence
     if len(evidence.checked) < FEWEST:
-        return Comparison({}, "correction")
-    trial = _Trial(correction, seed)
-    for held in held_out_rows(correction, seed + 1):
+        return Comparison(AVERAGE if len(evidence.checked) else ALL)
+    trial, right = _Trial(correction, seed), evidence.right[evidence.checked]
+    folds = held_out_rows(correction, seed + 1)
+    for held in folds:
         trial.hold_out(held)
-    names = [name for name in ORDER if np.isfinite(trial.scores.get(name, np.nan)).any()]
-    everywhere = {name: trial.scores[name] for name in names if np.isfinite(trial.scores[name]).all()}
+    P = {name: trial.held[name] for name in ORDER if name in trial.held}
+    members = {name: P[name] for name in POOL if name in P and np.isfinite(P[name]).all()}
+    weights = pool_weights(members, right)
+    P[AVERAGE] = np.empty_like(trial.posterior)
+    for held in folds:
+        others = np.setdiff1d(np.arange(len(right)), held)
+        own = pool_weights({name: each[others] for name, each in members.items()}, right[others])
+        P[AVERAGE][held] = pooled({name: each[held] for name, each in members.items()}, own)
+    scores = {name: brier_scores(P[name], right) for name in ORDER if name in P}
+    everywhere = {name: each for name, each in scores.items() if np.isfinite(each).all()}
+    trial.seen[AVERAGE] = pooled(trial.seen, weights)
     absent = {name: missing_classes(trial.seen[name], correction, tau) for name in everywhere}
-    choice = most_stable(everywhere, absent) if correction.mixture is not None else "correction"
-    return Comparison({name: float(np.nanmean(trial.scores[name])) for name in names}, choice, trial.posterior)
+    choice = most_stable(everywhere, absent) if correction.mixture is not None else CORRECTED
+    means = {name: float(np.nanmean(each)) for name, each in scores.items()}
+    return Comparison(choice, means, weights, trial.posterior)
+
+
+def pool_weights(P: Mapping[str, np.ndarray], right: np.ndarray) -> dict[str, float]:
+    """w of the module's formula from probabilities (m, classes) of checked rows and their labels; small ones are out.
+
+    Among the classes that checked rows have: they say nothing of the others.
+
+    Examples
+    --------
+    >>> right = np.arange(40) % 2
+    >>> good, bad = 0.1 + 0.8 * np.eye(2)[right], np.full((40, 2), 0.5)
+    >>> {name: round(weight, 1) for name, weight in pool_weights({"filter": bad, "checked only": good}, right).items()}
+    {'filter': 0.3, 'checked only': 0.8}
+    """
+    seen, labels = np.unique(right, return_inverse=True)
+    F = np.stack([centred_log(each)[:, seen] for each in P.values()])
+    start, hot = np.array([START.get(name, 0.0) for name in P]), np.eye(len(seen))[labels]
+
+    def objective(w: np.ndarray) -> tuple[float, np.ndarray]:
+        logs = log_softmax(np.tensordot(w, F, 1), axis=1)
+        value = ((w - start) ** 2).sum() / (2 * SD_WEIGHT**2) - (logs * hot).sum()
+        return value, (w - start) / SD_WEIGHT**2 + np.einsum("lnk,nk->l", F, np.exp(logs) - hot)
+
+    w = minimize(objective, start, jac=True, method="L-BFGS-B", bounds=[(0, None)] * len(start)).x
+    return {name: float(weight) for name, weight in zip(P, w, strict=True) if weight >= SMALLEST_WEIGHT}
 
 
 def held_out_rows(correction: Correction, seed: int, **settings: int) -> list[np.ndarray]:
@@ -96,17 +157,17 @@ def held_out_rows(correction: Correction, seed: int, **settings: int) -> list[np
 
 
 class _Trial:
-    """Scores of the candidates on checked rows, fold by fold.
+    """Probabilities of the candidates, fold by fold.
 
-    `scores` are the Brier scores of the checked rows, shape (m,), NaN where a candidate was not tried; `seen` are the
-    probabilities of all rows, shape (n, classes), which show which classes a candidate predicts.
+    `held` are those of the checked rows by models that have not seen them, shape (m, classes), NaN where a candidate was
+    not tried; `seen` are those of all rows in the last fold, shape (n, classes), which show which classes it predicts.
     """
 
     def __init__(self, correction: Correction, seed: int) -> None:
         evidence, mixture = correction.evidence, correction.mixture
         self.base, self.evidence, self.seed = without_checked(correction), evidence, seed
-        self.scores: dict[str, np.ndarray] = {}
-        self.seen = {"all labels": self.base.probabilities}
+        self.held: dict[str, np.ndarray] = {}
+        self.seen: dict[str, np.ndarray] = {}
         self.posterior = np.zeros((len(evidence.checked), evidence.classes))
         self.linear: tuple[str, ...] = ()
         self.filter: Any = None
@@ -116,47 +177,45 @@ class _Trial:
         kept = np.intersect1d(confident_rows(correction), free)
         if several(evidence.given[kept]):
             self.filter = fitted(mixture.first, evidence.X, evidence.given, kept)
-            self.seen["filter"] = probabilities(self.filter, evidence.X, evidence.classes)
         self.models = LinearModels(evidence, sample_of_each(evidence.given, free, SAMPLE, seed), seed)
         small = evidence.X.shape[0] * evidence.X.shape[1] * evidence.classes <= FEW
         self.linear = (GOLD, *BILEVEL) if small else (GOLD,)
 
     def hold_out(self, held: np.ndarray) -> None:
-        """Score every remaining candidate on these checked rows."""
-        evidence, made = self.evidence, without_labels(self.base, held, self.seed)
-        checked, rows, others = made.checked_models, evidence.checked[held], made.evidence.checked
-        self.seen["correction"] = made.p
+        """Predict these checked rows by every remaining candidate."""
+        evidence, made, P = self.evidence, without_labels(self.base, held, self.seed), self.base.probabilities
+        X, p, rows, others = evidence.X, made.p, evidence.checked[held], made.evidence.checked
+        self.seen = {CORRECTED: p, ALL: P}
         if self.filter is not None:
-            self.seen["average"] = geometric_mean(made.p, [self.filter], evidence.X)
-        if checked is not None and checked.own is not None:
-            self.seen["checked only"] = probabilities(checked.own, evidence.X, evidence.classes)
-        tried = [name for name in self.linear if not self._behind(name)]
-        for name in tried:
-            self.seen.pop(name, None)
-            with suppress(NonFiniteError):
-                model = SingleModel(self.models.fit(name, others, self.base.probabilities[others]), evidence.classes)
-                self.seen[name] = model.predict_proba(evidence.X)
-        for name in self.seen.keys() - (set(self.linear) - set(tried)):  # no old ones
-            score = self.scores.setdefault(name, np.full(len(evidence.checked), np.nan))
-            score[held] = brier_scores(self.seen[name][rows], evidence, rows)
+            self.seen[FILTER] = of_all_classes(self.filter, X, p)
+        if made.checked_models is not None and made.checked_models.own is not None:
+            self.seen[CHECKED] = of_all_classes(made.checked_models.own, X, p)
+        for name in self.linear:
+            if not self._behind(name):
+                with suppress(NonFiniteError):
+                    self.seen[name] = of_all_classes(self.models.fit(name, others, P[others]), X, p)
+        for name, found in self.seen.items():
+            self.held.setdefault(name, np.full(self.posterior.shape, np.nan))[held] = found[rows]
         model = made.label_model
-        self.posterior[held] = made.p[rows] if model is None else model.posterior(made.p[rows], evidence.given[rows])
+        self.posterior[held] = p[rows] if model is None else model.posterior(p[rows], evidence.given[rows])
 
     def _behind(self, name: str) -> bool:
         """Whether a noise model is not better than the correction so far; noise models take most of the time."""
-        if name == GOLD or name not in self.scores:
+        if name == GOLD or name not in self.held:
             return False
-        return bool(np.nanmean(self.scores["correction"] - self.scores[name]) <= 0)
+        right = self.evidence.right[self.evidence.checked]
+        ahead = brier_scores(self.held[CORRECTED], right) - brier_scores(self.held[name], right)
+        return bool(np.nanmean(ahead) <= 0)
 
 
-def brier_scores(P: np.ndarray, evidence: Evidence, rows: np.ndarray) -> np.ndarray:
-    """|P / sum - e_y|^2 of checked rows, shape (rows,), among the classes that checked rows have.
+def brier_scores(P: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """|P / sum - e_y|^2 of checked rows, shape (m,), among the classes that checked rows have.
 
     The scores ignore the other classes, so that a model is not rewarded for never predicting them.
     """
-    seen = np.unique(evidence.right[evidence.checked])
+    seen = np.unique(right)
     P = P[:, seen] + TINY
-    return ((P / P.sum(1, keepdims=True) - (seen == evidence.right[rows, None])) ** 2).sum(1)
+    return ((P / P.sum(1, keepdims=True) - (seen == right[:, None])) ** 2).sum(1)
 
 
 def missing_classes(P: np.ndarray, correction: Correction, tau: float) -> int:
@@ -245,26 +304,34 @@ def confident_issues(P: np.ndarray, given: np.ndarray) -> np.ndarray:
     return issues & (P.argmax(1) != given)
 
 
-def chosen_model(correction: Correction, choice: str, seed: int = 0) -> Any:
-    """The candidate of that name, fitted to all rows, with predict_proba."""
-    evidence, mixture = correction.evidence, correction.mixture
-    if choice == "correction" or mixture is None:
+def chosen_model(correction: Correction, comparison: Comparison, seed: int = 0) -> Any:
+    """The candidate that was chosen, fitted to all rows, with predict_proba."""
+    evidence, mixture, choice = correction.evidence, correction.mixture, comparison.choice
+    if choice == CORRECTED or mixture is None:
         return final_model(correction)
-    if choice == "all labels":
+    if choice == ALL:
         return mixture.fit(evidence.X, evidence.best_labels)
-    if choice == "checked only":
-        assert correction.checked_models is not None
-        return SingleModel(correction.checked_models.own, evidence.classes)
-    if choice in ("filter", "average"):
-        rows = np.concatenate([confident_rows(correction), evidence.checked])
-        model = fitted(mixture.first, evidence.X, evidence.best_labels, rows)
-        if choice == "filter":
-            return SingleModel(model, evidence.classes)
-        corrected = final_model(correction)
-        return replace(corrected, others={**corrected.others, "filter": model})
+    if choice != AVERAGE:
+        return SingleModel(_classifier(correction, choice, seed), evidence.classes)
+    weights = dict(comparison.weights)
+    others = {name: _classifier(correction, name, seed) for name in weights if name not in (CORRECTED, ALL)}
+    others = {name: model for name, model in others.items() if model is not None}
+    if FILTER in weights:  # two models of filtered rows share its weight
+        weights[FILTER] = weights[KEPT] = weights[FILTER] / 2
+    return final_model(correction, others, weights)
+
+
+def _classifier(correction: Correction, name: str, seed: int) -> Any:
+    """A candidate that is one classifier, fitted to all rows; None if its rows have one label."""
+    evidence, mixture = correction.evidence, correction.mixture
+    if name == CHECKED:
+        return correction.checked_models and correction.checked_models.own
+    if name == FILTER:
+        assert mixture is not None
+        rows, labels = np.concatenate([confident_rows(correction), evidence.checked]), evidence.best_labels
+        return fitted(mixture.first, evidence.X, labels, rows) if several(labels[rows]) else None
     noisy = sample_of_each(evidence.given, evidence.unchecked, MOST_ROWS, seed)
-    P = correction.probabilities[evidence.checked]
-    return SingleModel(LinearModels(evidence, noisy, seed).fit(choice, evidence.checked, P), evidence.classes)
+    return LinearModels(evidence, noisy, seed).fit(name, evidence.checked, correction.probabilities[evidence.checked])
 
 
 # --- what to do with the suspected labels -----------------------------------------------------------------------------
@@ -310,7 +377,7 @@ def advise(correction: Correction, seed: int = 0) -> Advice | None:
             model = fitted(mixture.models[mixture.heaviest], evidence.X, labels, train)
             P = probabilities(model, evidence.X[rows], evidence.classes)
             missed[name][held] = P.argmax(1) != right
-            scores[name][held] = brier_scores(P, evidence, rows)
+            scores[name][held] = brier_scores(P, right)
     return Advice(most_stable(scores), {name: float(1 - each.mean()) for name, each in missed.items()})
 
 

@@ -99,7 +99,7 @@ def fit_corrected(
     model = None
     if found.mixture is not None:
         progress("model")
-        model = chosen_model(found, comparison.choice, seed)
+        model = chosen_model(found, comparison, seed)
     return CorrectedFit(model, comparison.choice, tau, found.prior, found, comparison.scores, comparison.posterior)
 
 

@@ -5,8 +5,8 @@
     R   logistic regression of the right label on [clr P, clr C] / 2 on checked rows, cross-fitted there
     p, T_x   joint penalised likelihood of p = softmax(alpha . (clr P, clr R, clr C) + b) and of a noise model T_x
     Q(c|x,g) ~ p_c T_x[c,g],   label quality = Q(g|x,g)
-    final model: the geometric mean of p on new rows, by the models of P refitted to all rows, and of other models: the
-    heaviest of P, refitted to the rows whose label is not suspected, and others that the caller adds
+    final model: a pool of p on new rows, by the models of P refitted to all rows, and of other models: the heaviest of
+    P, refitted to the rows whose label is not suspected, and others that the caller adds
 
 clr is the centred logarithm. See `out_of_fold` and `label_likelihood` for P and for p, T_x. Without checked rows there
 is no noise model: Q = p = P.
@@ -14,7 +14,7 @@ is no noise model: Q = p = P.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -299,15 +299,27 @@ def certain(Q: np.ndarray, evidence: Evidence) -> np.ndarray:
 
 # --- the final model --------------------------------------------------------------------------------------------------
 
+CORRECTED, ALL, KEPT = "correction", "all labels", "kept"
+"""p of the joint likelihood, the mixture of models of all labels, and a model of the rows that are not suspected."""
+
 
 @dataclass(frozen=True)
 class CorrectedModel:
-    """Class probabilities of new rows: the geometric mean of p(c|x) and the probabilities of other classifiers."""
+    """Class probabilities of new rows, pooled: softmax(sum_k w_k log P_k).
+
+    Parameters
+    ----------
+    others
+        Classifiers beside p ("correction") and the mixture itself ("all labels"), by name.
+    weights
+        w_k of each that counts, by name; where there is no such classifier, p has its weight.
+    """
 
     mixture: FittedMixture
     checked_models: CheckedModels | None
     label_model: LabelModel | None
     others: Mapping[str, Any] = field(default_factory=dict)
+    weights: Mapping[str, float] = field(default_factory=dict)
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """Shape (n, classes)."""
@@ -315,34 +327,46 @@ class CorrectedModel:
         if self.checked_models is None or self.label_model is None:
             return P
         p = self.label_model.class_probabilities(self.checked_models.features(P, X))
-        return geometric_mean(p, self.others.values(), X)
+        found = dict.fromkeys(self.weights, p) | {CORRECTED: p, ALL: P}
+        return pooled(found | {name: of_all_classes(each, X, p) for name, each in self.others.items()}, self.weights)
 
 
-def geometric_mean(p: np.ndarray, others: Iterable[Any], X: Any) -> np.ndarray:
-    """The normalised geometric mean of p, (n, classes), and of the classifiers' probabilities of the rows X.
+def of_all_classes(model: Any, X: Any, p: np.ndarray) -> np.ndarray:
+    """A classifier's probabilities of the rows X, (n, classes), which are those of p for classes it has never seen."""
+    P = probabilities(model, X, p.shape[1])
+    unseen = np.setdiff1d(np.arange(p.shape[1]), model.classes_)
+    P[:, unseen] = p[:, unseen]
+    return P
 
-    For classes that a classifier has not seen, its probability is replaced by p.
+
+def pooled(P: Mapping[str, np.ndarray], weights: Mapping[str, float]) -> np.ndarray:
+    """softmax(sum_k w_k log P_k) of class probabilities (n, classes) by name: w_k = 1 / K is their geometric mean."""
+    return softmax(sum(weight * centred_log(P[name]) for name, weight in weights.items()), axis=1)
+
+
+def final_model(
+    correction: Correction, others: Mapping[str, Any] | None = None, weights: Mapping[str, float] | None = None
+) -> CorrectedModel:
+    """The model for new rows; the mixture is refitted to all rows.
+
+    Parameters
+    ----------
+    others
+        Classifiers that take part, by name, beside "kept": the heaviest of the mixture, refitted to the rows whose
+        label is not suspected.
+    weights
+        Of "correction", "all labels", "kept" and the others; default the first and the third alike.
     """
-    logs = [np.log(p)]
-    for model in others:
-        P = probabilities(model, X, p.shape[1]) + 1e-4
-        unseen = np.setdiff1d(np.arange(p.shape[1]), model.classes_)
-        P[:, unseen] = p[:, unseen]
-        logs.append(np.log(P))
-    return softmax(np.mean(logs, axis=0), axis=1)
-
-
-def final_model(correction: Correction) -> CorrectedModel:
-    """The model for new rows: the mixture is refitted to all rows, and with checked rows one model to those kept."""
     evidence, mixture = correction.evidence, correction.mixture
     if evidence.X is None or mixture is None:
         raise InvalidInputError("a model for new rows needs the features X and the estimator, not pred_probs alone")
-    everything, others = mixture.fit(evidence.X, evidence.best_labels), {}
-    if correction.label_model is not None:
+    everything, others = mixture.fit(evidence.X, evidence.best_labels), dict(others or {})
+    weights = weights or {CORRECTED: 0.5, KEPT: 0.5}
+    if correction.label_model is not None and KEPT in weights:
         rows = np.flatnonzero(~correction.is_issue & (evidence.best_labels >= 0))
         if several(evidence.best_labels[rows]):
-            others["kept"] = fitted(mixture.models[mixture.heaviest], evidence.X, evidence.best_labels, rows)
-    return CorrectedModel(everything, correction.checked_models, correction.label_model, others)
+            others[KEPT] = fitted(mixture.models[mixture.heaviest], evidence.X, evidence.best_labels, rows)
+    return CorrectedModel(everything, correction.checked_models, correction.label_model, others, weights)
 
 
 def suspected(Q: np.ndarray, given: np.ndarray, prior: np.ndarray) -> np.ndarray:
