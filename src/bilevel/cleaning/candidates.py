@@ -159,8 +159,8 @@ def held_out_rows(correction: Correction, seed: int, **settings: int) -> list[np
 class _Trial:
     """Probabilities of the candidates, fold by fold.
 
-    `held` are those of the checked rows by models that have not seen them, shape (m, classes), NaN where a candidate was
-    not tried; `seen` are those of all rows in the last fold, shape (n, classes), which show which classes it predicts.
+    `held` are those of the checked rows by models that have not seen them, shape (m, classes), NaN for candidates that
+    were not tried; `seen` are those of all rows in the last fold, shape (n, classes), which show the predicted classes.
     """
 
     def __init__(self, correction: Correction, seed: int) -> None:
