@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-import torch
+import numpy as np
 
 from .linearization import Linearization
 from .random import RandomStreams
@@ -113,7 +113,5 @@ def _largest_pair(diagonal: Sequence[float], beside: Sequence[float]) -> tuple[f
     """The largest eigenvalue of a tridiagonal matrix, and its eigenvector; NaN if it has NaNs."""
     if not all(map(math.isfinite, (*diagonal, *beside))):
         return math.nan, [math.nan] * len(diagonal)
-    off = torch.tensor(beside, dtype=torch.float64)
-    matrix = torch.diag(torch.tensor(diagonal, dtype=torch.float64)) + torch.diag(off, 1) + torch.diag(off, -1)
-    values, vectors = torch.linalg.eigh(matrix)
+    values, vectors = np.linalg.eigh(np.diag(diagonal) + np.diag(beside, -1))  # which reads the lower half
     return float(values[-1]), vectors[:, -1].tolist()

@@ -194,7 +194,7 @@ class _CarefulSteps:
         found = self._look_at(y, k)
         self.stalls = 0 if found.residual < 0.5 * self.best.residual else self.stalls + 1
         self.best = found if found.residual < self.best.residual else self.best
-        if found.converged or self.stalls == 3:
+        if found.converged or self.stalls == 3 or last:
             return "stop"
         self.length = self._first(y)
         return "restart"
@@ -209,9 +209,10 @@ def _eps(y: Vector) -> float:
     return torch.finfo(leaves(y)[0].dtype).eps
 
 
-def residual_at(problem: Problem, x: Vector, y: Vector, step: float = 1.0) -> float:
-    """|y - P_Y(y - step grad_y g)|."""
+def residual_at(problem: Problem, x: Vector, y: Vector, step: float = 1.0, slope: Vector | None = None) -> float:
+    """|y - P_Y(y - step grad_y g)|; `slope` is grad_y g, when it is known."""
     constraint = problem.feasible_set(x)
     space = problem.y_space(constraint)
-    moved = problem.project(constraint, space.add(y, problem.lower_grad(x, y), -step))
+    slope = problem.lower_grad(x, y) if slope is None else slope
+    moved = problem.project(constraint, space.add(y, slope, -step))
     return float(space.norm(space.add(y, moved, -1.0)))

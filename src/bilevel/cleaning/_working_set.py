@@ -47,8 +47,8 @@ class Columns(NamedTuple):
 
     def pack(self, v: Any) -> Tensor:
         """The weights of a model in these columns, and its intercept."""
-        weight = v["weight"].index_select(1, self.index)
-        return torch.cat([weight, v["bias"][:, None]], 1) if "bias" in v else weight
+        weight = v["weight"].detach().index_select(1, self.index)
+        return torch.cat([weight, v["bias"].detach()[:, None]], 1) if "bias" in v else weight
 
     def unpack(self, V: Tensor, y: Any) -> Vector:
         """The inverse of `pack` for models like y, without weights outside of these columns."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..problem import Linearization
-from ..spaces import Vector
+from ..spaces import Vector, tree_map
 from ._working_set import SMALL, Columns, used_columns
 from .row_mean import RowMean
 
@@ -25,10 +25,9 @@ class CleaningLinearization(Linearization):
     y: Any
 
     def __init__(self, problem: CleaningProblem, x: Vector, y: Vector, batch: Any = None) -> None:
-        super().__init__(problem, x, y, batch)
-        self._upper, self._lower = problem.means(x, y, batch)
+        super().__init__(problem, tree_map(Tensor.detach, x), tree_map(Tensor.detach, y), batch)
+        self._upper, self._lower = problem.means(self.x, self.y, batch)
 
-    @torch.no_grad()
     def restrict(self, *faces: Any) -> Linearization:
         supports: list[Any] = [face.support["weight"] if isinstance(face.support, dict) else None for face in faces]
         if any(support is None for support in supports):
@@ -37,24 +36,19 @@ class CleaningLinearization(Linearization):
         columns = {mean: mean.columns(index) for _, mean in {*self._upper, *self._lower}}
         return self if None in columns.values() else FaceLinearization(self, columns)
 
-    @torch.no_grad()
     def _upper_value(self) -> Tensor:
         return self.problem.upper_total(self._upper)
 
-    @torch.no_grad()
     def _upper_gradients(self) -> tuple[Vector, Vector]:
         parts = [weight * mean.gradient_x() for weight, mean in self._upper[1:]]
         return self.like_x(*parts), _weighted([(weight, mean.gradient_y()) for weight, mean in self._upper])
 
-    @torch.no_grad()
     def _lower_value(self) -> Tensor:
         return self.problem.lower_total(self._lower, self.y)
 
-    @torch.no_grad()
     def _lower_gradient_x(self) -> Vector:
         return self.like_x(self._lower[0][1].gradient_x())
 
-    @torch.no_grad()
     def _lower_gradient_y(self) -> Vector:
         return self._with_ridge([(weight, mean.gradient_y()) for weight, mean in self._lower], self.y)
 
@@ -123,19 +117,16 @@ class FaceLinearization(CleaningLinearization):
         in_x, in_y = super()._upper_gradients()
         return in_x, self._columns.unpack(in_y["weight"], self.y)  # type: ignore[call-overload]
 
-    @torch.no_grad()
     def _lower_gradient_y(self) -> Vector:
         packed = {"weight": self._columns.pack(self.y)}
         gradient = self._with_ridge([(weight, mean.gradient_y()) for weight, mean in self._lower], packed)
         return self._columns.unpack(gradient["weight"], self.y)
 
-    @torch.no_grad()
     def _lower_hvp(self, v: Any) -> Vector:
         V, gram = self._columns.pack(v), self._gram
         product = super()._lower_hvp({"weight": V})["weight"] if gram is None else (V.view(1, -1) @ gram).view_as(V)
         return self._columns.unpack(product, self.y)
 
-    @torch.no_grad()
     def _lower_cross(self, v: Any) -> Vector:
         return super()._lower_cross({"weight": self._columns.pack(v)})
 

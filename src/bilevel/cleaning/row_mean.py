@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ..errors import InvalidInputError
 from ..ranks import Ranks
+from ..sets.base import tracked
 from ._working_set import Columns, WorkingSet, gram, used_columns
 from .design import Design
 from .losses import Loss
@@ -163,7 +164,7 @@ class RowMean:
 
     def _columns(self, use: str, index: Tensor) -> Columns | None:
         """The columns in use; all of them if y needs a graph, so that no derivative is lost."""
-        if self._working_set is None or torch.is_grad_enabled():
+        if self._working_set is None or tracked(self._y["weight"]):
             return None
         return self._working_set.columns(use, index, intercept="bias" in self._y, read=self._read)
 

@@ -16,11 +16,12 @@ import torch
 from .._checks import check_fits, check_number, check_problem, check_set_only, check_solver_object, check_start
 from .._derivative_check import warn_of_flaws
 from .._fingerprint import fingerprint
-from ..errors import BilevelError, IncompatibleError, InvalidInputError
+from ..errors import BilevelError, IncompatibleError, InvalidInputError, NonFiniteError
 from ..hypergradients import LinearSolve
-from ..lower import lower_residual, solve_lower, uncounted
+from ..lower import solve_lower, uncounted
 from ..moving_sets import MovingSetRewrite, rewrite_moving_set
 from ..problem import Problem
+from ..projected_gradient import residual_at
 from ..random import Seeds
 from ..solvers import DMLCBO, Solver, State
 from ..solvers.base import FIXED_SET, check_compatible, needs_of
@@ -316,9 +317,14 @@ class SolverStage(Stage):
         if problem.ranks.size > 1:
             problem.ranks.agree({f"the checksum of y after {now.step} steps": fingerprint(now.y)}, SAME_ARITHMETIC)
         lin = problem.linearize(now.x, now.y)
+        lower = residual_at(problem, now.x, now.y, slope=lin.lower_grad_y)
+        if not math.isfinite(lower):
+            raise NonFiniteError(f"the residual of the lower level is {lower}")
         stationarity = residual = math.nan  # with function constraints there is no Jacobian of a projection
         if problem.inequality is None:
-            measure = LinearSolve(tol=1e-4, max_iterations=200).estimate(lin, now.streams())
+            known = getattr(now, "curvature", math.nan)  # L, which decides on faces where y is not yet y*
+            curvature = known if known > 0 else None
+            measure = LinearSolve(tol=1e-4, max_iterations=200).estimate(lin, now.streams(), curvature=curvature)
             residual = measure.stats["residual"]
             stationarity = stationarity_of(problem, now.x, measure.gradient) if residual <= SOLVED else math.nan
         contraction = getattr(getattr(self.solver, "hypergradient", None), "contraction", None)
@@ -328,7 +334,7 @@ class SolverStage(Stage):
             step=now.step,
             seconds=seconds,
             upper=float(lin.upper_value),
-            lower_residual=lower_residual(problem, now.x, now.y),
+            lower_residual=lower,
             stationarity=stationarity,
             linear_residual=residual,
             contraction=None if contraction is None else contraction(lin, now.streams()),

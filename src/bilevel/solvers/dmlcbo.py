@@ -284,7 +284,8 @@ class DMLCBO(Settings):
             scale = -(state.distance**2) / math.sqrt(state.weighted_squares)
         else:
             return state.x
-        return problem.project_x(problem.x_space.add(state.x, state.upper_momentum, scale))
+        space = problem.x_space
+        return problem.project_x(space.add(state.x, space.scaled(state.upper_momentum, scale)))
 
     def step(self, problem: Problem, state: DMLCBOState) -> DMLCBOState:
         """One iteration."""
@@ -418,7 +419,7 @@ class DMLCBO(Settings):
             scale = -1.0 / (weight * state.curvature) if state.curvature > 0 else -1.0
         else:
             scale = self._scale(state.lower_moment, state.lower_floor, -float(self.lower_step))
-        y_hat = problem.project(constraint, space.add(state.y, state.lower_momentum, scale))
+        y_hat = problem.project(constraint, space.add(state.y, space.scaled(state.lower_momentum, scale)))
         return space.lerp(state.y, y_hat, average)
 
     def _curvature(
