@@ -163,39 +163,31 @@ def argmin(
     problem = uncounted(problem)
     solution = solve_lower(problem, check_vector("x", x), y0, tol=tol, max_steps=max_steps)
     warn_if_unsolved(solution)
-    context = _Solved(problem, x, solution.y, method or LinearSolve())
-    outputs = _ArgminFunction.apply(context, *leaves(x))
-    return like(solution.y, outputs)  # type: ignore[arg-type]
+    at, y = tree_map(Tensor.detach, x), solution.y
 
-
-class _Solved:
-    """What the backward pass of `argmin` needs, with vectors as flat lists of tensors."""
-
-    def __init__(self, problem: Problem, x: Vector, y: Vector, method: LinearSolve) -> None:
-        self.problem, self.y, self.method = problem, y, method
-        self.x = tree_map(Tensor.detach, x)
-
-    def pull_back(self, cotangents: tuple[Tensor, ...]) -> list[Tensor]:
-        lin = _Cotangent(self.problem.linearize(self.x, self.y), like(self.y, cotangents))
-        result = self.method.estimate(lin, RandomStreams())
+    def pull_back(cotangents: tuple[Tensor, ...]) -> list[Tensor]:
+        lin = _Cotangent(problem.linearize(at, y), like(y, cotangents))
+        result = (method or LinearSolve()).estimate(lin, RandomStreams())
         _warn_if_loose(result)
         return leaves(result.gradient)
+
+    return like(y, _ArgminFunction.apply(pull_back, leaves(y), *leaves(x)))  # type: ignore[arg-type]
 
 
 class _ArgminFunction(torch.autograd.Function):
     """y*(x) forwards; -G_xy w backwards."""
 
     @staticmethod
-    def forward(ctx: Any, context: _Solved, *x: Tensor) -> tuple[Tensor, ...]:
-        ctx.context = context
+    def forward(ctx: Any, pull_back: Any, y: list[Tensor], *x: Tensor) -> tuple[Tensor, ...]:
+        ctx.pull_back = pull_back
         ctx.save_for_backward(*x)
-        return tuple(u.clone() for u in leaves(context.y))
+        return tuple(u.clone() for u in y)
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Any, ...]:
         with torch.no_grad():
-            gradients = ctx.context.pull_back(cotangents)
-        return (None, *_FirstDerivative.apply(len(gradients), *gradients, *ctx.saved_tensors, *cotangents))
+            gradients = ctx.pull_back(cotangents)
+        return (None, None, *_FirstDerivative.apply(len(gradients), *gradients, *ctx.saved_tensors, *cotangents))
 
 
 class _FirstDerivative(torch.autograd.Function):

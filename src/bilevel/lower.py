@@ -21,8 +21,8 @@ from ._checks import (
     check_vector,
 )
 from ._derivative_check import warn_of_flaws
-from .curvature import largest_curvature
 from .errors import LowerLevelWarning, NonFiniteError
+from .krylov import largest_curvature
 from .linearization import Costs
 from .newton import lower_level
 from .problem import Problem

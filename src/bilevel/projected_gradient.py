@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from . import tolerances
-from .curvature import largest_curvature
+from .krylov import largest_curvature
 from .problem import Problem
 from .spaces import Space, Vector, leaves
 

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from .._fingerprint import fingerprint
-from ..curvature import largest_curvature
 from ..errors import NonFiniteError
 from ..hypergradients import LinearSolve
+from ..krylov import largest_curvature
 from ..projected_gradient import LowerSolution, solve_from
 from ..random import Seeds
 from ..ranks import Ranks

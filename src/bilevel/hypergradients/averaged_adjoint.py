@@ -69,7 +69,5 @@ class AveragedAdjoint(Settings):
         slope = space.add(product, lin.upper_grad_y, -1.0)
         weight = min(1.0, 10.0 / (100.0 + streams.step) ** 0.5)
         w = space.lerp(start, face.apply(space.add(start, slope, -eta)), weight)
-        moving = lin.problem.moving
-        u = space.add(space.add(lin.upper_grad_y, w, 1.0 / eta), lin.lower_hvp(w), -1.0) if moving else w
-        drawn_at = self.smoothing.point(lin.constraint, z, space, streams) if moving else z
-        return Hypergradient(assemble(lin, w, drawn_at, u), w, {"eta": eta})
+        drawn_at = self.smoothing.point(lin.constraint, z, space, streams) if lin.problem.moving else z
+        return Hypergradient(assemble(lin, w, drawn_at, eta), w, {"eta": eta})

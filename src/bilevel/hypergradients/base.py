@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from ..curvature import largest_curvature
+from ..krylov import largest_curvature
 from ..linearization import Linearization
 from ..random import RandomStreams
 from ..sets.base import ProjectionJacobian
@@ -132,10 +132,17 @@ def draw(
     return smoothing.sample(lin.constraint, z, space, streams, index)
 
 
-def assemble(lin: Linearization, w: Vector, z: Vector, u: Vector) -> Vector:
+def assemble(
+    lin: Linearization, w: Vector, z: Vector, eta: float, *, u: Vector | None = None, near: Linearization | None = None
+) -> Vector:
     """h = grad_x f - G_xy w + theta_x' P_theta(z)' u, with u = [I - (I - eta G_yy) H']^{-1} grad_y f.
 
-    z is the point at which H was drawn: the derivatives of P in z and in its parameters belong together.
+    z is the point at which H was drawn: the derivatives of P in z and in its parameters belong together. Without u it
+    is f_y + w/eta - G_yy w, the whole of it, not only its part on a face; `near` is `lin` on that face.
     """
-    h, problem = lin.reduced_gradient(w), lin.problem
-    return problem.x_space.add(h, problem.constraint_vjp(lin.x, z, u)) if problem.moving else h
+    h, problem, space = (near or lin).reduced_gradient(w), lin.problem, space_of(lin)
+    if not problem.moving:
+        return h
+    if u is None:
+        u = space.add(space.add(lin.upper_grad_y, w, 1.0 / eta), lin.lower_hvp(w), -1.0)
+    return problem.x_space.add(h, problem.constraint_vjp(lin.x, z, u))

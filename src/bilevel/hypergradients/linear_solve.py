@@ -78,12 +78,12 @@ class LinearSolve(Settings):
         near = lin
         if face.is_projector:
             near = lin.restrict(face)
-            solution = self._on_face(near, (lin if moving else near).upper_grad_y, face, space, start, tol)
+            f_y = (lin if moving else near).upper_grad_y
+            solution = solve_on_face(near, face, f_y, start, tol=tol, max_iterations=self.max_iterations)
             w = solution.value
         else:
             solution = self._general(lin, face, space, eta, start, tol)
             w = space.scaled(solution.value, eta)
-        u = self._through(lin, space, w, eta) if moving else w
         stats = {
             "eta": eta,
             "residual": solution.residual,
@@ -91,29 +91,7 @@ class LinearSolve(Settings):
             "indefinite": float(solution.indefinite),
         }
         drawn_at = self.smoothing.point(lin.constraint, z, space, streams) if moving else z
-        return Hypergradient(assemble(near, w, drawn_at, u), w, stats)
-
-    def _on_face(
-        self,
-        lin: Linearization,
-        upper_grad_y: Vector,
-        face: ProjectionJacobian,
-        space: Space,
-        start: Vector | None,
-        tol: float,
-    ) -> LinearSolution:
-        """Solve Pi G_yy Pi w = Pi f_y, directly if the problem can."""
-        direct = lin.solve_on_face(face, upper_grad_y)
-        if direct is not None:
-            return LinearSolution(direct, 0.0, 0)
-        return conjugate_gradients(
-            lambda v: face.apply(lin.lower_hvp(v)),
-            face.apply(upper_grad_y),
-            None if start is None else face.apply(start),
-            space,
-            tol=tol,
-            max_iterations=self.max_iterations,
-        )
+        return Hypergradient(assemble(lin, w, drawn_at, eta, near=near), w, stats)
 
     def _general(
         self, lin: Linearization, face: ProjectionJacobian, space: Space, eta: float, start: Vector | None, tol: float
@@ -134,6 +112,16 @@ class LinearSolve(Settings):
         )
         return solution._replace(value=face.apply(solution.value))
 
-    def _through(self, lin: Linearization, space: Space, w: Vector, eta: float) -> Vector:
-        """u = f_y + w/eta - G_yy w: the whole u, not only its part on the face (method section 2)."""
-        return space.add(space.add(lin.upper_grad_y, w, 1.0 / eta), lin.lower_hvp(w), -1.0)
+
+def solve_on_face(
+    lin: Linearization, face: ProjectionJacobian, b: Vector, start: Vector | None, *, tol: float, max_iterations: int
+) -> LinearSolution:
+    """Solve Pi G_yy Pi w = Pi b with Pi the projector onto the face, directly if the problem can."""
+    direct = lin.solve_on_face(face, b)
+    if direct is not None:
+        return LinearSolution(direct, 0.0, 0)
+    near = None if start is None else face.apply(start)
+    return conjugate_gradients(
+        lambda v: face.apply(lin.lower_hvp(v)), face.apply(b), near, space_of(lin), tol=tol,
+        max_iterations=max_iterations,
+    )  # fmt: skip

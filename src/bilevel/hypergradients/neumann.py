@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 
 from .._checks import Settings, check_object
-from ..curvature import largest_curvature
+from ..krylov import largest_curvature
 from ..linearization import Linearization
 from ..random import RandomStreams
 from ..sets.base import ProjectionJacobian
@@ -77,7 +77,7 @@ class Neumann(Settings):
         w = space.scaled(faces[0].apply(u), eta)
         stats = {"eta": eta, "terms": float(products + 1)}
         drawn_at = self.smoothing.point(lin.constraint, z, space, streams, 0) if lin.problem.moving else z
-        return Hypergradient(assemble(near, w, drawn_at, u), w, stats)
+        return Hypergradient(assemble(near, w, drawn_at, eta, u=u), w, stats)
 
     def length(self, streams: RandomStreams) -> tuple[int, float]:
         """The number of factors, and the weight of the result."""

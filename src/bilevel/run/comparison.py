@@ -30,9 +30,8 @@ from ..spaces import Vector
 from .checkpoint import Outcome
 from .engine import Limits, Run
 from .minimize import SolverStage
-from .plan import Plan
 from .progress import Progress
-from .solution import Iterate, Record, Solution, Status
+from .solution import Iterate, Plan, Record, Solution, Status
 from .stopping import SOLVED, stationarity_of
 
 ADDED = ("upper_gradients", "lower_gradients", "hessian_products", "cross_products", "inequality_products")

@@ -30,9 +30,8 @@ from .checkpoint import Checkpoint, Outcome, RunDocument
 from .default_solver import choose_solver
 from .engine import Callback, Limits, Run, Stage
 from .observers import check_logs, checked_callbacks, named_logs
-from .plan import Plan
 from .problem_identity import check_same_problem, problem_identity
-from .solution import Iterate, Record, Solution, Status, document_of
+from .solution import Iterate, Plan, Record, Solution, Status, document_of
 from .stopping import SOLVED, ends_above_start, is_certified, no_descent_near, stationarity_of
 
 SAME_PROBLEM = 1e-3

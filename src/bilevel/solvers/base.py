@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from .._serializable import serializable
-from ..curvature import largest_curvature
 from ..errors import IncompatibleError, InvalidInputError
+from ..krylov import largest_curvature
 from ..linearization import Linearization
 from ..problem import Problem
 from ..random import RandomStreams, Seeds

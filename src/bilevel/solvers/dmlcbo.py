@@ -36,10 +36,10 @@ import torch
 from torch import Tensor
 
 from .._checks import Settings, check_object, setting
-from ..curvature import Eigenpair, update_curvature
 from ..errors import AdaptivityWarning, InvalidInputError
 from ..hypergradients import AveragedAdjoint, Estimator, LinearSolve, Neumann
 from ..hypergradients.smoothing import Exact, Perturbed, TwoPoint
+from ..krylov import Eigenpair, update_curvature
 from ..linearization import Linearization
 from ..problem import Problem
 from ..projected_gradient import safe_step, solve_from

@@ -80,9 +80,8 @@ class ProjectedSOBA(Settings):
     def step(self, problem: Problem, state: ProjectedSOBAState) -> ProjectedSOBAState:
         """One step of y, w and x."""
         lin = problem.linearize(state.x, state.y, batch_of(problem, state.streams()))
-        curvature = state.curvature
-        if self.lower_step == "auto":
-            curvature = estimate_curvature(lin, state, state.step, self.refresh)
+        auto = self.lower_step == "auto"
+        curvature = estimate_curvature(lin, state, state.step, self.refresh) if auto else state.curvature
         eta = step_or(self.lower_step, safe_step(curvature))
         space = problem.y_space(lin.constraint)
 
@@ -90,10 +89,8 @@ class ProjectedSOBA(Settings):
         face = lin.constraint.jacobian(z)
         residual = space.add(lin.lower_hvp(state.adjoint), lin.upper_grad_y, -1.0)
         w = face.apply(space.add(state.adjoint, residual, -eta))
-        u = w
-        if problem.moving:  # u = f_y + (I - eta G_yy) w / eta, with the product at hand: that of the old w
-            u = space.add(space.scaled(w, 1.0 / eta), residual, -1.0)
-        h = assemble(lin, w, z, u)
+        u = space.add(space.scaled(w, 1.0 / eta), residual, -1.0)  # with the product at hand: that of the old w
+        h = assemble(lin, w, z, eta, u=u)
 
         alpha = self.upper_step / (1.0 + state.step) ** self.decay
         x = upper_move(problem, state.x, h, alpha)

@@ -34,7 +34,7 @@ import torch
 
 from .._checks import Settings, setting
 from ..hypergradients.base import assemble
-from ..krylov import conjugate_gradients
+from ..hypergradients.linear_solve import solve_on_face
 from ..problem import Problem
 from ..projected_gradient import safe_step
 from ..random import RandomStreams, Seeds
@@ -94,14 +94,9 @@ class _Perturbed(Settings):
         lin = problem.linearize(x, y, batch)
         z = space.add(y, space.add(lin.lower_grad_y, q), -eta)
         face = lin.constraint.jacobian(z)
-        w = conjugate_gradients(
-            lambda v: face.apply(lin.lower_hvp(v)), face.apply(lin.upper_grad_y), face.apply(state.adjoint), space,
-            tol=self.linear_tol, max_iterations=self.linear_iterations,
-        ).value  # fmt: skip
-        u = w
-        if problem.moving:
-            u = space.add(space.add(lin.upper_grad_y, w, 1.0 / eta), lin.lower_hvp(w), -1.0)
-        return assemble(lin, w, z, u), y, w, curvature
+        limits: Any = {"tol": self.linear_tol, "max_iterations": self.linear_iterations}
+        w = solve_on_face(lin, face, lin.upper_grad_y, state.adjoint, **limits).value
+        return assemble(lin, w, z, eta), y, w, curvature
 
 
 @dataclass(frozen=True, kw_only=True)
