@@ -5,7 +5,7 @@ import torch
 
 import bilevel
 from bilevel import sets
-from bilevel.krylov import largest_curvature, update_curvature
+from bilevel._krylov import largest_curvature, update_curvature
 from bilevel.random import RandomStreams
 
 

@@ -21,12 +21,12 @@ from ._checks import (
     check_vector,
 )
 from ._derivative_check import warn_of_flaws
+from ._krylov import largest_curvature
+from ._projected_gradient import LowerSolution, descend, residual_at, safe_step, solve_from
 from .errors import LowerLevelWarning, NonFiniteError
-from .krylov import largest_curvature
 from .linearization import Costs
 from .newton import lower_level
 from .problem import Problem
-from .projected_gradient import LowerSolution, descend, residual_at, safe_step, solve_from
 from .spaces import Vector, leaves, tree_map
 
 GRADIENT_STEPS = 60

@@ -52,7 +52,9 @@ def in_order(tree: Vector, vector: Vector) -> Vector:
 def all_finite(tensors: Sequence[Tensor]) -> bool:
     """Whether no entry is NaN or infinite."""
     # A sum is finite only where all entries are; where the sum of finite entries overflows they are looked at.
-    return math.isfinite(sum(float(u.sum()) for u in tensors)) or all(bool(torch.isfinite(u).all()) for u in tensors)
+    return math.isfinite(sum([float(u.sum() if u.ndim else u) for u in tensors])) or all(
+        bool(torch.isfinite(u).all()) for u in tensors
+    )
 
 
 @dataclass(frozen=True)
@@ -168,10 +170,9 @@ class Space:
 
     def ball(self, a: Vector, generator: torch.Generator) -> Vector:
         """A point uniform in the unit ball of the whole space: U^(1/d) times a point of the sphere."""
-        direction = self.sphere(a, generator)
-        first = leaves(direction)[0]
-        uniform = torch.rand((), generator=generator, dtype=torch.float64, device=first.device)
-        return self.scaled(direction, float(uniform) ** (1.0 / self.size(a)))
+        draw = self.random_like(a, generator)
+        uniform = torch.rand((), generator=generator, dtype=torch.float64, device=generator.device)
+        return self.scaled(draw, float(uniform) ** (1.0 / self.size(a)) / float(self.norm(draw)))
 
     def flags(self, a: Vector) -> list[bool]:
         """For each tensor of `a`, whether it is divided."""

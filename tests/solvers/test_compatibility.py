@@ -8,7 +8,7 @@ from tests.solver_contract import assert_reproducible
 
 import bilevel
 from bilevel import sets
-from bilevel.moving_sets import rewrite_moving_set
+from bilevel._moving_sets import rewrite_moving_set
 from bilevel.solvers.base import solver_classes, unmet
 from bilevel.testing.known_problems import known_problems
 

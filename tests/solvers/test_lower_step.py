@@ -5,7 +5,7 @@ import torch
 
 import bilevel
 from bilevel import sets
-from bilevel.projected_gradient import solve_from
+from bilevel._projected_gradient import solve_from
 from bilevel.random import Seeds
 
 METRIC = torch.tensor([1.0, 2.0, 4.0]).double()

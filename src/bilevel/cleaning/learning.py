@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from .._fingerprint import fingerprint
+from .._krylov import largest_curvature
+from .._projected_gradient import LowerSolution, solve_from
 from ..errors import NonFiniteError
 from ..hypergradients import LinearSolve
-from ..krylov import largest_curvature
-from ..projected_gradient import LowerSolution, solve_from
 from ..random import Seeds
 from ..ranks import Ranks
 from ..run._serialization import serializable

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..problem import Linearization
+from ..linearization import Linearization, lazy
 from ..spaces import Vector, tree_map
 from ._working_set import SMALL, Columns, used_columns
 from .row_mean import RowMean
@@ -94,7 +93,7 @@ class FaceLinearization(CleaningLinearization):
         few = {mean: mean.on_columns(copies) for mean, copies in columns.items()}
         self._upper, self._lower = ([(weight, few[mean]) for weight, mean in part] for part in (lin._upper, lin._lower))
 
-    @cached_property
+    @lazy
     def _ridge(self) -> float | Tensor:
         """The second derivative of the ridges in each column of a packed model, or in all of them."""
         ridges = {name: 2.0 * ridge for name, ridge in self.problem.ridges.items()}
@@ -103,7 +102,7 @@ class FaceLinearization(CleaningLinearization):
         values = self._columns.values
         return pad(values.new_full((values.shape[0] - 1,), ridges["weight"]), (0, 1), value=ridges["bias"])
 
-    @cached_property
+    @lazy
     def _gram(self) -> Tensor | None:
         """The second derivative of g in packed models as a matrix, if that is small."""
         k, columns = self.y["weight"].shape[0], self._columns.values.shape[0]

@@ -9,13 +9,13 @@ times the scores of a vector. Each takes one pass over the rows of this rank and
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..errors import InvalidInputError
+from ..linearization import lazy
 from ..ranks import Ranks
 from ..sets.base import tracked
 from ._working_set import Columns, WorkingSet, gram, used_columns
@@ -89,7 +89,7 @@ class _Part:
     def value(self) -> Tensor:
         return self._noise.value(*self._point)
 
-    @cached_property
+    @lazy
     def terms(self) -> RowTerms:
         return self._noise.terms(*self._point)
 

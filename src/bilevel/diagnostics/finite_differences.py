@@ -11,10 +11,10 @@ from torch import Tensor
 
 from .._checks import CALL_ERRORS, check_calls, check_lower_start, check_vector
 from .._derivative_check import SPACE, warn_of_flaws
+from .._projected_gradient import LowerSolution
 from ..hypergradients import LinearSolve
 from ..lower import solve_lower, uncounted
 from ..problem import Linearization, Problem
-from ..projected_gradient import LowerSolution
 from ..random import RandomStreams
 from ..sets.base import ConvexSet
 from ..spaces import Vector, leaves, tree_map

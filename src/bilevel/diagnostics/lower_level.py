@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..krylov import largest_eigenvalue
+from .._krylov import largest_eigenvalue
 from ..problem import Linearization
 from ..sets.base import ProjectionJacobian
 from .finite_differences import SPACE, Probe, matrix_of

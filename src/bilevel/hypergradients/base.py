@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from ..krylov import largest_curvature
+from .._krylov import largest_curvature
 from ..linearization import Linearization
 from ..random import RandomStreams
 from ..sets.base import ProjectionJacobian

@@ -7,8 +7,8 @@ from typing import Literal
 
 from .. import tolerances
 from .._checks import Settings, check_object, setting
+from .._krylov import LinearSolution, conjugate_gradients
 from ..errors import InvalidInputError
-from ..krylov import LinearSolution, conjugate_gradients
 from ..linearization import Linearization
 from ..random import RandomStreams
 from ..sets.base import ProjectionJacobian

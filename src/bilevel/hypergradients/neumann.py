@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 
 from .._checks import Settings, check_object
-from ..krylov import largest_curvature
+from .._krylov import largest_curvature
 from ..linearization import Linearization
 from ..random import RandomStreams
 from ..sets.base import ProjectionJacobian

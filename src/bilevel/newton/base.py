@@ -23,11 +23,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._projected_gradient import solve_from
 from .._serializable import serializable
 from ..errors import BilevelError
 from ..linearization import Linearization
 from ..problem import Problem
-from ..projected_gradient import solve_from
 from ..sets.base import ConvexSet
 from ..spaces import Vector, leaves, like
 from .effort import Effort

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._krylov import conjugate_gradients, largest_curvature
 from ..errors import NotConvergedError
-from ..krylov import conjugate_gradients, largest_curvature
 from ..linearization import Linearization
 from ..problem import Problem
 from ..spaces import Space, Vector, leaves, tree_map

@@ -16,12 +16,12 @@ import torch
 from .._checks import check_fits, check_number, check_problem, check_set_only, check_solver_object, check_start
 from .._derivative_check import warn_of_flaws
 from .._fingerprint import fingerprint
+from .._moving_sets import MovingSetRewrite, rewrite_moving_set
+from .._projected_gradient import residual_at
 from ..errors import BilevelError, IncompatibleError, InvalidInputError, NonFiniteError
 from ..hypergradients import LinearSolve
 from ..lower import solve_lower, uncounted
-from ..moving_sets import MovingSetRewrite, rewrite_moving_set
 from ..problem import Problem
-from ..projected_gradient import residual_at
 from ..random import Seeds
 from ..solvers import DMLCBO, Solver, State
 from ..solvers.base import FIXED_SET, check_compatible, needs_of

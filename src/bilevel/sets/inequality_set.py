@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from .._krylov import conjugate_gradients
 from ..errors import EmptySetError, IncompatibleError, NonFiniteError, NotConvergedError
-from ..krylov import conjugate_gradients
 from ..spaces import Space, Vector, tree_map
 from .base import ConvexSet, ProjectionJacobian
 from .free_space import FreeSpace

@@ -18,12 +18,12 @@ import torch
 
 from .. import tolerances
 from .._checks import Settings
+from .._projected_gradient import safe_step
 from ..errors import IncompatibleError
 from ..hypergradients import Hypergradient
 from ..linearization import Linearization
 from ..lower import solve_near
 from ..problem import Problem
-from ..projected_gradient import safe_step
 from ..random import Seeds
 from ..spaces import Vector, leaves
 from .base import State, batch_of, estimate_curvature, like_x, like_y, upper_move

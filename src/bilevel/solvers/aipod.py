@@ -19,9 +19,9 @@ from typing import Any, ClassVar, Literal
 from torch import zeros_like
 
 from .._checks import Settings
+from .._projected_gradient import safe_step
 from ..hypergradients import Estimator, LinearSolve
 from ..problem import Problem
-from ..projected_gradient import safe_step
 from ..random import RandomStreams, Seeds
 from ..spaces import Vector, tree_map
 from .base import AFFINE, PROJECTION, Need, State, batch_of, estimate_curvature, like_x, like_y, step_or, upper_move

@@ -11,9 +11,9 @@ from typing import Any, Literal, Protocol, Self, cast
 import torch
 from torch import Tensor
 
+from .._krylov import largest_curvature
 from .._serializable import serializable
 from ..errors import IncompatibleError, InvalidInputError
-from ..krylov import largest_curvature
 from ..linearization import Linearization
 from ..problem import Problem
 from ..random import RandomStreams, Seeds

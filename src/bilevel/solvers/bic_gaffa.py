@@ -30,12 +30,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from .._projected_gradient import safe_step
 from ..problem import Problem
-from ..projected_gradient import safe_step
 from ..random import Seeds
 from ..spaces import Vector
+from ._lagrangian import LagrangianPenalty, LagrangianState, lagrangian_gradient, no_multipliers
 from .base import batch_of, step_or, upper_move
-from .lagrangian import LagrangianPenalty, LagrangianState, lagrangian_gradient, no_multipliers
 
 
 @dataclass(kw_only=True, repr=False)

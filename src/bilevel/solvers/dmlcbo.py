@@ -36,13 +36,13 @@ import torch
 from torch import Tensor
 
 from .._checks import Settings, check_object, setting
+from .._krylov import Eigenpair, update_curvature
+from .._projected_gradient import safe_step, solve_from
 from ..errors import AdaptivityWarning, InvalidInputError
 from ..hypergradients import AveragedAdjoint, Estimator, LinearSolve, Neumann
 from ..hypergradients.smoothing import Exact, Perturbed, TwoPoint
-from ..krylov import Eigenpair, update_curvature
 from ..linearization import Linearization
 from ..problem import Problem
-from ..projected_gradient import safe_step, solve_from
 from ..random import RandomStreams, Seeds
 from ..spaces import Space, Vector, tree_map
 from .base import JACOBIAN, PROJECTION, Need, State, batch_of, changes_between_calls, like_x, like_y

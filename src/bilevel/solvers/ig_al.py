@@ -26,9 +26,9 @@ import torch
 from torch import Tensor
 
 from .. import tolerances
+from .._krylov import conjugate_gradients
 from ..errors import IncompatibleError
 from ..hypergradients import Hypergradient
-from ..krylov import conjugate_gradients
 from ..sets.affine import AffineSet, HalfSpace, Hyperplane
 from ..sets.base import ConvexSet
 from ..sets.box import Box

@@ -29,13 +29,13 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from .._checks import setting
+from .._projected_gradient import safe_step
 from ..problem import Problem
-from ..projected_gradient import safe_step
 from ..random import Seeds
 from ..sets.inequality_set import joint_projection
 from ..spaces import Vector
+from ._lagrangian import LagrangianPenalty, LagrangianState, lagrangian_gradient, no_multipliers
 from .base import batch_of, step_or
-from .lagrangian import LagrangianPenalty, LagrangianState, lagrangian_gradient, no_multipliers
 
 
 @dataclass(kw_only=True, repr=False)

@@ -30,8 +30,8 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 from .._checks import Settings, setting
+from .._projected_gradient import safe_step
 from ..problem import Problem
-from ..projected_gradient import safe_step
 from ..random import Seeds
 from ..spaces import Vector
 from .base import FIXED_SET, PROJECTION, Need, State, batch_of, estimate_curvature, like_y, step_or, upper_move

@@ -21,9 +21,9 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 from .._checks import Settings, setting
+from .._projected_gradient import safe_step
 from ..hypergradients.base import assemble
 from ..problem import Problem
-from ..projected_gradient import safe_step
 from ..random import Seeds
 from ..spaces import Vector
 from .base import JACOBIAN, PROJECTION, Need, State, batch_of, estimate_curvature, like_y, step_or, upper_move

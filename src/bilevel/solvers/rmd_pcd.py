@@ -28,11 +28,11 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from .._projected_gradient import safe_step
 from ..hypergradients import Hypergradient, Neumann, Unrolled
 from ..hypergradients.smoothing import Exact
 from ..linearization import Linearization
 from ..problem import Problem
-from ..projected_gradient import safe_step
 from ..spaces import Space, Vector
 from ._double_loop import Arrival, DoubleLoop, DoubleLoopState, rounding
 from .base import FIXED_SET, JACOBIAN, PROJECTION, SEPARABLE, Need, batch_of, estimate_curvature

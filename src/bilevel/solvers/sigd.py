@@ -33,10 +33,10 @@ from typing import Any, ClassVar
 import torch
 
 from .._checks import Settings, setting
+from .._projected_gradient import safe_step
 from ..hypergradients.base import assemble
 from ..hypergradients.linear_solve import solve_on_face
 from ..problem import Problem
-from ..projected_gradient import safe_step
 from ..random import RandomStreams, Seeds
 from ..spaces import Vector, leaves
 from .base import PROJECTION, PROJECTOR, Need, State, batch_of, estimate_curvature, like_x, like_y, upper_move

@@ -21,10 +21,10 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from .._checks import Settings, setting
+from .._projected_gradient import safe_step, solve_from
 from ..errors import InvalidInputError
 from ..linearization import Linearization
 from ..problem import Problem
-from ..projected_gradient import safe_step, solve_from
 from ..random import Seeds
 from ..spaces import Vector
 from .base import FIXED_SET, PROJECTION, Need, State, batch_of, estimate_curvature, like_y, of_lower_level, upper_move

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from . import tolerances
-from .krylov import largest_curvature
+from ._krylov import largest_curvature
 from .problem import Problem
 from .spaces import Space, Vector, leaves
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from .._checks import Settings, setting
-from ..krylov import largest_curvature, largest_eigenvalue
+from .._krylov import largest_curvature, largest_eigenvalue
 from ..linearization import Linearization
 from ..problem import Problem
 from ..spaces import Vector, leaves
