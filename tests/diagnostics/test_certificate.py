@@ -211,3 +211,17 @@ def test_bad_settings_are_refused(settings, message):
 def test_delta_of_a_run_needs_tol():
     with pytest.raises(bilevel.InvalidInputError, match="delta=0.1 needs tol"):
         bilevel.minimize(absolute_value(), vector(0.4), steps=1, delta=0.1)
+
+
+def test_a_kink_nearer_than_rounding_resolves():
+    """In float32 differences of the margin vanish beside z = 1.5: there is then no direction towards the kink."""
+    one = torch.ones(1)  # float32 data
+    problem = bilevel.Problem(
+        lambda x, y: (one @ (y - 2 * x)).square(),
+        lambda x, y: (one @ (y - x)).square() / 2,
+        bilevel.sets.Box(-1.5, 1.5),
+        y0=torch.zeros(1),
+    )
+    certificate = bilevel.certificate(problem, torch.tensor([1.4999]), delta=1e-3)
+    assert certificate.valid
+    assert certificate.faces == 2

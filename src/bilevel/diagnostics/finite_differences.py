@@ -188,7 +188,7 @@ def noise_of(function: Callable[[float], float], count: int = 12) -> float:
 
 
 WRONG = 1e-5
-"""Relative error from which a derivative counts as wrong; central differences of a right one are a thousandth of it."""
+"""Relative error from which a derivative counts as wrong, at least sqrt(eps): derivatives in float32 are rounded."""
 
 SHORTER, SHORTEST = 10.0, 1e-10
 """By how much a step is shortened, and the shortest one, relative to max(1, |x|)."""
@@ -220,19 +220,19 @@ def compare_derivative(
     as wrong: a function may bend on a shorter scale than that of x, or end nearby. A wrong slope agrees with no step.
     """
     length = max(1.0, float(probe.x.norm()))
-    value = abs(function(0.0))
+    value, limit = abs(function(0.0)), max(WRONG, probe.eps**0.5)
     noise = max(noise_of(function), probe.eps * value)
 
     def test(step: float) -> DerivativeTest:
         found = slope(function, predicted, step, noise)
         scale = max(abs(predicted), abs(found.central), size)
-        return DerivativeTest(found, not found.error <= WRONG * scale + 10 * noise / step)
+        return DerivativeTest(found, not found.error <= limit * scale + 10 * noise / step)
 
     step = length * max(1e-4, min(0.1, (noise / max(value, size, 1e-300)) ** (1 / 3)))
     first = found = test(step)
     while found.wrong:
         step /= SHORTER
-        if step < SHORTEST * length or not 10 * noise / step <= WRONG * max(abs(predicted), size):
+        if step < SHORTEST * length or not 10 * noise / step <= limit * max(abs(predicted), size):
             return first if math.isfinite(first.slope.central) else found
         found = test(step)
     return found

@@ -69,7 +69,7 @@ def slanted(z: Tensor, upper_y: Tensor, on_face: Tensor, project: Callable[[Tens
 
 def unit_of(v: Tensor) -> Tensor:
     """v / |v|; zero stays zero."""
-    return v / max(float(v.norm()), 1e-300)
+    return v / (float(v.norm()) or 1.0)
 
 
 def towards_the_nearest(z: Tensor, margin: Callable[[Tensor], float], delta: float) -> list[Tensor]:
