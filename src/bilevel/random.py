@@ -46,9 +46,6 @@ class Seeds:
     output: int = 0
     curvature: int = 0
 
-    def __deepcopy__(self, memo: dict[int, object]) -> Seeds:
-        return self  # copies of states are taken often
-
     @classmethod
     def from_seed(cls, seed: int | Seeds) -> Seeds:
         """The same seed for all sources, or the given ones."""

@@ -85,9 +85,9 @@ class Space:
 
     def dot(self, a: Vector, b: Vector) -> Tensor:
         """<a, b>, a 0-dimensional tensor."""
-        if not (self._is_divided or isinstance(a, dict)):
-            return _dot(a, b)  # type: ignore[arg-type]
-        return self._total(a, [_dot(u, v) for u, v in zip(leaves(a), leaves(in_order(a, b)), strict=True)])
+        if isinstance(a, dict):
+            return self._total(a, [_dot(u, b[name]) for name, u in a.items()])  # type: ignore[index]
+        return self._total(a, [_dot(a, b)]) if self._is_divided else _dot(a, b)  # type: ignore[arg-type]
 
     def dots(self, stack: Vector, v: Vector) -> Tensor:
         """<stack_i, v> for each of the vectors stacked along a first dimension."""
