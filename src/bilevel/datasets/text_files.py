@@ -41,7 +41,7 @@ def _parse_libsvm(content: bytes, path: Path) -> tuple[np.ndarray, np.ndarray]:
         X, y = load_svmlight_file(io.BytesIO(content), **options)[:2]
     except (ValueError, OverflowError) as error:
         raise damaged(path, f"is no LIBSVM text with {RNA_COLUMNS} columns ({error})") from error
-    dense = X.toarray()  # type: ignore[union-attr]
+    dense = X.toarray()
     require(bool(np.isfinite(dense).all()), path, "holds values that are not finite")
     require(set(np.unique(y)) == {-1.0, 1.0}, path, "does not hold the labels -1 and 1")
     return dense, y.astype(np.int64)

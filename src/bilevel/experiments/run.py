@@ -167,8 +167,8 @@ def count_gradients(costs: Mapping[str, float]) -> float:
 def run_cleaning(spec: RunSpec, folder: Path) -> Outcome:
     """One method on one hyper-cleaning problem."""
     began = time.process_time()
-    data = CleaningData(**spec.data)
-    task = _cached_task(data, spec.dataset, folder, spec.seed, spec.data_hash)  # type: ignore[arg-type]
+    data: Any = CleaningData(**spec.data)
+    task = _cached_task(data, spec.dataset, folder, spec.seed, spec.data_hash)
     problem = cleaning_problem(data, task)
     curve = CleaningCurve(task, problem, every=spec.role == "final", converged=spec.converged)
     solution, status, reason = None, "failed", ""

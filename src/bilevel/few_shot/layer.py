@@ -21,7 +21,7 @@ from .dual import Dual
 
 def solved(dual: Dual, quadratic: Tensor, method: Estimator, streams: RandomStreams, *, tol: float) -> Tensor:
     """y* (t, n, p) as a function of `quadratic`, whose values are those of the dual."""
-    return _Solution.apply(quadratic, dual, dual.solve(tol=tol).y, method, streams)  # type: ignore[return-value]
+    return _Solution.apply(quadratic, dual, dual.solve(tol=tol).y, method, streams)
 
 
 class _Solution(torch.autograd.Function):

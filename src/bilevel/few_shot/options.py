@@ -250,4 +250,4 @@ def _images(dataset: str, folder: str | Path | None) -> tuple[Any, Any, Any]:
     omniglot = dataset == "omniglot"
     data: Any = load("omniglot" if omniglot else "cifar-100", folder)
     split: Any = partial(omniglot_split, validation=100) if omniglot else fc100_split
-    return tuple(split(data, part).images for part in ("train", "validation", "test"))  # type: ignore[return-value]
+    return tuple(split(data, part).images for part in ("train", "validation", "test"))

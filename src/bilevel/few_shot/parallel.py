@@ -29,10 +29,10 @@ from ..ranks import Ranks
 @contextmanager
 def shared_statistics(network: nn.Module, ranks: Ranks) -> Iterator[None]:
     """Within it the network normalises by the images of all ranks, and its graph does so backwards."""
-    layers = [layer for layer in network.modules() if isinstance(layer, _BatchNorm)] if ranks.size > 1 else []
+    layers: list[Any] = [layer for layer in network.modules() if ranks.size > 1 and isinstance(layer, _BatchNorm)]
     layers = [layer for layer in layers if layer.training or layer.running_mean is None]  # not by running statistics
     for layer in layers:
-        layer.forward = partial(_forward, layer, ranks)  # type: ignore[method-assign]
+        layer.forward = partial(_forward, layer, ranks)
     try:
         yield
     finally:
@@ -45,7 +45,7 @@ def _forward(layer: _BatchNorm, ranks: Ranks, images: Tensor) -> Tensor:
     weight, bias = layer.weight, layer.bias
     if weight is None:
         weight, bias = images.new_ones(images.shape[1]), images.new_zeros(images.shape[1])
-    output, mean, variance, count = _Normalised.apply(images, weight, bias, layer.eps, ranks)  # type: ignore[misc]
+    output, mean, variance, count = _Normalised.apply(images, weight, bias, layer.eps, ranks)
     if layer.training and layer.track_running_stats and layer.running_mean is not None:
         _update_running(layer, mean, variance * (count / (count - 1).clamp_min(1)))
     return output

@@ -140,7 +140,7 @@ class FewShotProblem(Problem):
 
     def y_space(self, constraint: ConvexSet) -> Space:
         """One factor per task."""
-        return Space(self.y0.ndim - 1)  # type: ignore[union-attr]
+        return Space(self.coded.plain(self.coded.indicator).ndim - 1)
 
     def linearize(self, x: Vector, y: Vector, batch: Any = None) -> Linearization:
         return FewShotLinearization(self, x, y, batch)
@@ -252,13 +252,13 @@ class FewShotLinearization(Linearization):
         return self.problem.coded.columns(self.y)
 
     @cached_property
-    def _upper(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def _upper(self) -> tuple[Tensor, ...]:
         """f, and its derivatives in y and in the support and query features."""
         self.problem.costs.upper_gradients += 1
         point = [u.detach().requires_grad_() for u in (self.y, self._features.support, self._features.query)]
         with torch.enable_grad():
             loss = self.problem._loss(self.problem._scores(*point))
-        return loss.detach(), *torch.autograd.grad(loss, point)  # type: ignore[return-value]
+        return loss.detach(), *torch.autograd.grad(loss, point)
 
     @property
     def upper_grad_x(self) -> Vector:

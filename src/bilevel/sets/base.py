@@ -12,6 +12,7 @@ from typing import Any, Self, TypeVar
 import numpy as np
 import torch
 from torch import Tensor
+from torch._C._functorch import peek_interpreter_stack
 from torch.autograd import forward_ad
 
 from .. import tolerances
@@ -414,7 +415,6 @@ def check_finite(owner: str, z: Tensor, event_ndim: int) -> None:
         )
 
 
-_TRANSFORMS: Any = torch._C._functorch  # type: ignore[attr-defined]
 HALF = (torch.float16, torch.bfloat16)
 """In these dtypes sums are taken in float32, and the answer is rounded once."""
 
@@ -477,7 +477,8 @@ def tensor_parameter(name: str, value: Any, shape: str = "(..., n)", low: float 
     """A checked parameter that is a tensor: of vectors, shape "(..., n)", or one matrix, "(m, n)"."""
     if not isinstance(value, Tensor) or (value.ndim != 2 if shape == "(m, n)" else value.ndim == 0):
         raise InvalidInputError(f"{name} must be a tensor of shape {shape}, {got(value)}")
-    return parameter(name, value, low=low)  # type: ignore[return-value]
+    checked: Any = parameter(name, value, low=low)
+    return checked
 
 
 def number(name: str, value: Any) -> float:
@@ -601,4 +602,4 @@ def unless_one_point(z: Tensor, radius: Tensor) -> Tensor:
 
 def can_look_at_values() -> bool:
     """Whether Python code may depend on values of a tensor: not under torch.compile or a torch.func transform."""
-    return not torch.compiler.is_compiling() and _TRANSFORMS.peek_interpreter_stack() is None
+    return not torch.compiler.is_compiling() and peek_interpreter_stack() is None

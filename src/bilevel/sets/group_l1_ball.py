@@ -127,11 +127,11 @@ class GroupJacobian(ProjectionJacobian):
         self.is_projector: bool = can_look_at_values() and bool(inside.all())
 
     @cached_property
-    def support(self) -> Tensor:  # type: ignore[override]
+    def support(self) -> Tensor:
         return (self._shrink > 0) | self._inside
 
     @cached_property
-    def dimension(self) -> Tensor:  # type: ignore[override]
+    def dimension(self) -> Tensor:
         size = self.support.sum(-1)
         return size - (~self._inside & (self._count > 0)).squeeze(-1).to(torch.int64) if self._ball else size
 

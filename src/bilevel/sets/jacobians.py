@@ -20,7 +20,7 @@ class Identity(ProjectionJacobian):
         self._shape = None if z is None or z.ndim == 0 else z.shape
 
     @cached_property
-    def dimension(self) -> Tensor | None:  # type: ignore[override]
+    def dimension(self) -> Tensor | None:
         return None if self._shape is None else torch.full(self._shape[:-1], self._shape[-1])
 
     def apply(self, v: Any) -> Any:
@@ -44,7 +44,7 @@ class Diagonal(ProjectionJacobian):
         self._diagonal = mask if gain is None else mask * gain
 
     @cached_property
-    def dimension(self) -> Tensor:  # type: ignore[override]
+    def dimension(self) -> Tensor:
         return self.support.sum(-1)
 
     def apply(self, v: Tensor) -> Tensor:
@@ -75,15 +75,15 @@ class RankOne(ProjectionJacobian):
         shrink: Tensor | None = None,
     ) -> None:
         self._normal, self._square, self._mask, self._shrink = normal, square, mask, shrink
-        self._one_vector = normal.ndim == 1 and isinstance(square, float)
+        self._coefficient: float = -1.0 / square if isinstance(square, float) and normal.ndim == 1 else 0.0
         self.is_projector: bool = shrink is None or (can_look_at_values() and bool((shrink == 1).all()))
 
     @cached_property
-    def support(self) -> Tensor | None:  # type: ignore[override]
+    def support(self) -> Tensor | None:
         return None if self._mask is None else self._mask != 0
 
     @cached_property
-    def dimension(self) -> Tensor:  # type: ignore[override]
+    def dimension(self) -> Tensor:
         free = self._normal.shape[-1] if self._mask is None else (self._mask != 0).sum(-1)
         rank = (free - (self._normal != 0).any(-1).to(torch.int64)).clamp_min(0)
         return rank if self._shrink is None else rank * (self._shrink > 0).squeeze(-1)
@@ -97,8 +97,8 @@ class RankOne(ProjectionJacobian):
 
     def apply(self, v: Tensor) -> Tensor:
         normal = self._normal
-        if self._one_vector and v.ndim == 1 and v.dtype == normal.dtype:  # in few operations
-            moved = torch.addcmul(v, torch.dot(v, normal), normal, value=-1.0 / self._square)  # type: ignore[operator]
+        if self._coefficient and v.ndim == 1 and v.dtype == normal.dtype:  # in few operations
+            moved = torch.addcmul(v, torch.dot(v, normal), normal, value=self._coefficient)
         else:
             moved = v - self._along(v) * normal
         if self._mask is not None:

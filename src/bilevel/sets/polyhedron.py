@@ -17,7 +17,7 @@ from .base import (
     check_batch,
     event_norm,
     got,
-    parameter,
+    tensor_parameter,
     tracked,
     validated,
     with_value,
@@ -223,11 +223,10 @@ def _checked_rows(
 ) -> tuple[Tensor | None, Tensor | None]:
     if matrix is None and side is None:
         return None, None
-    if not isinstance(matrix, Tensor) or matrix.ndim != 2:
-        raise InvalidInputError(f"{name} must be a tensor of shape (m, n) to go with {side_name}, {got(matrix)}")
-    if not isinstance(side, Tensor) or side.ndim == 0 or side.shape[-1] != len(matrix):
-        raise InvalidInputError(f"{side_name} must have {len(matrix)} entries, one per row of {name}, {got(side)}")
-    return parameter(name, matrix), parameter(side_name, side)  # type: ignore[return-value]
+    rows = tensor_parameter(name, matrix, "(m, n)")
+    if not isinstance(side, Tensor) or side.ndim == 0 or side.shape[-1] != len(rows):
+        raise InvalidInputError(f"{side_name} must have {len(rows)} entries, one per row of {name}, {got(side)}")
+    return rows, tensor_parameter(side_name, side)
 
 
 def _independent(matrix: Tensor | None) -> Tensor:

@@ -163,7 +163,7 @@ class ProductSet(ConvexSet):
             return margins
         if any(margin is None for margin in margins.values()):
             return None
-        return torch.stack(torch.broadcast_tensors(*margins.values())).amin(0)  # type: ignore[arg-type]
+        return torch.stack(torch.broadcast_tensors(*margins.values())).amin(0)
 
     def parts(self) -> dict[str, ConvexSet]:
         return self.sets
@@ -181,14 +181,14 @@ class ProductJacobian(ProjectionJacobian):
         self.is_projector: bool = all(jacobian.is_projector for jacobian in jacobians.values())
 
     @cached_property
-    def support(self) -> Any:  # type: ignore[override]
+    def support(self) -> Any:
         if self._sizes is None:
             return {name: jacobian.support for name, jacobian in self.jacobians.items()}
         parts = zip(self.jacobians.values(), self._z.detach().split(self._sizes, -1), strict=True)
         return _cat([torch.ones_like(z, dtype=torch.bool) if j.support is None else j.support for j, z in parts])
 
     @cached_property
-    def dimension(self) -> Any:  # type: ignore[override]
+    def dimension(self) -> Any:
         dimensions = {name: jacobian.dimension for name, jacobian in self.jacobians.items()}
         if self._sizes is None:
             return dimensions

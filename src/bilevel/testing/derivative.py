@@ -178,7 +178,7 @@ class DerivativeTests(SetCases):
         torch.testing.assert_close(torch.func.vmap(product)(case.z, v), product(case.z, v))
         z = self.smooth_points(case, 1)[0]
         H = dense(case.Y.jacobian(z), z)
-        torch.testing.assert_close(torch.func.jacrev(case.Y.project)(z).reshape(H.shape), H)  # type: ignore[union-attr]
+        torch.testing.assert_close(torch.func.jacrev(case.Y.project)(z).reshape(H.shape), H)
 
     def test_no_answer_is_nan_under_vmap(self) -> None:
         """Where values cannot be looked at, a point that is not finite and a set without a point give NaN."""
