@@ -17,7 +17,7 @@ from .goldstein import Goldstein, goldstein_measure
 from .jacobian_hull import JacobianHull
 from .lower_level import FaceFacts, solved_lower
 from .report import Cause
-from .sampled_jacobians import BATCHES, Faces, all_known, batches, draws
+from .sampled_jacobians import BATCHES, Faces, all_faces_met, batches, draws
 
 CONFIDENCE = 0.95
 """Of the interval."""
@@ -211,7 +211,7 @@ def certificate(
     if lower.flaw is None:
         faces.visit_directed(lower.z, delta, facts.eta)
         met = batches(faces, draws(probe, lower.z, delta, samples, Seeds.from_seed(seed)))
-        if all_known(faces, facts, lower.z, delta):
+        if all_faces_met(faces, facts, lower.z, delta):
             evidence = BoundEvidence.ALL_FACES
         elif probe.y.numel() <= CALIBRATED:
             evidence = BoundEvidence.SAMPLES

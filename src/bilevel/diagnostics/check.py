@@ -17,7 +17,7 @@ from ..problem import Problem
 from ..random import Seeds, plain_generator
 from ..spaces import Vector, in_order, tree_map
 from . import method_checks, problem_checks
-from .finite_differences import SPACE, Finding, Probe, noise_of
+from .finite_differences import SPACE, Finding, Probe, rounding_noise
 from .lower_level import STEPS, curvature, face_facts
 from .method_checks import DRAWS, GradientUnderTest, Path, SlopeComparison
 from .report import Cause, HypergradientCheck
@@ -185,7 +185,7 @@ def _compare_with_f(
     """The report with its verdict: <h, d> against the slopes of F along random directions d."""
     path = Path(probe, y)
     h = candidate.hypergradient(probe, y, DRAWS[0])
-    noise = _noise_of_f(probe, y, generator, report.lower_residual / mu)
+    noise = _noise_in_f(probe, y, generator, report.lower_residual / mu)
     step = max(1.0, float(probe.x.norm())) * max(1e-4, min(0.1, (noise / (1.0 + float(h.mean.norm()))) ** (1 / 3)))
     drawn = [unit(probe.x, generator) for _ in range(directions)]
     found = method_checks.compare_slopes(path, drawn, step, noise, h, tol)
@@ -221,10 +221,10 @@ def _compare_with_f(
     return report.found(finding)
 
 
-def _noise_of_f(probe: Probe, y: Tensor, generator: torch.Generator, lower_error: float) -> float:
+def _noise_in_f(probe: Probe, y: Tensor, generator: torch.Generator, lower_error: float) -> float:
     """The noise of F: rounding in f, and |f_y| times the error of y*."""
     d, e = unit(probe.x, generator), unit(y, generator)
-    rounding = noise_of(lambda t: probe.upper(probe.x + t * d, y + t * e))
+    rounding = rounding_noise(lambda t: probe.upper(probe.x + t * d, y + t * e))
     slope_in_y = float(probe.upper_grads(probe.x, y)[1].norm())
     return max(rounding, probe.eps * abs(probe.upper(probe.x, y))) + slope_in_y * lower_error
 

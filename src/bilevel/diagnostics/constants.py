@@ -13,7 +13,7 @@ from ..errors import InvalidInputError, NonFiniteError
 from ..problem import Problem
 from ..random import Seeds, plain_generator
 from ..spaces import Vector
-from .finite_differences import Probe, matrix_of
+from .finite_differences import Probe, dense_matrix
 from .lower_level import DENSE
 
 
@@ -138,7 +138,7 @@ class _Local:
         lin = probe.linearize(x, y)
         self.at = torch.cat([x, y])
         self.f_x, self.f_y = probe.upper_grads(x, y)
-        self.hessian, self.cross = (matrix_of(product, lin.y) for product in (lin.lower_hvp, lin.lower_cross))
+        self.hessian, self.cross = (dense_matrix(product, lin.y) for product in (lin.lower_hvp, lin.lower_cross))
         parts = (self.at, self.f_x, self.f_y, self.hessian, self.cross)
         if not all(bool(torch.isfinite(part).all()) for part in parts):
             raise NonFiniteError(

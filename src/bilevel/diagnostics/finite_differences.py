@@ -114,7 +114,7 @@ def _takes(problem: Problem, x: Vector, y: Vector) -> bool:
     return True
 
 
-def matrix_of(product: Callable[[Any], Any], like: Vector, entries: Tensor | None = None) -> Tensor:
+def dense_matrix(product: Callable[[Any], Any], like: Vector, entries: Tensor | None = None) -> Tensor:
     """The matrix of a linear map on vectors like `like`, by its products with unit vectors; some columns, or all."""
     entries = torch.arange(SPACE.size(like)) if entries is None else entries
     chosen = entries if len(entries) else torch.arange(1)  # one product tells the number of rows
@@ -172,7 +172,7 @@ def _sides(function: Callable[[float], float], middle: float, h: float) -> tuple
     return (function(h) - middle) / h, (middle - function(-h)) / h
 
 
-def noise_of(function: Callable[[float], float], count: int = 12) -> float:
+def rounding_noise(function: Callable[[float], float], count: int = 12) -> float:
     """The rounding noise of a function near 0, from third differences of closely spaced values (Hamming's table).
 
     A smooth part of size step^3 drops out; independent errors of variance s^2 leave 20 s^2. Values that are all
@@ -221,7 +221,7 @@ def compare_derivative(
     """
     length = max(1.0, float(probe.x.norm()))
     value, limit = abs(function(0.0)), max(WRONG, probe.eps**0.5)
-    noise = max(noise_of(function), probe.eps * value)
+    noise = max(rounding_noise(function), probe.eps * value)
 
     def test(step: float) -> DerivativeTest:
         found = slope(function, predicted, step, noise)

@@ -19,7 +19,7 @@ from .finite_differences import SPACE, Probe
 from .jacobian_hull import descend, nearest_combination
 from .lower_level import solved_lower
 from .report import Cause
-from .sampled_jacobians import measure_of
+from .sampled_jacobians import stationarity_measure
 
 SOLVED = 1e-6
 """Residuals above this, relative for linear systems and to max(1, |y|) for lower levels, are worth a word."""
@@ -148,8 +148,8 @@ def goldstein_measure(
     unsolved = residuals[0] > SOLVED * max(1.0, float(lower.y.norm())) or residuals[1] > SOLVED
     return Goldstein(
         radius=radius,
-        value=_smallest(torch.stack([g.value for g in around], -1), measure_of(probe)),
-        gradient_norm=float(measure_of(probe)(here.value)[0].norm()),
+        value=_smallest(torch.stack([g.value for g in around], -1), stationarity_measure(probe)),
+        gradient_norm=float(stationarity_measure(probe)(here.value)[0].norm()),
         samples=samples,
         lower_residual=residuals[0],
         linear_residual=residuals[1],

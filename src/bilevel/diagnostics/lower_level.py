@@ -12,7 +12,7 @@ from torch import Tensor
 from .._krylov import largest_eigenvalue
 from ..problem import Linearization
 from ..sets.base import ProjectionJacobian
-from .finite_differences import SPACE, Probe, matrix_of
+from .finite_differences import SPACE, Probe, dense_matrix
 from .report import Cause
 
 DENSE = 1000
@@ -62,9 +62,9 @@ def curvature(lin: Linearization, face: ProjectionJacobian | None = None) -> Cur
 
 
 def _dense(lin: Linearization, face: ProjectionJacobian | None) -> Curvature:
-    G = matrix_of(lin.lower_hvp, lin.y).double()
+    G = dense_matrix(lin.lower_hvp, lin.y).double()
     if face is not None:
-        H = matrix_of(face.apply, lin.y).double()
+        H = dense_matrix(face.apply, lin.y).double()
         values, vectors = torch.linalg.eigh((H + H.T) / 2)
         basis = vectors[:, values > 1e-8]
         G = basis.T @ G @ basis

@@ -236,7 +236,7 @@ class SlopeComparison:
         return any(s.kinked and s.jump > 1e-3 * self.scale for s in self.slopes)
 
     @property
-    def settled(self) -> bool:
+    def decided(self) -> bool:
         """A shorter step would not tell more."""
         return self.correct or self.undecided or (self.kinked and self.step <= NEAR)
 
@@ -268,7 +268,7 @@ def compare_slopes(
     A long step can take a wave for a kink, so that kinks count from NEAR on.
     """
     tried = [SlopeComparison(path, drawn, step, noise, h, tol)]
-    while not tried[-1].settled and len(tried) < SHORTER_STEPS:
+    while not tried[-1].decided and len(tried) < SHORTER_STEPS:
         shorter = SlopeComparison(path, drawn, tried[-1].step / 10, noise, h, tol)
         if shorter.blur > tol:
             break

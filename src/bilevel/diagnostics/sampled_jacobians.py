@@ -16,7 +16,7 @@ from ..sets.base import ProjectionJacobian
 from ..sets.box import Box
 from ..sets.free_space import FreeSpace
 from ..spaces import tree_map
-from .finite_differences import SPACE, Probe, matrix_of
+from .finite_differences import SPACE, Probe, dense_matrix
 from .jacobian_hull import JacobianHull
 from .lower_level import FaceFacts, all_parts
 
@@ -59,27 +59,27 @@ def axes(upper_y: Tensor) -> list[Tensor]:
     return list(torch.eye(len(upper_y), dtype=upper_y.dtype)[order])
 
 
-def slanted(z: Tensor, upper_y: Tensor, on_face: Tensor, project: Callable[[Tensor], Tensor]) -> list[Tensor]:
+def normal_directions(z: Tensor, upper_y: Tensor, on_face: Tensor, project: Callable[[Tensor], Tensor]) -> list[Tensor]:
     """Unit vectors along normals of the set, at z and far away, and along f_y, its part on the face and the rest."""
     away = 10 * (1.0 + float(z.norm()))
-    far = [z + sign * away * u for u in (*axes(upper_y)[:FAR], unit_of(upper_y)) for sign in (1.0, -1.0)]
+    far = [z + sign * away * u for u in (*axes(upper_y)[:FAR], normalised(upper_y)) for sign in (1.0, -1.0)]
     found = [*(w - project(w) for w in (z, *far)), upper_y, on_face, upper_y - on_face]
-    return [unit_of(v) for v in found if float(v.norm()) > 1e-12 * away]
+    return [normalised(v) for v in found if float(v.norm()) > 1e-12 * away]
 
 
-def unit_of(v: Tensor) -> Tensor:
+def normalised(v: Tensor) -> Tensor:
     """v / |v|; zero stays zero."""
     return v / (float(v.norm()) or 1.0)
 
 
-def towards_the_nearest(z: Tensor, margin: Callable[[Tensor], float], delta: float) -> list[Tensor]:
+def towards_nearest_kink(z: Tensor, margin: Callable[[Tensor], float], delta: float) -> list[Tensor]:
     """Minus the gradient of the margin, by differences: the direction in which the nearest kink lies."""
     here = margin(z)
     if not 0 < here < delta or len(z) > AXES:
         return []
     step = 1e-4 * here
     slopes = [(margin(z + step * e) - here) / step for e in torch.eye(len(z), dtype=z.dtype)]
-    return [unit_of(torch.tensor(slopes, dtype=z.dtype))]
+    return [normalised(torch.tensor(slopes, dtype=z.dtype))]
 
 
 def points_beyond(z: Tensor, delta: float, moves: list[Tensor]) -> Iterator[Tensor]:
@@ -141,7 +141,7 @@ class Faces:
             self.known.append((face, point, signature))
         return number
 
-    def is_that_of_z(self, point: Tensor) -> bool:
+    def is_same_face(self, point: Tensor) -> bool:
         """Whether the Jacobian is that of z; nothing is remembered."""
         return _same(self.known[0][2], self._look(point)[1])
 
@@ -156,7 +156,7 @@ class Faces:
         on_face = SPACE.ravel(self.known[0][0].apply(self.probe.as_y(upper_y)))
         margin = lambda point: float(all_parts(constraint.margin(self.probe.as_y(point))).min())  # noqa: E731
         moves = self._beyond(z, delta, axes(upper_y))
-        others = slanted(z, upper_y, on_face, self.probe.project) + towards_the_nearest(z, margin, delta)
+        others = normal_directions(z, upper_y, on_face, self.probe.project) + towards_nearest_kink(z, margin, delta)
         moves |= self._beyond(z, delta, others)
         for _ in range(ROUNDS if len(moves) > JOINTLY else 0):
             count, helpful = len(self.known), self.hull(eta).helpful(list(moves))
@@ -168,7 +168,7 @@ class Faces:
     def _beyond(self, z: Tensor, delta: float, directions: list[Tensor]) -> dict[int, Tensor]:
         """The shortest move to each new face that a kink along the directions leads to; their combinations as well."""
         old, moves = len(self.known), {}
-        for move in ways_to_kinks(z, delta, directions, self.is_that_of_z):
+        for move in ways_to_kinks(z, delta, directions, self.is_same_face):
             moves.setdefault(self.visit(z + move), move)
         moves = {number: move for number, move in moves.items() if number >= old}
         for point in points_beyond(z, delta, list(moves.values())):
@@ -184,16 +184,16 @@ class Faces:
                 f"the faces within delta touch {len(touched)} entries of y, more than {LARGEST}: take a smaller delta, "
                 "or look at |h| alone (bilevel.hypergradient)"
             )
-        motions = [matrix_of(lambda u, z=z: self._through_set(z, u), lin.y) for _, z, _ in self.known if moving]
+        motions = [dense_matrix(lambda u, z=z: self._through_set(z, u), lin.y) for _, z, _ in self.known if moving]
         return JacobianHull(
-            faces=torch.stack([matrix_of(face.apply, lin.y, touched)[touched] for face in faces]),
+            faces=torch.stack([dense_matrix(face.apply, lin.y, touched)[touched] for face in faces]),
             upper_x=SPACE.ravel(lin.upper_grad_x),
             upper_y=SPACE.ravel(lin.upper_grad_y)[touched],
-            hessian=matrix_of(lin.lower_hvp, lin.y, touched)[touched],
-            cross=matrix_of(lin.lower_cross, lin.y, touched),
+            hessian=dense_matrix(lin.lower_hvp, lin.y, touched)[touched],
+            cross=dense_matrix(lin.lower_cross, lin.y, touched),
             eta=eta,
             motions=torch.stack(motions) if moving else None,
-            residual=measure_of(self.probe),
+            residual=stationarity_measure(self.probe),
         )
 
     def _through_set(self, z: Tensor, u: Any) -> Any:
@@ -214,7 +214,7 @@ def batches(faces: Faces, points: list[Tensor]) -> list[list[int]]:
     return [sorted(set(met[b::BATCHES])) for b in range(BATCHES)]
 
 
-def all_known(faces: Faces, facts: FaceFacts, z: Tensor, delta: float) -> bool:
+def all_faces_met(faces: Faces, facts: FaceFacts, z: Tensor, delta: float) -> bool:
     """Whether every face of the ball was met: H is constant up to the margin; a box has one kink for each bound."""
     constraint = faces.lin.constraint
     if constraint.polyhedral and facts.margin >= delta:
@@ -239,7 +239,7 @@ def _touched(faces: list[Any], size: int) -> Tensor:
     return mask.nonzero()[:, 0]
 
 
-def measure_of(probe: Probe) -> Any:
+def stationarity_measure(probe: Probe) -> Any:
     """h -> (h itself, or x - P_X(x - h); its derivative applied to the columns of a matrix)."""
     constraint = probe.problem.upper_constraint
     if isinstance(constraint, FreeSpace):

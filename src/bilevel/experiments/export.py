@@ -48,7 +48,7 @@ def _spread(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield name, json.dumps(value) if isinstance(value, list | tuple) else value
 
 
-def columns_of(rows: Sequence[Row]) -> list[str]:
+def column_names(rows: Sequence[Row]) -> list[str]:
     """Plain columns in their order, then those of each dictionary by name."""
     plain = [name for name in (rows[0] if rows else ()) if "." not in name]
     spread = {name for row in rows for name in row if "." in name}
@@ -82,7 +82,7 @@ def export(
         raise InvalidInputError(f"format must be one of {', '.join(FORMATS)}, got {kind!r}")
     rows = [flat_row(record, timing=timing) for record in records]
     if kind == "csv":
-        text = rows_csv(columns_of(rows), rows)
+        text = rows_csv(column_names(rows), rows)
         return write_atomically(path, lambda file: file.write_text(text, "utf-8", newline=""), overwrite=overwrite)
     frame = _frame(rows)
     return write_atomically(path, lambda file: frame.to_parquet(file, index=False), overwrite=overwrite)
@@ -94,11 +94,11 @@ def _frame(rows: Sequence[Row]) -> pd.DataFrame:
         import pandas as pd
     except ImportError:
         raise MissingExtraError("Exporting results", "apps") from None
-    columns = {name: [row.get(name) for row in rows] for name in columns_of(rows)}
-    return pd.DataFrame({name: _of_one_type(values) for name, values in columns.items()})
+    columns = {name: [row.get(name) for row in rows] for name in column_names(rows)}
+    return pd.DataFrame({name: _unified(values) for name, values in columns.items()})
 
 
-def _of_one_type(values: list[Any]) -> list[Any]:
+def _unified(values: list[Any]) -> list[Any]:
     kinds = {type(value) for value in values if value is not None}
     if len(kinds) < 2 or kinds == {int, float}:
         return values

@@ -136,12 +136,12 @@ class CrammerSinger(Coded):
 CODINGS: dict[str, type[Coded]] = {"centred": Centred, "crammer-singer": CrammerSinger}
 
 
-def coding_of(name: str) -> type[Coded]:
+def coding_class(name: str) -> type[Coded]:
     """The class of a coding.
 
     Examples
     --------
-    >>> coding_of("centred").__name__
+    >>> coding_class("centred").__name__
     'Centred'
     """
     if name not in CODINGS:

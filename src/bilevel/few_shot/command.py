@@ -22,11 +22,11 @@ BEGUN = "this training was begun"
 
 def train(options: TrainOptions, ranks: Ranks) -> int:
     """Train, print the result and draw the learning curve; rank 0 prints and writes the files."""
-    options = replace(options, resume=_goes_on(options, ranks))
+    options = replace(options, resume=_resumes(options, ranks))
     with ranks.guard("reading the data"):
         options.check()
         splits, learner = options.splits(options.folder), options.learner(ranks)
-    say(
+    log(
         ranks,
         f"{options.ways}-way {options.shots}-shot tasks of {options.dataset}, {options.solver}: "
         f"{splits.train.classes} training classes, {splits.validation.classes} validation classes, "
@@ -56,7 +56,7 @@ def evaluate(model: Path, *, ways: int | None, episodes: int, seed: int, folder:
     return SUCCESS
 
 
-def _goes_on(options: TrainOptions, ranks: Ranks) -> bool:
+def _resumes(options: TrainOptions, ranks: Ranks) -> bool:
     """Whether to go on from the file: if --resume says so, or if `torchrun` has started the processes again and those
     that ended had written it, or a newer one than there was when they began.
     """
@@ -76,12 +76,12 @@ def _report(training: Training, learner: MetaLearner, test: EpisodeSource, optio
         with ranks.guard("drawing the learning curve"):
             if ranks.rank == 0:
                 plot_curve(training.history, options.picture)
-        say(ranks, f"learning curve: {options.picture}")
+        log(ranks, f"learning curve: {options.picture}")
     interrupted = training.status is Status.INTERRUPTED
     how = "stopped by Ctrl-C" if interrupted else training.status.value
-    say(ranks, f"{training.step} steps in {training.seconds / 60:.1f} minutes: {how}. {training.message}")
+    log(ranks, f"{training.step} steps in {training.seconds / 60:.1f} minutes: {how}. {training.message}")
     then = f"continue with the same command and --resume, or test it: bilevel fewshot evaluate {options.out}"
-    say(ranks, f"network: {options.out}; {then}")
+    log(ranks, f"network: {options.out}; {then}")
     if interrupted:
         return INTERRUPTED
     if training.step:
@@ -122,7 +122,7 @@ def plot_curve(history: Sequence[TrainingRecord], path: str | Path | None = None
     return figure
 
 
-def say(ranks: Ranks, text: str) -> None:
+def log(ranks: Ranks, text: str) -> None:
     """Print a progress message, once for all ranks."""
     if ranks.rank == 0:
         print(text.strip(), file=sys.stderr, flush=True)

@@ -17,7 +17,7 @@ from ..random import RandomStreams, Seeds
 from ..ranks import Ranks
 from .head import SVMHead
 from .inputs import TaskBatch, check_same_dtype, check_tasks
-from .problem import features_of
+from .problem import image_features
 
 TRAINING, EVALUATION, VALIDATION = 0, 1, 2
 """Draws of one seed that share no task: index of `RandomStreams.generator`."""
@@ -152,7 +152,7 @@ def _accuracies(network: nn.Module, head: SVMHead, tasks: TaskBatch) -> Tensor:
     """The share of right answers of each task, (t,)."""
     mask = check_tasks(tasks, head.ways)
     check_same_dtype(network, tasks.query)
-    support, query = features_of(network, tasks, mask)
+    support, query = image_features(network, tasks, mask)
     scores = head(support, tasks.support_labels, query, mask)
     return (scores.argmax(-1) == tasks.query_labels).double().mean(-1)
 

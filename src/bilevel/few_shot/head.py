@@ -12,7 +12,7 @@ from .._checks import check_count, check_number, check_object
 from ..errors import InvalidInputError, InvalidTypeError
 from ..hypergradients import Estimator, LinearSolve
 from ..random import RandomStreams, Seeds
-from .coding import Coded, CodingName, coding_of
+from .coding import Coded, CodingName, coding_class
 from .dual import Dual, with_ridge
 from .inputs import check_features, check_finite, check_labels, check_mask
 from .layer import solved
@@ -71,7 +71,7 @@ class SVMHead(nn.Module):
         check_count("ways", ways, least=2)
         for name, value in (("C", C), ("ridge", ridge), ("scale", scale), ("tol", tol)):
             check_number(name, value)
-        coding_of(coding)
+        coding_class(coding)
         hypergradient = LinearSolve() if hypergradient is None else hypergradient
         check_object("hypergradient", hypergradient, "LinearSolve()", "estimate")
         self.ways = ways
@@ -128,7 +128,7 @@ class SVMHead(nn.Module):
     def coded(self, labels: Tensor, mask: Tensor | None = None) -> Coded:
         """Labels (t, n) as the dual sees them."""
         mask = torch.ones_like(labels, dtype=torch.bool) if mask is None else mask
-        return coding_of(self.coding)(labels, mask, self.ways, self.C, torch.float64)
+        return coding_class(self.coding)(labels, mask, self.ways, self.C, torch.float64)
 
     def quadratic(self, coded: Coded, support: Tensor) -> Tensor:
         """G of the dual with its ridge, (t, n, n) in float64, from features (t, n, d)."""

@@ -23,7 +23,7 @@ from ..solvers import DMLCBO, Solver
 from .evaluation import Accuracy, EpisodeSource, evaluate, in_mode
 from .head import SVMHead
 from .problem import check_network_and_head
-from .training import MetaTraining, Training, TrainingRecord, TrainingState, check_states, place, tensors_of
+from .training import MetaTraining, Training, TrainingRecord, TrainingState, check_states, named_tensors, place
 from .updates import OptimizerUpdates, SolverUpdates, Updates
 
 KIND = "MetaLearner.fit"
@@ -131,7 +131,7 @@ class MetaLearner:
             self._updates = OptimizerUpdates(network, optimizer, scheduler, estimator, seeds)
         self.identity: dict[str, Any] = {**(about or {}), **self._settings()}
         self.costs: Costs = Costs()
-        tensors = {name: value.detach().clone() for name, value in tensors_of(network).items()}
+        tensors = {name: value.detach().clone() for name, value in named_tensors(network).items()}
         self._document = RunDocument(kind=KIND, identity=self.identity, state=TrainingState(0, tensors))
 
     @property
@@ -262,7 +262,7 @@ class MetaLearner:
         if not isinstance(document.state, TrainingState):
             raise InvalidInputError(f"{path} holds no state of a training")
         best = document.state.best
-        networks = [tensors_of(self.network), document.state.network, *(best[1:] if best else ())]
+        networks = [named_tensors(self.network), document.state.network, *(best[1:] if best else ())]
         shapes = [{name: value.shape for name, value in network.items()} for network in networks]
         if any(shape != shapes[0] for shape in shapes) or not matches(document.history, list[TrainingRecord]):
             raise InvalidInputError(f"{path} holds a network of other tensors, or records that are none of a training")

@@ -37,7 +37,7 @@ class Features:
     dual: Dual
 
 
-def features_of(network: Callable[[Tensor], Tensor], tasks: TaskBatch, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+def image_features(network: Callable[[Tensor], Tensor], tasks: TaskBatch, mask: Tensor | None) -> tuple[Tensor, Tensor]:
     """The features of support (t, n, d) and query (t, m, d) examples in one pass; zeros for support that is not there.
 
     Images where the mask is false are ignored, also in the statistics of a batch.
@@ -155,7 +155,7 @@ class FewShotProblem(Problem):
             own = self._pass(point)
         support, query = (part.detach() for part in own)
         if self.ranks.size > 1:
-            both = self._of_all(torch.cat([support, query], 1))
+            both = self._gather(torch.cat([support, query], 1))
             support, query = (part.contiguous() for part in both.split([support.shape[1], query.shape[1]], 1))
         dual = Dual(self.coded, self.head.quadratic(self.coded, support))
         self._latest = Features(leaves(point), own, support, query, dual)
@@ -183,9 +183,9 @@ class FewShotProblem(Problem):
         if self.ranks.size > 1:
             dual = dual.take(self.own)
         y = dual.solve(tol=self.head.tol).y
-        return self.coded.plain(y if self.ranks.size == 1 else self._of_all(y))
+        return self.coded.plain(y if self.ranks.size == 1 else self._gather(y))
 
-    def _of_all(self, own: Tensor) -> Tensor:
+    def _gather(self, own: Tensor) -> Tensor:
         """What the ranks have of their own tasks (t, ...), put together."""
         whole = own.new_zeros(len(self.tasks.support), *own.shape[1:])
         whole[self.own] = own
@@ -210,7 +210,7 @@ class FewShotProblem(Problem):
                 _seed(images.device, (self.seed + self.own.start) % (1 << 63))
                 return functional_call(self.network, {**x, **buffers}, (images,))
 
-        features = features_of(network, Tasks(*(part[self.own] for part in parts)), mask)
+        features = image_features(network, Tasks(*(part[self.own] for part in parts)), mask)
         self.buffers = buffers
         return features
 

@@ -239,11 +239,11 @@ class MetaTraining(Stage):
 @torch.no_grad()
 def place(network: nn.Module, tensors: Parameters) -> None:
     """Give the network these parameters and buffers, in place."""
-    own = tensors_of(network)
+    own = named_tensors(network)
     for name, value in tensors.items():
         own[name].copy_(value)
 
 
-def tensors_of(network: nn.Module) -> Parameters:
+def named_tensors(network: nn.Module) -> Parameters:
     """Its parameters and buffers by name."""
     return {**dict(network.named_parameters()), **dict(network.named_buffers())}

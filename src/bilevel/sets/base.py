@@ -595,7 +595,7 @@ def with_value(value: Tensor, formula: Tensor) -> Tensor:
     return value.detach() + (formula - formula.detach())
 
 
-def unless_one_point(z: Tensor, radius: Tensor) -> Tensor:
+def constant_on_a_point(z: Tensor, radius: Tensor) -> Tensor:
     """z, detached where the radius of a ball is 0: the ball is then a single point, and P is constant."""
     return torch.where(radius.detach() > 0, z, z.detach())
 

@@ -114,7 +114,7 @@ class BoxSection(ConvexSet):
         at_least, at_most = self._corners(weight, lower, upper, total, size)
         section = find_section(z, weight, lower, upper, total)
         held = (at_least | at_most) & (weight != 0)
-        where = module_of(z).where
+        where = array_module(z).where
         at_lower = where(held, where(at_least, weight > 0, weight < 0), section.at_lower)
         return section._replace(free=section.free & ~held, at_lower=at_lower)
 
@@ -165,12 +165,12 @@ def plain(*tensors: Tensor) -> tuple[Array, ...]:
     return tuple(tensor.detach() for tensor in tensors)
 
 
-def module_of(a: Array) -> ModuleType:
+def array_module(a: Array) -> ModuleType:
     """torch or numpy, whose functions have the same names here."""
     return torch if isinstance(a, Tensor) else np
 
 
-def quiet(formula: Callable[..., Any]) -> Callable[..., Any]:
+def ignoring_overflow(formula: Callable[..., Any]) -> Callable[..., Any]:
     """Let NumPy compute with infinite bounds in silence, as torch does."""
 
     @functools.wraps(formula)
@@ -183,10 +183,10 @@ def quiet(formula: Callable[..., Any]) -> Callable[..., Any]:
     return wrapped
 
 
-@quiet
+@ignoring_overflow
 def reach(weight: Array, lower: Array, upper: Array) -> tuple[Array, Array]:
     """The least and the largest weight.y between the bounds, in float64 (2, ..., 1), and the rounding of each."""
-    xp = module_of(weight)
+    xp = array_module(weight)
     lower, upper = (xp.asarray(xp.where(weight == 0, 0.0, side), dtype=xp.float64) for side in (lower, upper))
     ends = xp.stack([xp.minimum(weight * lower, weight * upper), xp.maximum(weight * lower, weight * upper)])
     size = xp.where(xp.isfinite(ends), abs(ends), 0.0)
@@ -250,7 +250,7 @@ class Section(NamedTuple):
         return Section(free, at_lower, tuple(levels))
 
 
-@quiet
+@ignoring_overflow
 def find_section(z: Array, weight: Array, lower: Array, upper: Array, total: Array) -> Section:
     """The face of {lower <= y <= upper, weight.y = total} that holds P(z) = clip(z - level weight, lower, upper).
 
@@ -259,7 +259,7 @@ def find_section(z: Array, weight: Array, lower: Array, upper: Array, total: Arr
     rounding would pile up. Further searches around the level found make up for large offsets of z along the
     weight, which do not change P(z), and for a z so far away that the bounds are lost in its rounding.
     """
-    xp, levels, steer = module_of(z), (), can_look_at_values()
+    xp, levels, steer = array_module(z), (), can_look_at_values()
     near = xp.broadcast_to(z, np.broadcast_shapes(*(part.shape for part in (z, weight, lower, upper, total))))
     for _ in range(ROUNDS if steer else 3):
         free, at_lower, level = _search(near, weight, lower, upper, total)
@@ -276,7 +276,7 @@ def _at_vertex(section: Section, near: Array, weight: Array, lower: Array, upper
     A direction of the set must move two entries that have a weight, and at a vertex both leave a bound: either P is
     constant around z, or z is at a kink and H = 0 is among the limits, unlike the H of some of these entries alone.
     """
-    xp = module_of(near)
+    xp = array_module(near)
     to_lower, to_upper = abs(near - lower), abs(upper - near)
     moving = section.free & (weight != 0)
     move = xp.where(moving, abs(weight) * xp.minimum(to_lower, to_upper), 0.0).sum(-1, keepdims=True)
@@ -287,17 +287,17 @@ def _at_vertex(section: Section, near: Array, weight: Array, lower: Array, upper
 
 
 def _eps(a: Array) -> float:
-    return float(module_of(a).finfo(a.dtype).eps)
+    return float(array_module(a).finfo(a.dtype).eps)
 
 
 def _clip(z: Array, lower: Array, upper: Array) -> Array:
-    xp = module_of(z)
+    xp = array_module(z)
     return xp.maximum(xp.minimum(z, upper), lower)
 
 
 def _search(z: Array, weight: Array, lower: Array, upper: Array, total: Array) -> tuple[Array, Array, Array]:
     """The free entries, those at their lower bound, and the level; at a kink the face to the right of it."""
-    xp = module_of(z)
+    xp = array_module(z)
     flip, slope = weight < 0, abs(weight)  # (z, l, u, w) -> (-z, -u, -l, -w): from here on all weights are positive
     z, low, high = (xp.where(flip, -a, b) for a, b in ((z, z), (upper, lower), (lower, upper)))
     counts = slope > 0
@@ -328,7 +328,7 @@ def _bracket(
     breaks: Array, z: Array, safe: Array, low: Array, high: Array, slope: Array, total: Array
 ) -> tuple[Array, Array]:
     """The neighbouring breaks between which slope.clip(z - t slope, low, high) passes the total, by bisection."""
-    xp, size = module_of(z), breaks.shape[-1]
+    xp, size = array_module(z), breaks.shape[-1]
     left = xp.zeros_like(breaks[..., :1], dtype=xp.int64)  # the sum is >= total there
     right = left + (size - 1)
     for _ in range((size - 2).bit_length()):
@@ -374,11 +374,11 @@ def on_section(z: Tensor, section: Section, weight: Tensor, lower: Tensor, upper
     return OnSection(*map(torch.as_tensor, _on_section(first, section, *others)))
 
 
-@quiet
+@ignoring_overflow
 def _on_section(
     z: Array, section: Section, weight: Array, lower: Array, upper: Array, total: Array
 ) -> tuple[Array, ...]:
-    xp, near = module_of(z), section.near(z, weight)
+    xp, near = array_module(z), section.near(z, weight)
     bounds = xp.where(section.at_lower, lower, upper)
     length = _length(weight * section.free)
     safe = xp.where(length > 0, length, 1.0)
@@ -395,7 +395,7 @@ def _on_section(
 def unit_normal(weight: Array, free: Array) -> Array:
     """w_F/|w_F|: the normal of the hyperplane within the free entries; zero where none of them has a weight."""
     length = _length(weight * free)
-    return weight * free / module_of(weight).where(length > 0, length, 1.0)
+    return weight * free / array_module(weight).where(length > 0, length, 1.0)
 
 
 def wall_distance(gap: Tensor, free: Tensor, weight: Tensor) -> Tensor:

@@ -10,11 +10,11 @@ from .base import (
     ConvexSet,
     ProjectionJacobian,
     can_look_at_values,
+    constant_on_a_point,
     event_norm,
     largest,
     parameter,
     show,
-    unless_one_point,
     validated,
 )
 from .jacobians import RankOne
@@ -70,7 +70,7 @@ class ElasticNetBall(ConvexSet):
     @validated
     def project(self, z: Tensor) -> Tensor:
         u, gamma, radius, c = self._scaled(z)
-        outside = c * z.sign() * _outside(unless_one_point(u, radius).abs(), gamma, radius)[0]
+        outside = c * z.sign() * _outside(constant_on_a_point(u, radius).abs(), gamma, radius)[0]
         return torch.where(_is_inside(u, gamma, radius), z, outside.to(z.dtype))
 
     @validated

@@ -112,10 +112,10 @@ class Polyhedron(ConvexSet):
             self._last = active.reshape(-1, active.shape[-1])[-1]
         return torch.cat([torch.ones_like(left[..., :m], dtype=torch.bool), active], -1)
 
-    def _held(self, z: Tensor, complete: bool = True) -> tuple[HeldRows, Tensor, Tensor]:
+    def _active_rows(self, z: Tensor, complete: bool = True) -> tuple[ActiveRows, Tensor, Tensor]:
         """The active rows at z (`complete` for the derivative), and all rows and right-hand sides."""
         rows, side = self.system()
-        return HeldRows(rows.detach(), self._active(z, rows, side, complete)), rows, side
+        return ActiveRows(rows.detach(), self._active(z, rows, side, complete)), rows, side
 
     @validated
     def project(self, z: Tensor) -> Tensor:
@@ -129,11 +129,11 @@ class Polyhedron(ConvexSet):
 
     def _nearest(self, z: Tensor) -> Tensor:
         follow = tracked(z, *self.tensor_parameters().values())
-        held, rows, side = self._held(z, follow)
+        held, rows, side = self._active_rows(z, follow)
         c = held.take(side)
         y, multipliers = held.nearest(z.detach(), c.detach())
         if follow:
-            B = held.take_rows(rows)
+            B = held.select_rows(rows)
             for _ in range(2):  # each step makes one more derivative of z = y + B'm, By = c exact
                 y, multipliers = held.newton(y, multipliers, z - y - adjoint(B, multipliers), c - product(B, y))
         return y
@@ -148,7 +148,7 @@ class Polyhedron(ConvexSet):
 
     @validated
     def jacobian(self, z: Tensor) -> ProjectionJacobian:
-        return NullSpaceJacobian(self._held(z)[0])
+        return NullSpaceJacobian(self._active_rows(z)[0])
 
     def excess(self, y: Tensor) -> tuple[Tensor, Tensor, str]:
         rows, side = (value.detach() for value in self.system())
@@ -164,7 +164,7 @@ class Polyhedron(ConvexSet):
         Where the tight rows depend on each other (a degenerate vertex) another choice of the multipliers may last
         longer: there it is a lower bound.
         """
-        held, rows, side = self._held(z)
+        held, rows, side = self._active_rows(z)
         rows, side = rows.detach(), side.detach()
         y, multipliers = held.nearest(z.double(), held.take(side))
         slack = (side - y @ rows.mT).clamp_min(0)
@@ -210,12 +210,12 @@ class NullSpaceJacobian(ProjectionJacobian):
 
     is_projector = True
 
-    def __init__(self, held: HeldRows) -> None:
-        self._held = held
+    def __init__(self, held: ActiveRows) -> None:
+        self._active_rows = held
         self.dimension: Any = held.B.shape[-1] - held.mask.sum(-1)
 
     def apply(self, v: Tensor) -> Tensor:
-        return self._held.tangent(v.double()).to(v)
+        return self._active_rows.tangent(v.double()).to(v)
 
 
 def _checked_rows(
@@ -245,7 +245,7 @@ def _independent(matrix: Tensor | None) -> Tensor:
     return torch.tensor(kept, dtype=torch.int64)
 
 
-class HeldRows:
+class ActiveRows:
     """The active rows B (..., k, n) of each point, B' = QR; zero rows fill up where a point has fewer than others.
 
     Not B B', which would square the angles between the rows.
@@ -258,7 +258,7 @@ class HeldRows:
             most = min(most, int(mask.sum(-1).max()) if mask.numel() else 0)
         self.index: Tensor = mask.to(torch.int8).argsort(dim=-1, descending=True, stable=True)[..., :most]
         self.used: Tensor = mask.gather(-1, self.index)
-        self.B = self.take_rows(rows)
+        self.B = self.select_rows(rows)
         Q, R = torch.linalg.qr(self.B.mT)
         self._Q = Q * self.used.unsqueeze(-2)
         self._R = R + torch.diag_embed((~self.used).to(R)) * (1 - R.diagonal(dim1=-2, dim2=-1)).unsqueeze(-1)
@@ -267,7 +267,7 @@ class HeldRows:
         """The entries (..., k) of the active rows."""
         return side.expand(self.mask.shape).gather(-1, self.index) * self.used
 
-    def take_rows(self, rows: Tensor) -> Tensor:
+    def select_rows(self, rows: Tensor) -> Tensor:
         return rows[self.index] * self.used.unsqueeze(-1)
 
     def tangent(self, v: Tensor) -> Tensor:

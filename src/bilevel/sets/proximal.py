@@ -107,7 +107,7 @@ class ElasticNetPenalty(Proximal):
     def prox(self, z: Tensor, step: Step = 1.0) -> Tensor:
         wide = widened(self._checked(z))
         step, (l1, l2) = self._step(step, wide), self._weights(wide)
-        kept = _kept(wide.detach().abs(), step * l1)
+        kept = _above_threshold(wide.detach().abs(), step * l1)
         shrunk = torch.where(kept, wide - wide.detach().sign() * (step * l1), torch.zeros_like(wide))
         return (shrunk / (1 + step * l2)).to(z.dtype)
 
@@ -115,7 +115,7 @@ class ElasticNetPenalty(Proximal):
         wide = widened(self._checked(z).detach())
         step, (l1, l2) = self._step(step, wide).detach(), (weight.detach() for weight in self._weights(wide))
         gain = None if isinstance(self.l2, float) and self.l2 == 0 else 1 / (1 + step * l2)
-        return Diagonal(_kept(wide.abs(), step * l1), gain)
+        return Diagonal(_above_threshold(wide.abs(), step * l1), gain)
 
     def value(self, y: Tensor) -> Tensor:
         wide = widened(self._checked(y))
@@ -184,7 +184,7 @@ class GroupL1Penalty(Proximal):
     def _shrinkage(self, z: Tensor, step: Step) -> tuple[Tensor, Tensor, Tensor]:
         """|z_g|, 1 - step weight/|z_g| where that is positive, else 0, and whether step weight = 0, for each group."""
         norms, level = self._layout.norms(z), self._step(step, z) * torch.as_tensor(self.weight).to(z)
-        kept = _kept(norms.detach(), level.detach())
+        kept = _above_threshold(norms.detach(), level.detach())
         shrink = torch.where(kept, 1 - level / torch.where(norms > 0, norms, 1), 0)
         return norms, shrink, (level == 0).expand_as(norms)
 
@@ -202,7 +202,7 @@ class GroupL1Penalty(Proximal):
         return (self._layout.norms(wide) * torch.as_tensor(self.weight).to(wide)).sum(-1).to(y.dtype)
 
 
-def _kept(size: Tensor, level: Tensor) -> Tensor:
+def _above_threshold(size: Tensor, level: Tensor) -> Tensor:
     """What soft-thresholding at the level keeps: all that is larger; without a level there is no kink at 0."""
     return (size > level) | (level == 0)
 

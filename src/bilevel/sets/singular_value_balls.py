@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .base import ProjectionJacobian, SetWithRadius, show, tracked, unless_one_point, validated, with_value
+from .base import ProjectionJacobian, SetWithRadius, constant_on_a_point, show, tracked, validated, with_value
 from .spectral import Dilation, SoftThresholdJacobian, without_rounding
 
 
@@ -40,7 +40,7 @@ class SpectralNormBall(SetWithRadius):
         radius = _per_matrix(self, wide)
         if not tracked(z, radius):
             return _clipped(wide, radius, *torch.linalg.svd(wide, full_matrices=False)).to(z.dtype)
-        moving = unless_one_point(wide, radius.unsqueeze(-1))
+        moving = constant_on_a_point(wide, radius.unsqueeze(-1))
         dilation = Dilation(moving)
         value = _clipped(wide.detach(), radius.detach(), dilation.left, dilation.values, dilation.right)
         return with_value(value, moving - dilation.shrink(radius.detach(), radius)).to(z.dtype)

@@ -36,12 +36,12 @@ def cut_level(b: Tensor, radius: Tensor) -> Tensor:
     if not can_look_at_values():
         return _by_sorting(b, radius)
     if b.numel() == b.shape[-1] and radius.numel() == 1:
-        level = torch.full_like(b[..., :1], cut_level_of_one(b.reshape(-1), float(radius)))
+        level = torch.full_like(b[..., :1], cut_level_of_vector(b.reshape(-1), float(radius)))
         return torch.broadcast_tensors(level, radius)[0]
     return _by_sorting(b, radius) if b.numel() < SHORT and b.shape[-1] < SHORT_ROW else _by_newton(b, radius)
 
 
-def cut_level_of_one(b: Tensor, radius: float) -> float:
+def cut_level_of_vector(b: Tensor, radius: float) -> float:
     """The level of one vector b of shape (n,) that is part of no graph."""
     if is_short(b):
         return _by_sorting_array(b.numpy(), radius)
@@ -71,7 +71,7 @@ def above_level(z: Tensor, radius: float | Tensor) -> Tensor:
         return torch.from_numpy(np.maximum(b, 0, out=b))
     z = z.detach()
     b = z - z.amax(-1, keepdim=True)
-    level = cut_level(b, radius) if isinstance(radius, Tensor) else cut_level_of_one(b.reshape(-1), radius)
+    level = cut_level(b, radius) if isinstance(radius, Tensor) else cut_level_of_vector(b.reshape(-1), radius)
     return (b - level).clamp_min_(0)
 
 

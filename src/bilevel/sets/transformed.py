@@ -11,7 +11,7 @@ from ..errors import InvalidInputError, InvalidTypeError
 from .base import ConvexSet, ProjectionJacobian, can_look_at_values, parameter, rounding_scale, show, validated
 
 
-class _OfBase(ConvexSet):
+class _TransformedSet(ConvexSet):
     """What they share: a base set, whose parameters are named `base.radius` and the like."""
 
     def __init__(self, base: ConvexSet) -> None:
@@ -21,7 +21,7 @@ class _OfBase(ConvexSet):
         self.event_ndim, self.separable, self.polyhedral = base.event_ndim, base.separable, base.polyhedral
 
 
-class Translated(_OfBase):
+class Translated(_TransformedSet):
     """{y : y - shift in base}; P(z) = shift + P_base(z - shift), H = H_base at z - shift.
 
     Parameters
@@ -75,7 +75,7 @@ class Translated(_OfBase):
         return self.base.margin(z - self._shift(z).detach())
 
 
-class Scaled(_OfBase):
+class Scaled(_TransformedSet):
     """{y : y/factor in base}; P(z) = factor P_base(z/factor), H = H_base at z/factor.
 
     Parameters
@@ -138,7 +138,7 @@ class Scaled(_OfBase):
         return None if margin is None else margin * per_batch
 
 
-class Flattened(_OfBase):
+class Flattened(_TransformedSet):
     """{Y : vec(Y) in base}, all entries of Y taken as one vector; P(Z) = P_base(vec(Z)), and H likewise.
 
     A set of vectors constrains each row of a matrix separately; `Flattened(base)` constrains all entries together.

@@ -13,7 +13,7 @@ from bilevel.errors import InvalidInputError
 from bilevel.experiments.printed import TABLES
 from bilevel.experiments.report import render_markdown
 from bilevel.experiments.report.curves import band, value_after
-from bilevel.experiments.report.provenance import core_hours, facts, search_of_steps, troubles
+from bilevel.experiments.report.provenance import core_hours, facts, step_searches, troubles
 from bilevel.experiments.report.tables import make_cells, make_tables
 from bilevel.experiments.report.writing import plain_table, runs_csv
 
@@ -89,7 +89,7 @@ def test_a_series_that_diverged_is_told_and_its_run_counts():
     silent, told = troubles(runs)
     assert (silent.what, silent.seeds, told.seeds, told.why) == ("series diverged", "1, 2", "3", "why")
     assert "eta is at or beyond 2/L" in silent.why
-    searched = search_of_steps([record(role="grid", **broken), record(role="grid", seed=1, status="failed")])
+    searched = step_searches([record(role="grid", **broken), record(role="grid", seed=1, status="failed")])
     assert searched == [("Table 2", "MNIST 6vs9", "dmlcbo", 2, 1, 1)]
 
 
@@ -120,7 +120,7 @@ def test_the_table_on_the_terminal_has_the_runs_of_the_report():
 def test_a_search_on_validation_classes_is_sound_without_test_accuracy():
     about = {"experiment": "table-3", "dataset": "fc100-5way", "role": "grid"}
     sound = record(**about, curve={"step": [9], "training_seconds": [1.0], "validation_accuracy": [0.4]})
-    assert search_of_steps([sound]) == [("Table 3", "FC100, 5 way 5 shot", "dmlcbo", 1, 0, 0)]
+    assert step_searches([sound]) == [("Table 3", "FC100, 5 way 5 shot", "dmlcbo", 1, 0, 0)]
 
 
 def test_few_seeds_are_a_rough_guide():

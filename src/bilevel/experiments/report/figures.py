@@ -12,7 +12,7 @@ from ...errors import MissingExtraError
 from ..printed import DATASETS, METHODS, printed_table
 from ..run_folder import RunRecord, csv_text
 from .curves import Band, band
-from .tables import CAPTIONS, PERCENT, application_of, make_cells
+from .tables import CAPTIONS, PERCENT, find_application, make_cells
 
 try:
     import matplotlib
@@ -83,7 +83,7 @@ def make_panels(records: Sequence[RunRecord], experiment: str) -> list[Panel]:
     names = list(dict.fromkeys([*METHODS, *sorted(method for _, method in runs)]))
     numbers = {name: place for place, name in enumerate(names)}
     panels = []
-    for about in CAPTIONS["figures"][application_of(records, experiment)]:
+    for about in CAPTIONS["figures"][find_application(records, experiment)]:
         measure, against = about["measure"], about["against"]
         if runs and not any(against in run.curve for cell in runs.values() for run in cell):
             continue  # runs of an older version

@@ -87,7 +87,7 @@ def _status(run: RunRecord) -> str:
     return run.status if run.status in ("diverged", "failed") else f"ended by {run.status}, without a number"
 
 
-def search_of_steps(records: Sequence[RunRecord]) -> list[tuple[str, str, str, int, int, int]]:
+def step_searches(records: Sequence[RunRecord]) -> list[tuple[str, str, str, int, int, int]]:
     """Of each search: experiment, dataset, method, runs, how many of them broke, in how many the series diverged."""
     result = []
     searches = (record for record in records if record.role == "grid")

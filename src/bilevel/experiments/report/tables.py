@@ -234,7 +234,7 @@ def is_finished(run: RunRecord) -> bool:
     )
 
 
-def application_of(records: Sequence[RunRecord], experiment: str) -> str:
+def find_application(records: Sequence[RunRecord], experiment: str) -> str:
     """ "few-shot" for runs that were evaluated on tasks, otherwise "hyper-cleaning"."""
     tasks = any("half_width" in record.final for record in records if record.experiment == experiment)
     return "few-shot" if tasks else printed_table(experiment).application
@@ -281,7 +281,7 @@ def make_tables(records: Sequence[RunRecord], experiment: str, seeds: int | None
     seeds
         How many were asked for; by default as many as the cell with most of them has.
     """
-    cells, application = make_cells(records, experiment), application_of(records, experiment)
+    cells, application = make_cells(records, experiment), find_application(records, experiment)
     planned = seeds or max((len(cell.runs) + len(cell.broken) for cell in cells), default=0)
     return [_results(experiment, cells, planned, application), _clock(experiment, cells, application)]
 

@@ -11,12 +11,12 @@ from typing import Any
 
 from ..._files import write_together
 from ...errors import InvalidInputError, WriteError
-from ..export import Row, columns_of, flat_row, rows_csv
+from ..export import Row, column_names, flat_row, rows_csv
 from ..printed import SOURCE, TABLES, PrintedTable, printed_table
 from ..run_folder import RunRecord, sort_key
 from .curves import value_after
-from .provenance import core_hours, facts, search_of_steps, troubles
-from .tables import COMPARED, TIMES, Table, application_of, make_cells, make_tables
+from .provenance import core_hours, facts, step_searches, troubles
+from .tables import COMPARED, TIMES, Table, find_application, make_cells, make_tables
 
 FOLDER = Path(__file__).parent
 AFTER = ("accuracy", "solved_upper_value")
@@ -108,7 +108,7 @@ def write_report(
         facts=facts(records),
         core_hours=core_hours(records),
         troubles=troubles(records),
-        search=search_of_steps(records),
+        search=step_searches(records),
         finals=sum(record.role == "final" for record in records),
         searches=sum(record.role == "grid" for record in records),
     )
@@ -251,9 +251,9 @@ def runs_csv(records: Sequence[RunRecord]) -> str:
     ordered = sorted(records, key=sort_key)
     rows, later = [flat_row(record) for record in ordered], [_after(record) for record in ordered]
     times = sorted({name for row in later for name in row}, key=lambda name: (name.split(".")[0], len(name), name))
-    return rows_csv([*columns_of(rows), *times], [row | more for row, more in zip(rows, later, strict=True)])
+    return rows_csv([*column_names(rows), *times], [row | more for row, more in zip(rows, later, strict=True)])
 
 
 def _after(record: RunRecord) -> Row:
-    times = TIMES[application_of([record], record.experiment)] if record.role == "final" else ()
+    times = TIMES[find_application([record], record.experiment)] if record.role == "final" else ()
     return {f"{name}.after.{time}s": value_after(record, name, time) for name in AFTER for time in times}
