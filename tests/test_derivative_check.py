@@ -97,6 +97,34 @@ def test_problems_with_function_constraints_are_looked_at(part):
     assert named == [part[0]] * (part != "none")
 
 
+@pytest.mark.parametrize("solver", [None, bilevel.DMLCBO()], ids=["default", "DMLCBO"])
+@pytest.mark.parametrize(
+    ("mistake", "options"),
+    [
+        ("a detached term", {}),
+        ("a detached term", {"tol": 1e-2}),
+        ("a detached term", {"tol": 1e-2, "delta": 1e-2}),
+        ("dropout of x", {}),
+    ],
+)
+def test_a_mistake_that_does_not_show_at_a_start_of_zeros(mistake, solver, options):
+    """The derivative of |x|^2 is 0 at x = 0, and so is a dropout of x."""
+    drop = torch.nn.Dropout(0.5)
+    torch.manual_seed(0)
+
+    def upper(x, y):
+        return (y - 1).square().sum() + ((x.detach() if mistake == "a detached term" else x) - 3).square().sum()
+
+    def lower(x, y):
+        shown = drop(x) if mistake == "dropout of x" else x
+        return (y - shown).square().sum() + (0 if mistake == "dropout of x" else x.detach().square().sum() * y.sum())
+
+    problem = bilevel.Problem(upper, lower, x0=ZERO, y0=ZERO)
+    with pytest.warns(ProblemWarning):
+        solution = bilevel.minimize(problem, solver=solver or "auto", steps=60, evaluate_every=20, **options)
+    assert solution.status not in (bilevel.Status.CONVERGED, bilevel.Status.STATIONARY, bilevel.Status.CERTIFIED)
+
+
 def test_the_check_names_the_cause_and_warns_of_nothing():
     assert bilevel.check_hypergradient(cut(), ZERO + 0.5).cause is Cause.DETACHED_LOWER
 

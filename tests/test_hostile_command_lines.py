@@ -66,7 +66,9 @@ def test_names_that_lead_nowhere(here, command, message, capsys):
     assert shown.startswith("bilevel: ")
 
 
-@pytest.mark.parametrize("text", ["a = " + "[" * 5000 + "]" * 5000, "a = " + "9" * 5000, "a = \0", "\udcff"])
+@pytest.mark.parametrize(
+    "text", ["a = " + "[" * 5000 + "]" * 5000, "a = " + "9" * 5000, "a = 0x" + "f" * 5000, "a = \0", "\udcff"]
+)
 def test_configurations_that_are_none(here, text, capsys):
     Path("mine.toml").write_bytes(text.encode(errors="surrogateescape"))
     assert cli.main(["reproduce", "table-2", "--configuration", "mine.toml"]) == 2
@@ -114,9 +116,11 @@ def test_the_index_of_a_frame_is_no_column(here, capsys):
 
 
 def command(*arguments: str, **options) -> subprocess.CompletedProcess:
+    paths = os.pathsep.join(map(os.path.abspath, filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))))
     return subprocess.run(
-        [sys.executable, "-m", "bilevel", *arguments], stderr=subprocess.PIPE, text=True, timeout=120, **options
-    )
+        [sys.executable, "-m", "bilevel", *arguments], stderr=subprocess.PIPE, text=True, timeout=120,
+        env={**os.environ, "PYTHONPATH": paths}, **options,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("arguments", [

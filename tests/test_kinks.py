@@ -133,6 +133,11 @@ def test_a_claim_needs_a_convex_lower_level():
     solution = bilevel.minimize(problem, vector(0.1), vector(0.1))
     assert solution.status is bilevel.Status.STALLED
     assert "not convex" in solution.message or "local minimum" in solution.message
+    corner = bilevel.Problem(  # g is concave: two corners of the box are local minima
+        lambda x, y: y.sum() + x.square().sum(), lambda x, y: x.sum() * y.sum() - y.square().sum(), sets.Box(-1.0, 1.0)
+    )
+    solution = bilevel.minimize(corner, vector(0.0), vector(1.0), solver=bilevel.DMLCBO(), steps=50, tol=1e-3)
+    assert solution.status is not bilevel.Status.STATIONARY
 
 
 def mixed(size):

@@ -168,6 +168,18 @@ def test_points_made_under_inference_mode_are_taken(call):
     assert torch.equal(CALLS[call](given), expected)
 
 
+@pytest.mark.parametrize("call", [call for call in CALLS if call not in ("project", "MetaLearner")])
+def test_another_default_device_is_refused(call):
+    """Random numbers are drawn on the CPU, where the points are."""
+    given = problem()
+    torch.set_default_device("meta")
+    try:
+        with pytest.raises(bilevel.IncompatibleError, match="the default device of torch is meta"):
+            CALLS[call](given)
+    finally:
+        torch.set_default_device(None)
+
+
 @pytest.mark.parametrize("derivative", ["hessian", "hvp", "jvp"])
 def test_second_derivatives_of_argmin_are_refused(derivative):
     """They are not zero, which is what torch.autograd.functional takes missing ones for."""
@@ -183,10 +195,12 @@ def test_second_derivatives_of_argmin_are_refused(derivative):
 
 @pytest.mark.parametrize("level", ["upper", "lower"])
 @pytest.mark.parametrize("name", ["x", "y"])
-def test_functions_that_change_their_arguments_are_refused(level, name):
+@pytest.mark.parametrize("way", ["torch", "data", "NumPy"])
+def test_functions_that_change_their_arguments_are_refused(level, name, way):
     def changing(x, y):
         with torch.no_grad():
-            {"x": x, "y": y}[name].mul_(0.5)
+            changed = {"x": x, "y": y}[name]
+            {"torch": changed, "data": changed.data, "NumPy": changed.detach().numpy()}[way][:1] *= 0.5
         return (y - x).square().sum()
 
     functions = {"upper": lambda x, y: y.square().sum(), "lower": lambda x, y: (y - x).square().sum()} | {

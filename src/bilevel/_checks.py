@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .errors import BilevelError, IncompatibleError, InvalidInputError, InvalidTypeError, NonFiniteError
-from .linearization import AutogradLinearization, Linearization
+from .linearization import AutogradLinearization, Linearization, check_default_device
 from .problem import Problem
 from .sets.base import ConvexSet, check_holds_values
 from .sets.from_projection import ProjectionSet
@@ -43,6 +43,7 @@ def _check_tensor(name: str, value: Any) -> Tensor:
             f"use torch.as_tensor({name})"
         )
     check_holds_values(name, value)
+    check_default_device()
     if not value.is_floating_point():
         raise InvalidTypeError(f"{name} has dtype {value.dtype}: convert it, for example {name}.double()")
     if value.numel() == 0:
@@ -133,11 +134,12 @@ def call_function(lin: Linearization, name: str, point: str) -> Tensor:
     )
     if lin.problem.sampler is not None:
         advice += " With a sampler, batch=None means all the data."
-    before = [_versions(lin.x), _versions(lin.y)]
+    given = lin.arguments if isinstance(lin, AutogradLinearization) else (lin.x, lin.y)
+    before = [tree_map(lambda u: u.detach().clone(), point) for point in given]
     with _explained(f"{name}({point})", advice):
         value = getattr(lin, f"{name}_value")
-    for argument, was, now in zip("xy", before, [_versions(lin.x), _versions(lin.y)], strict=True):
-        if was != now:
+    for argument, was, now in zip("xy", before, given, strict=True):
+        if not all(map(torch.equal, leaves(was), leaves(now))):
             raise InvalidInputError(f"{name} changes {argument} in place: let it work on a copy, {argument}.clone()")
     return value
 
@@ -149,11 +151,6 @@ def check_finite(value: Tensor) -> Tensor:
             f"upper(x, y) is {float(value)}: check the data for NaN or infinite values, and logarithms"
         )
     return value
-
-
-def _versions(tree: Vector) -> list[int]:
-    """How often each tensor was written to, as torch counts it."""
-    return [0 if u.is_inference() else u._version for u in leaves(tree)]
 
 
 @contextmanager

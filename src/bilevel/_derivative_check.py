@@ -35,6 +35,8 @@ WRONG = {FINE: 1e-3, COARSE: 2e-2}
 COARSER = 0.02
 """The relative difference to float64 from which derivatives in a coarser dtype count as wrong."""
 CUT = ": look for detach(), item(), numpy(), torch.no_grad(), a wrong backward, a product written by hand, or rounding"
+CALLS = 4
+"""How often f and g are called at one point: a dropout may give the same values twice."""
 RANDOM = ": use model.eval() against dropout, and a sampler for batches"
 LOWER = [("g", "y"), ("grad_y g", "y"), ("grad_y g", "x")]
 UPPER = [("f", "x"), ("f", "y"), ("g", "x")]
@@ -143,8 +145,9 @@ class FlatSet:
 
 
 def warn_of_flaws(
-    problem: Problem, x: Vector, y: Vector, *, upper: bool = True, beside: bool = False, stacklevel: int = 3
-) -> bool:
+    problem: Problem, x: Vector, y: Vector, *, upper: bool = True, beside: bool = False, end: bool = False,
+    stacklevel: int = 3,
+) -> bool:  # fmt: skip
     """Warn (`ProblemWarning`) if f, g or the set is random, or a derivative grossly wrong; once per problem and shape.
 
     Return whether there is a flaw, also when the warning was given before. Problems of bilevel itself and problems on
@@ -160,8 +163,10 @@ def warn_of_flaws(
         Also check f.
     beside
         Check at a point very close to y instead: a product may be wrong only there.
+    end
+        Check at x although the start was checked: some mistakes do not show there, such as a detached |x|^2 at x = 0.
     """
-    key = (upper, beside, *(tuple(u.shape) for u in (*leaves(x), *leaves(y))))
+    key = (upper, beside, end, *(tuple(u.shape) for u in (*leaves(x), *leaves(y))))
     own = type(problem) is not Problem and type(problem).__module__.startswith("bilevel.")
     if own or problem.ranks.size > 1 or problem.flaws is None:
         return False
@@ -202,12 +207,12 @@ class _FirstLook:
         self.eps = max(torch.finfo(dtype).eps for dtype in dtypes)
 
     def random(self) -> str:
-        """Whether f or g differ between two calls at one point: dropout, say, or a counter."""
-        lins = [self.problem.linearize(self.x, self.y) for _ in range(2)]
+        """Whether f or g differ between calls at one point: dropout, say, or a counter."""
+        lins = [self.problem.linearize(self.x, self.y) for _ in range(CALLS)]
         for name, value in {"f": "upper_value", "g": "lower_value"}.items() if self.upper else [("g", "lower_value")]:
-            first, second = (float(getattr(lin, value)) for lin in lins)
-            if first != second:
-                return f"{name} differs between two calls at one point, {first:.9g} and {second:.9g}{RANDOM}"
+            first, *others = (float(getattr(lin, value)) for lin in lins)
+            if different := [other for other in others if other != first]:
+                return f"{name} differs between two calls at one point, {first:.9g} and {different[0]:.9g}{RANDOM}"
         return ""
 
     def wrong_slope(self) -> str:

@@ -151,19 +151,20 @@ def compare(seed: int = 0, *, steps: int = STEPS, progress: bool = True, **files
     `checkpoint` and `resume` are those of `minimize`.
     """
     data = load_digits(seed)
+    weights, learned = learn_weights(data, steps=steps, seed=seed, progress=progress, **files)
     every_row_counts = 30.0  # sigmoid(30) is 1 in float32
     models = {
         name: fit(cleaning_problem(rows, data.trusted), torch.full((len(rows.labels),), every_row_counts))
         for name, rows in (("noisy rows", data.noisy), ("trusted rows only", data.trusted))
     }
-    weights, models["learned weights"] = learn_weights(data, steps=steps, seed=seed, progress=progress, **files)
+    models["learned weights"] = learned
     outcomes = []
     for name, model in models.items():
         right = scores(model, data.test.images).argmax(-1) == data.test.labels
         suspected = scores(model, data.noisy.images).argmax(-1) != data.noisy.labels
         found, blamed = ((suspected & rows).sum().item() for rows in (data.flipped, ~data.flipped))
         outcomes.append(Outcome(name, right.double().mean().item(), int(found), int(blamed)))
-    return Result(data, outcomes, weights, models["learned weights"])
+    return Result(data, outcomes, weights, learned)
 
 
 # --- what people see --------------------------------------------------------------------------------------------------

@@ -246,6 +246,11 @@ class AutogradLinearization(Linearization):
         self._x, self._y = as_leaves(x), as_leaves(y)
         check_modes(leaves(y)[0].device)
 
+    @property
+    def arguments(self) -> tuple[Vector, Vector]:
+        """x and y as f and g get them."""
+        return self._x, self._y
+
     @lazy
     def _upper_graph(self) -> Tensor:
         return self.problem.call_upper(self._x, self._y, self.batch)
@@ -316,6 +321,15 @@ class AutogradLinearization(Linearization):
         return {name: any(each[name] for each in everywhere) for name in found}
 
 
+def check_default_device() -> None:
+    """Refuse another default device than the CPU: random numbers are drawn there, by generators of the CPU."""
+    if torch.get_default_device().type != "cpu":
+        raise IncompatibleError(
+            f"the default device of torch is {torch.get_default_device()}: put this call into `with "
+            "torch.device('cpu'):`, and x, y and what f and g use on the device of your choice by their device="
+        )
+
+
 def check_modes(device: torch.device) -> None:
     """Raise in modes of torch in which derivatives are missing or have another precision than the user's tensors."""
     if torch.is_inference_mode_enabled():
@@ -329,10 +343,10 @@ def check_modes(device: torch.device) -> None:
 
 
 def as_leaves(tree: Vector) -> Vector:
-    """A copy without history, from which autograd can start."""
+    """A copy without history, from which autograd can start; a function that changes it changes no state of a run."""
     if not isinstance(tree, dict):
-        return tree.detach().requires_grad_()
-    return {name: u.detach().requires_grad_() for name, u in tree.items()}
+        return tree.detach().clone().requires_grad_()
+    return {name: u.detach().clone().requires_grad_() for name, u in tree.items()}
 
 
 def vjp(

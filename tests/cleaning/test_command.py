@@ -181,7 +181,7 @@ def test_rows_in_common_are_counted(sparse):
 def test_rows_measured_on_that_are_in_the_table_are_noted(forest, capsys):
     forest.write("test.csv", pd.concat([forest.test, forest.frame[:7], forest.trusted[:3]]))
     assert forest.clean(*QUICK, "--test", "test.csv", "--report", "r.html") == 0
-    note = "10 of the measured rows are also in train.csv or trusted.csv, by the columns used: these accuracies"
+    note = "10 of the measured rows are also in train.csv or trusted.csv, by the columns used: accuracies"
     assert note in capsys.readouterr().err
     assert note in forest.read("r.html")
     assert "none of these models was trained" not in forest.read("r.html")

@@ -103,6 +103,7 @@ def test_a_column_of_verified_labels(messy):
     ("content", "message"),
     [
         ("row,verdict\n9999,right\n", "from 1 to 240"),
+        ("row,verdict\nfirst,right\n", "from 1 to 240"),
         ("row,verdict\n1,perhaps\n", "right, wrong, unsure"),
         ("row,given_label,verdict\n1,yew,right\n", "another table"),
         ("row,verified_label,verdict\n1,yew,wrong\n", "'yew' does not occur"),
@@ -133,8 +134,11 @@ def test_texts_that_look_like_formulas_are_escaped_and_read_back(forest):
     names = {"oak": "=cmd()", "fir": "-x", "ash": "ash"}
     for name, table in (("train.csv", forest.frame), ("trusted.csv", forest.trusted)):
         forest.write(name, table.replace({"species": names}))
-    assert clean("--trusted", "trusted.csv", "--cleaned", "c.csv") == 0
+    forest.write("again.csv", pd.read_csv("trusted.csv").rename(columns={"species": "given_species"}))
+    quick = ["--noise", "transition", "--steps", "2"]
+    assert clean("--trusted", "trusted.csv", "--cleaned", "c.csv", *quick) == 0
     assert "=cmd()" not in forest.read("c.csv").replace("'=cmd()", "")
-    assert cli.main(["clean", "c.csv", "--label", "given_species", "--json"]) == 0
-    assert clean("--trusted", "trusted.csv", "--cleaned", "raw.csv", "--raw") == 0
+    again = ["--label", "given_species", "--trusted", "again.csv", "--ignore", "species", "--json"]
+    assert cli.main(["clean", "c.csv", *again, *quick]) == 0
+    assert clean("--trusted", "trusted.csv", "--cleaned", "raw.csv", "--raw", *quick) == 0
     assert "'=cmd()" not in forest.read("raw.csv")

@@ -21,6 +21,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 import bilevel
+from bilevel.ranks import Ranks
 
 VALUES: list[Callable[[], Any]] = [
     lambda: None, lambda: True, lambda: -1, lambda: 0, lambda: 3, lambda: 2**70, lambda: -(2**63), lambda: 1e308,
@@ -208,11 +210,11 @@ def _frame() -> Any:
     return frame.assign(label=y, checked=trusted.astype(int))
 
 
-def _clean(file: Path) -> int:
+def _clean(file: Path, *known: str) -> int:
     from bilevel import cli
 
-    options = ["--label", "label", "--trusted-column", "checked", "--steps", "1", "--noise", "transition", "--json"]
-    return cli.main(["clean", str(file), *options])
+    options = ["--label", "label", *(known or ("--trusted-column", "checked"))]
+    return cli.main(["clean", str(file), *options, "--steps", "1", "--noise", "transition", "--json"])
 
 
 def text_table(path: Path) -> list[Callable[[Path], Any]]:
@@ -225,6 +227,64 @@ def parquet_table(path: Path) -> list[Callable[[Path], Any]]:
     """The same as a Parquet file."""
     _frame().to_parquet(path)
     return [_clean]
+
+
+def array_table(path: Path) -> list[Callable[[Path], Any]]:
+    """The same as NumPy's arrays, the rows of which are changed."""
+    X, y, trusted = _table()
+    for name, rows in (("all", slice(None)), ("trusted", trusted)):
+        folder = path.parent / name
+        folder.mkdir(exist_ok=True)
+        np.save(folder / "rows.npy", X[rows])
+        np.save(folder / "labels.npy", y[rows])
+    shutil.copy(path.parent / "all" / "rows.npy", path)
+
+    def use(file: Path) -> int:
+        rows = shutil.copy(file, path.parent / "all" / "rows.npy")
+        return _clean(Path(rows), "--trusted", str(path.parent / "trusted" / "rows.npy"))
+
+    return [use]
+
+
+def decisions(path: Path) -> list[Callable[[Path], Any]]:
+    """The decisions about rows that `bilevel clean --verified` reads."""
+    from bilevel.cleaning.options import CleanOptions
+    from bilevel.cleaning.prepare import prepare
+
+    _, y, _ = _table()
+    table = path.with_name("table.csv")
+    _frame().to_csv(table, index=False)
+    lines = [f"{i + 1},{y[i]},{['right', 'wrong', 'unsure'][i % 3]},b,{i % 2}" for i in range(30)]
+    path.write_text("\n".join(["row,given_label,verdict,verified_label,drawn_at_random", *lines, ""]))
+    options = CleanOptions(table, label="label", trusted_column="checked")
+    return [lambda file: prepare(replace(options, verified=str(file)), Ranks())]  # all that comes before learning
+
+
+def configuration(path: Path) -> list[Callable[[Path], Any]]:
+    """The TOML file of an experiment."""
+    from bilevel.experiments.command import load_tables
+    from bilevel.experiments.configuration import FOLDER
+    from bilevel.experiments.options import ReproduceOptions
+    from bilevel.experiments.plan import count_runs
+
+    shutil.copy(FOLDER / "table-2.toml", path)
+    return [lambda file: count_runs(load_tables(ReproduceOptions(target="table-2", configuration=(file,))))]
+
+
+TOML_VALUES = ["true", "-1", "0", "nan", "inf", "1e308", "9" * 5000, '""', '"a\\u0000b"', '"""', "[]", "{}", "[[1]]",
+               "[" * 200 + "]" * 200, "{a = " * 200 + "1" + "}" * 200, "1979-05-27", "0x" + "f" * 5000, "'\0'",
+               "1_0"]  # fmt: skip
+
+
+def changed_toml(source: Path, target: Path, draw: random.Random) -> None:
+    """The value of one to three keys replaced, or a few bytes changed."""
+    if draw.random() < 0.3:
+        return flipped(source, target, draw)
+    lines = source.read_text().split("\n")
+    keys = [i for i, line in enumerate(lines) if "=" in line and not line.startswith("#")]
+    for i in draw.sample(keys, draw.choice([1, 1, 2, 3])):
+        lines[i] = f"{lines[i].partition('=')[0]}= {draw.choice(TOML_VALUES)}"
+    target.write_text("\n".join(lines))
 
 
 def flipped(source: Path, target: Path, draw: random.Random) -> None:
@@ -274,6 +334,9 @@ KINDS: dict[str, tuple[str, Callable[[Path], list[Callable[[Path], Any]]], Calla
     "model": (".safetensors", model, mutate),
     "text table": (".csv", text_table, flipped),
     "Parquet table": (".parquet", parquet_table, flipped),
+    "NumPy table": (".npy", array_table, flipped),
+    "decisions": (".csv", decisions, flipped),
+    "configuration": (".toml", configuration, changed_toml),
     "record": (".json", store_record, changed_json),
 }
 

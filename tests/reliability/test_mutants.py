@@ -37,8 +37,10 @@ def test_some_mutants():
 @pytest.mark.parametrize("kind", mutants.KINDS)
 def test_five_hundred_mutants(kind, record_property):
     (found,) = judged(500, kind)
-    text = "{mutants} mutants of a {kind}: {refused} refused, {taken} taken, {odd} tracebacks, "
+    text = "{mutants} mutants, {kind} ({what}): {refused} refused, {taken} taken, {odd} tracebacks, "
     text += "slowest {slowest:.2f} s, {memory:.0f} MB"
-    record_property("figure", text.format(**found | {"odd": len(found["odd"]), "memory": found["memory"] / 1e6}))
+    what = str(mutants.KINDS[kind][1].__doc__).rstrip(".")
+    told = found | {"what": what[0].lower() + what[1:], "odd": len(found["odd"]), "memory": found["memory"] / 1e6}
+    record_property("figure", text.format(**told))
     check(found)
     assert found["slowest"] < SECONDS

@@ -1,5 +1,7 @@
 """DMLCBO without a step size: the same run in other units, pace of the lower level, noisy batches."""
 
+import functools
+
 import pytest
 import torch
 
@@ -34,17 +36,22 @@ def trajectory(problem, x_unit=1.0):
     x0, y0 = torch.zeros(25, dtype=DOUBLE), torch.zeros(6, dtype=DOUBLE)
     found = []
     bilevel.minimize(
-        problem, x0, y0, solver=bilevel.DMLCBO(), steps=60, evaluate_every=20,
+        problem, x0, y0, solver=bilevel.DMLCBO(), steps=40, evaluate_every=20,
         callbacks=[lambda record, state: found.append(x_unit * state.x)],
     )  # fmt: skip
     return torch.stack(found)
+
+
+@functools.cache
+def usual_trajectory(rows):
+    return trajectory(weights(rows=rows))
 
 
 @pytest.mark.parametrize("rows", [None, 8], ids=["all rows", "batches"])
 @pytest.mark.parametrize("scale", [1e-3, 1e3])
 @pytest.mark.parametrize("what", ["f", "g", "x_unit", "y_unit"])
 def test_automatic_steps_do_not_depend_on_units(what, scale, rows):
-    usual = trajectory(weights(rows=rows))
+    usual = usual_trajectory(rows)
     other = trajectory(weights(**{what: scale}, rows=rows), scale if what == "x_unit" else 1.0)
     assert float((usual - other).abs().max()) < 1e-3 * float(usual.abs().max())
 
@@ -103,6 +110,16 @@ def test_a_start_on_a_plateau_is_not_left_far_behind():
     start, corner = torch.full((2,), 3.0, dtype=DOUBLE), torch.ones(2, dtype=DOUBLE)
     solution = bilevel.minimize(problem, start, corner, solver=bilevel.DMLCBO(), steps=50)
     assert float(solution.x.abs().max()) < 30.0
+
+
+def test_a_lower_level_that_is_nan_at_a_later_call_is_an_error():
+    calls = iter(range(100_000))
+    problem = bilevel.Problem(
+        lambda x, y: y.square().sum(), lambda x, y: (y - x).square().sum() * (1.0 if next(calls) < 2 else torch.nan)
+    )
+    start = torch.ones(2, dtype=DOUBLE)
+    with pytest.warns(bilevel.errors.ProblemWarning, match="and nan"), pytest.raises(bilevel.errors.NonFiniteError):
+        bilevel.minimize(problem, start, start, solver=bilevel.DMLCBO(), steps=5)
 
 
 def test_a_lagging_lower_level_is_reported():

@@ -27,6 +27,7 @@ from sklearn.utils.validation import (
 
 from .._checks import check_choice, check_count
 from ..errors import CheckpointWarning, InvalidInputError
+from ..linearization import check_default_device
 from ..ranks import Ranks
 from ..run.checkpoint import Checkpoint
 from ..run.engine import Run
@@ -381,6 +382,7 @@ class HyperCleaner(ClassifierMixin, BaseEstimator):
         for labels in y:
             inputs.refuse_missing_labels(labels, names[1])
         inputs.refuse_texts(X, names[0])
+        check_default_device()
         found = validate_data(
             self, X, *map(inputs.plain_labels, y), reset=reset, accept_sparse="csr", dtype=DTYPES,
             ensure_all_finite=False, ensure_min_samples=2 if reset else 1,

@@ -57,7 +57,7 @@ def read_verified(options: CleanOptions, training: Table, labels: np.ndarray) ->
     found = read_table(path, texts={"verified_label", "verdict", "given_label", "drawn_at_random"})
     for name in ("row", "verdict"):
         found.require(name, "--verified")
-    rows = found.column("row").to_numpy(dtype=float)
+    rows: np.ndarray = np.asarray(pd.to_numeric(found.column("row"), errors="coerce"), dtype=float)
     if not ((rows % 1 == 0) & (rows >= 1) & (rows <= count)).all():
         raise InvalidInputError(f"{path}: 'row' is a number from 1 to {count}, counting the rows of {training.name}")
     places = rows.astype(int) - 1

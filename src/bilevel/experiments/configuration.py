@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -247,7 +248,9 @@ def load_configuration(name: str | Path) -> Configuration:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+        json.dumps(document, default=str)  # numbers of thousands of digits in hexadecimal, which Python does not print
+        return document
     except (FileNotFoundError, IsADirectoryError):
         raise MissingFileError(
             f"there is no configuration {path}: name one of {', '.join(TABLES)}, or a file"

@@ -14,7 +14,7 @@ from .._checks import check_count, check_number
 from .._fingerprint import fingerprint
 from .._serializable import matches
 from ..errors import InvalidInputError
-from ..linearization import Costs, check_modes
+from ..linearization import Costs, check_default_device, check_modes
 from ..random import Seeds
 from ..ranks import Ranks
 from ..run.checkpoint import Checkpoint, RunDocument
@@ -193,6 +193,7 @@ class MetaLearner:
             shorten a training with `minutes`.
         """
         with self.ranks.guard("checking the arguments of fit"):
+            check_default_device()
             check_modes(next(self.network.parameters()).device)
             stage = MetaTraining(self, self._updates, episodes, validate, validate_count)
             self._updates.set_schedule(halve_every)

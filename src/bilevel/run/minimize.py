@@ -32,7 +32,7 @@ from .engine import Callback, Limits, Run, Stage
 from .observers import check_logs, checked_callbacks, named_logs
 from .problem_identity import check_same_problem, problem_identity
 from .solution import Iterate, Plan, Record, Solution, Status, document_of
-from .stopping import SOLVED, ends_above_start, is_certified, no_descent_near, stationarity_of
+from .stopping import SHORT, SOLVED, ends_above_start, is_certified, no_descent_near, stationarity_of
 
 SAME_PROBLEM = 1e-3
 """A run is resumed only if f(x, y) has its former value, up to this relative change."""
@@ -353,18 +353,29 @@ class SolverStage(Stage):
     def stop(self, state: Iterate, row: Record) -> Status | None:
         if state.current.ended:
             ended = Status[state.current.ended.upper()]
-            return Status.STALLED if self._flawed and ended is Status.CONVERGED else ended
+            return Status.STALLED if ended is Status.CONVERGED and self._is_flawed(state) else ended
         tol, delta, problem = self.plan.tol, self.plan.delta, uncounted(self.problem)
         if tol is None or self._flawed or not row.lower_residual <= tol:
             return None
         if delta is not None:
-            return Status.CERTIFIED if is_certified(problem, state.current, delta, tol) else None
+            found = is_certified(problem, state.current, delta, tol)
+            return Status.CERTIFIED if found and not self._is_flawed(state) else None
         if not (row.linear_residual <= SOLVED and row.stationarity <= tol):
             return None
-        return Status.STATIONARY if no_descent_near(problem, state.current, tol) else None
+        found = no_descent_near(problem, state.current, tol)
+        return Status.STATIONARY if found and not self._is_flawed(state) else None
+
+    def _is_flawed(self, state: Iterate) -> bool:
+        """Whether derivatives are wrong at the start or here: some mistakes do not show at a start of zeros."""
+        now = state.current
+        if not self._flawed:
+            self._flawed = warn_of_flaws(uncounted(self.problem), now.x, now.y, end=True, stacklevel=6)
+        return self._flawed
 
     def conclude(self, state: Iterate, status: Status, history: Sequence[Record]) -> Status:
         limited = status in (Status.STEPS, Status.TIME)
+        if state.current.ended or (limited and state.current.step >= SHORT):
+            self._is_flawed(state)
         if limited and state.current.falling:
             return Status.UNFINISHED
         if (limited or status in (Status.STATIONARY, Status.CERTIFIED)) and any(row.diverges for row in history):

@@ -37,7 +37,8 @@ def stationarity_of(problem: Problem, x: Vector, h: Vector) -> float:
 def no_descent_near(problem: Problem, state: State, tol: float, delta: float | None = None) -> bool:
     """Whether one-sided differences of F confirm that x is stationary: at a kink, h = 0 is not sufficient.
 
-    With delta, the differences are taken at that distance: closer to a minimum at a kink, F still decreases.
+    Not where g is nonconvex in y: F may then be lower at another solution of the lower level. With delta, the
+    differences are taken at that distance: closer to a minimum at a kink, F still decreases.
     """
     x = flat(state.x).double()
     if unmet(SmoothedBFGS, problem, problem.constraint_at(state.x), state.y):
@@ -46,9 +47,10 @@ def no_descent_near(problem: Problem, state: State, tol: float, delta: float | N
     def level(smoothing: Smoothing | None) -> LowerLevel:
         return lower_level(problem, state.x, state.y, smoothing)
 
-    here, length = level(None).evaluate(x, relative=1e-10), delta or PROBE * (float(x.norm()) or 1.0)
-    if not here.ok:
-        return True
+    exact, length = level(None), delta or PROBE * (float(x.norm()) or 1.0)
+    here = exact.evaluate(x, relative=1e-10)
+    if exact.nonconvex or not here.ok:
+        return not exact.nonconvex
     how: dict[str, Any] = {"length": length, "gain": tol * length, "parts": (1.0,) if delta else PARTS}
     return find_descent(level, problem.upper_constraint, here, **how) is None
 

@@ -316,9 +316,8 @@ def changes_between_calls(lin: Linearization) -> bool:
         [each.upper_value, each.lower_value, *leaves(each.upper_grad_y), *leaves(each.lower_grad_y)]
         for each in (lin, lin.problem.linearize(lin.x, lin.y, lin.batch))
     )
-    rounding = [1e3 * torch.finfo(u.dtype).eps * float(u.abs().max()) for u in first]
-    close = (torch.allclose(u, v, 0.0, atol) for u, v, atol in zip(first, second, rounding, strict=True))
-    return not all(close)
+    rounding = (1e3 * torch.finfo(u.dtype).eps * float(u.abs().max()) for u in first)
+    return not all(bool(((u - v).abs() <= r).all()) for u, v, r in zip(first, second, rounding, strict=True))
 
 
 def estimate_curvature(
