@@ -12,6 +12,7 @@ from bilevel import cli
 LINEAR = ("--noise", "rows")  # models that need every cell
 PROGRESS = ("bilevel: reading ", "bilevel: encoding ")
 OUTPUTS = ["--out", "weights.csv", "--model", "model.safetensors", "--report", "report.html"]
+QUICK = ["--noise", "transition", "--steps", "2"]
 
 
 @pytest.fixture
@@ -150,7 +151,7 @@ def test_columns_of_one_name_or_none_get_names(forest, capsys):
         frame = forest.frame if name == "train.csv" else forest.trusted
         text = csv_of(frame.assign(row=range(len(frame)))).replace("width", "height", 1).replace("row", "", 1)
         forest.write(name, text)
-    assert forest.clean("--json") == 0
+    assert forest.clean(*QUICK, "--json") == 0
     shown = capsys.readouterr()
     assert "columns without a name, or several of one name: they are called 'height 2', 'unnamed 5'" in shown.err
     assert [each["column"] for each in json.loads(shown.out)["columns"]] == ["height", "height 2", "bark", "unnamed 5"]
@@ -233,7 +234,7 @@ def test_a_file_that_may_not_be_read(refused, monkeypatch):
 def test_another_encoding_is_recognised_and_said(forest, capsys, encoding, name):
     text = csv_of(forest.frame.replace({"bark": {"rough": "rauh, geäste"}}))
     forest.write("train.csv", text.encode(encoding))
-    assert forest.clean("--cleaned", "c.csv") == 0
+    assert forest.clean(*QUICK, "--cleaned", "c.csv") == 0
     assert f"train.csv is not in UTF-8 and was read as {name}" in capsys.readouterr().err
     assert "rauh, geäste" in pd.read_csv(forest.folder / "c.csv")["bark"].to_numpy()
 
