@@ -17,8 +17,8 @@ from benchmarks.contestants import HERE, cleaning, contestants
 from benchmarks.few_shot_step import Stopwatch
 from benchmarks.harness import Row, collected, markdown, reason_of
 from benchmarks.paper_data import Task
-from benchmarks.paper_report import arrival, distances_of_f
-from benchmarks.paper_report import markdown as effort
+from benchmarks.paper_effort import arrival, distances_of_f
+from benchmarks.paper_effort import markdown as effort
 from benchmarks.true_value import Value, lower_bound
 from benchmarks.zoo import TrueValue, flat, unflat
 from benchmarks.zoo_problems import CASES
@@ -135,7 +135,8 @@ def test_effort_is_counted_until_f_is_near_the_lowest_of_all_methods_on_the_same
         counts = [float(k) for k in range(len(values))]
         curve = {"step": counts, "training_seconds": [0.5 * k for k in counts], "gradients": [4 * k for k in counts]}
         curve |= {"data_passes": [2 * k for k in counts], "solved_upper_value": list(values)}
-        about = {"experiment": "table-2", "role": "final", "dataset": "mnist", "settings": {}, "status": "converged"}
+        about = {"experiment": "table-2", "role": "final", "dataset": "mnist", "status": "converged"}
+        about["settings"] = {"upper_step": 1.0, "lower_step": 0.1}
         return RunRecord(**about, identity=f"{method}{seed}", method=method, seed=seed, curve=curve)  # type: ignore[arg-type]
 
     runs = [run("dmlcbo", 0, 0.6, 0.50005, 0.5), run("approx", 0, 0.6, 0.55, 0.5008), run("dmlcbo", 1, 0.9, 0.8)]
@@ -146,6 +147,6 @@ def test_effort_is_counted_until_f_is_near_the_lowest_of_all_methods_on_the_same
     assert arrival(runs[0], distances["dmlcbo0"], 1e-4) == near
     assert arrival(runs[1], distances["approx0"], 1e-4) is None
     first, second = effort(runs, distances).splitlines()[2:]
-    assert "| DMLCBO | 2 |" in first.replace("dmlcbo", "DMLCBO")
+    assert "| dmlcbo | 1, 0.1 | 2 |" in first
     assert "| 0.50 | 0.50 | 0.75 | 4 | 2 |" in first
     assert "| 1.00 | – | – | – | – |" in second

@@ -1,19 +1,17 @@
-"""The report of stored runs of `bilevel reproduce`, and what each method spends until F is near the best.
+"""What each method spends until F is near the best, from stored runs of `bilevel reproduce table-2`.
 
-    python -m benchmarks.paper_report RESULTS... --command "what made them" [--out results/paper]
+    python -m benchmarks.paper_effort RESULTS... --command "what made them" [--out results/paper/effort.md]
 
-RESULTS are folders of `bilevel reproduce --results`; their runs are taken together. Written are the tables, figures and
-provenance of the report as it has them, and effort.md, effort.svg and effort.csv: F(x), lower level solved, above the
+RESULTS are folders of `bilevel reproduce --results`; their runs are taken together. F(x), lower level solved, above the
 lowest value that any method reached on the same seed, against processor seconds of training, against gradients and
-products with second derivatives, and against passes over the training rows.
+products with second derivatives, and against passes over the training rows: as a table (.md) and a picture (.svg and
+.png); beside them the curves (-curves.csv), all runs (-runs.csv) and where they come from (-provenance.md).
 """
 
 from __future__ import annotations
 
 import argparse
 import math
-import shutil
-import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from statistics import mean
@@ -29,34 +27,32 @@ AXES = {
     "gradients": "gradients and products",
     "data_passes": "passes over the training rows",
 }
-KEPT = (".md", ".csv", ".svg", ".png")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.paper_report", description=__doc__,
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.paper_effort", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
     parser.add_argument("results", type=Path, nargs="+", help="folders of `bilevel reproduce --results`")
     parser.add_argument("--command", required=True, help="what made the runs; it stands in the provenance")
-    parser.add_argument("--note", action="append", default=[], help="a sentence before the tables")
-    parser.add_argument("--out", type=Path, default=Path("build/paper"))
+    parser.add_argument("--out", type=Path, default=Path("build/effort.md"))
     arguments = parser.parse_args()
     from bilevel.experiments import ResultsStore
-    from bilevel.experiments.report import write_report
+    from bilevel.experiments.report.writing import render_provenance, runs_csv
 
     stores = [ResultsStore(folder, reading=True) for folder in arguments.results]
     records = list({record.identity: record for store in stores for record in store.records()}.values())
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as folder:
-        pages = write_report(records, folder, command=arguments.command, notes=arguments.note)
-        for page in pages:
-            if page.suffix in KEPT:
-                shutil.copyfile(page, arguments.out / page.name)
-    final = [record for record in records if record.role == "final" and record.experiment == "table-2"]
-    distances = distances_of_f(final)
-    (arguments.out / "effort.md").write_text(markdown(final, distances))
-    (arguments.out / "effort.csv").write_text(points(final, distances))
-    draw(final, distances, arguments.out / "effort.svg")
-    print(f"{markdown(final, distances)}\nstored in {arguments.out}")
+    final = [record for record in records if record.role == "final"]
+    distances, out = distances_of_f(final), arguments.out
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(markdown(final, distances))
+    draw(final, distances, out.with_suffix(".svg"))
+    for name, text in (
+        ("curves.csv", points(final, distances)),
+        ("runs.csv", runs_csv(records)),
+        ("provenance.md", render_provenance(records, command=arguments.command)),
+    ):
+        out.with_name(f"{out.stem}-{name}").write_text(text)
+    print(f"{markdown(final, distances)}\nstored in {out}")
 
 
 def distances_of_f(records: Iterable[Any]) -> dict[str, np.ndarray]:
@@ -96,7 +92,7 @@ def markdown(records: list[Any], distances: dict[str, np.ndarray]) -> str:
     """What each method spends until F is near the lowest: means over seeds, where all arrive."""
     from bilevel.experiments.printed import DATASETS
 
-    heads = ["dataset", "method", "runs", "steps", "s", "end above the lowest F"]
+    heads = ["dataset", "method", "upper, lower step", "runs", "steps", "s", "end above the lowest F"]
     heads += [f"s to {gap:.0e}".replace("e-0", "e-") for gap in GAPS]
     heads += ["gradients and products to 1e-4", "passes to 1e-4", "ended"]
     lines = [f"| {' | '.join(heads)} |", "|" + " --- |" * len(heads)]
@@ -104,8 +100,9 @@ def markdown(records: list[Any], distances: dict[str, np.ndarray]) -> str:
         for label, runs in methods.items():
             arrived = {gap: [arrival(run, distances[run.identity], gap) for run in runs] for gap in GAPS}
             ends = [run.status for run in runs]
+            chosen = (runs[0].settings.get(name, math.nan) for name in ("upper_step", "lower_step"))
             cells = [
-                DATASETS[dataset], label, str(len(runs)),
+                DATASETS[dataset], label, ", ".join(f"{step:g}" for step in chosen), str(len(runs)),
                 f"{mean(run.final['step'] for run in runs):.0f}", f"{mean(run.training_seconds for run in runs):.1f}",
                 ", ".join(f"{distances[run.identity][-1]:.0e}".replace("e-0", "e-") for run in runs),
                 *(averaged(arrived[gap], "training_seconds", 2) for gap in GAPS),
