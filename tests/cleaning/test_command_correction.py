@@ -66,10 +66,14 @@ def test_columns_in_the_json_document_and_overridden(messy, capsys):
 
 def test_no_checked_rows_then_what_to_check_and_back(messy, capsys):
     assert clean("--out", "first.csv", "--next", "60", "--next-out", "check.csv") == 0
-    assert "there are no checked rows" in capsys.readouterr().err
-    found = pd.read_csv(messy.folder / "check.csv", dtype={"verified_label": object, "verdict": object})
+    notes = capsys.readouterr().err
+    assert "there are no checked rows" in notes
+    assert "a fifth of the labels" not in notes  # which would be said of checked rows
+    found = pd.read_csv(messy.folder / "check.csv", dtype={"height": str, "verified_label": object, "verdict": object})
     assert len(found) == 60
     assert found["drawn_at_random"].sum() == 20
+    cells = pd.read_csv(messy.folder / "train.csv", dtype=str).iloc[found["row"] - 1]
+    assert found["height"].tolist() == cells["height"].tolist()
     others = {"fir": "oak", "ash": "fir", "oak": "ash"}  # what the labels were before they were changed
     wrong = messy.wrong[found["row"] - 1]
     found["verdict"] = np.where(wrong, "wrong", "right")

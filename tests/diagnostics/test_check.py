@@ -141,7 +141,7 @@ def test_the_picture_shows_the_kink(tmp_path):
 def test_there_is_no_picture_before_f_was_looked_at():
     check = bilevel.diagnostics.HypergradientCheck(cause=Cause.NOT_FINITE)
     assert math.isnan(check.error)
-    with pytest.raises(bilevel.InvalidInputError, match="NOT_FINITE before F was looked at"):
+    with pytest.raises(bilevel.InvalidInputError, match="NOT_FINITE before F was evaluated"):
         check.plot()
 
 

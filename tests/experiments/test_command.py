@@ -110,7 +110,7 @@ def test_a_second_driver_is_refused_and_status_is_not(reproduce, finished, tmp_p
     shutil.copytree(finished, tmp_path / "results")
     with ResultsStore(tmp_path / "results").only_driver():
         assert reproduce() == 2
-        assert f"is at work in {tmp_path / 'results'}: wait for it" in capsys.readouterr().err
+        assert f"is writing to {tmp_path / 'results'}: wait for it" in capsys.readouterr().err
         assert main(["status", "--results", str(tmp_path / "results")]) == 0
         assert "8 runs" in capsys.readouterr().out
 

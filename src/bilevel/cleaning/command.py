@@ -179,7 +179,11 @@ def rows_to_check(options: CleanOptions, result: CleaningResult) -> pd.DataFrame
     """A table to fill in: the rows whose check would help most, for --verified."""
     rows = result.to_check.merge(result.rows, on="row", how="left")
     names = ["row", "given_label", "suggested_label", "label_quality", "drawn_at_random"]
-    return rows[names].assign(verified_label="", verdict="")
+    rows = rows[names].assign(verified_label="", verdict="")
+    if result.pixels is not None:
+        return rows
+    cells = result.features[[name for name in result.features if name not in rows]].assign(row=result.rows["row"])
+    return rows.merge(cells, on="row", how="left")
 
 
 # --- the screen -------------------------------------------------------------------------------------------------------

@@ -291,7 +291,7 @@ def reliability(cleaner: Any, data: CleaningData) -> np.ndarray | None:
 
 def notes_on_probabilities(data: CleaningData) -> tuple[str, ...]:
     """Notes on the assumptions of the stated probabilities."""
-    if not data.corrects or data.verified is not None:
+    if not data.corrects or data.verified is not None or not data.trusted_rows:
         return ()
     return (
         "There is no row whose given and correct labels are both known, so the probabilities assume that about a fifth "

@@ -135,7 +135,7 @@ class ResultsStore:
         ...     with ResultsStore(folder).only_driver():
         ...         pass
         Traceback (most recent call last):
-        bilevel.experiments.store.StoreLockedError: another bilevel reproduce (process unknown) is at work in ...
+        bilevel.experiments.store.StoreLockedError: another bilevel reproduce (process unknown) is writing to ...
         """
         from filelock import FileLock, Timeout
 
