@@ -38,6 +38,8 @@ GRADIENT_ONLY = (RuntimeError, ValueError, IndexError)
 """Further errors raised by missing second derivatives and by sets whose Jacobian does not support stacks."""
 FAILURES = (BilevelError, torch.linalg.LinAlgError)  # pyright: ignore[reportPrivateImportUsage]
 """Errors that make a trial point fail, so that a line search takes a shorter step."""
+ROUNDING_DRAWS = 3
+"""Rounding is measured at this many points where its bound is too large."""
 CURVATURE_LIMIT = 1e4
 """A point counts as failed if its lower level is this many times steeper than that of the start, as with penalties of
 e^28, because it could not be solved again."""
@@ -229,9 +231,12 @@ class LowerLevel(ABC):
             near = Evaluation(flat_x, y=point.y, weight=weight, smoothing=self.smoothing, system=solved.system)
         assert solved is not None
         value, correction, weight = solved.value, solved.correction, float(solved.u.norm())
-        known = abs(correction) <= 10 * slack
-        rounding = 8 * self.eps * abs(value) + 2 * self.rounding(point.y, solved.eta, solved.curvature) * weight
-        error = rounding + (abs(correction) if known else math.inf)
+        floor = self.rounding(point.y, solved.eta, solved.curvature)
+        rounding, known = 2 * floor * weight, abs(correction) <= 10 * slack
+        if rounding > 10 * slack:
+            rounding = min(rounding, self._rounding_seen(solved, x, constraint))
+            known |= float(solved.residual.norm()) <= 4 * floor
+        error = 8 * self.eps * abs(value) + rounding + (min(abs(correction), 10 * slack) if known else math.inf)
         if known and math.isfinite(slack):
             value -= correction
         gradient = self._gradient(solved, x, constraint)
@@ -258,6 +263,17 @@ class LowerLevel(ABC):
     def rounding(self, y: Tensor, eta: float, curvature: float) -> float:
         """How far the rounding of z = y - eta grad_y g may move y."""
         return self.eps * float(y.norm()) * max(1.0, 0.3 * eta * curvature)
+
+    def _rounding_seen(self, solved: Solved, x: Vector, constraint: Any) -> float:
+        """How far rounding moves f - u . R: it is constant near y* up to that, and so is seen a few roundings away."""
+        y, generator, first = solved.point.y, torch.Generator().manual_seed(0), solved.value - solved.correction
+        moved = 0.0
+        for _ in range(ROUNDING_DRAWS):
+            draw = torch.randn(self.size, generator=generator, dtype=torch.float64).to(y)
+            point = self.at(x, y * (1 + 4 * self.eps * draw))
+            residual = point.y - self.project(constraint, point.y - solved.eta * point.slope)
+            moved = max(moved, abs(float(point.lin.upper_value) - float(solved.u @ residual.double()) - first))
+        return 3 * moved
 
     def tolerance(self, slack: float, weight: float, point: LowerPoint, eta: float) -> float:
         """The |R| to reach: an error of F, or while its price is unknown a small part of y.

@@ -170,12 +170,14 @@ class _NewtonSearch:
             residual = self.residual(point, system.eta)
             size = float(residual.norm())
             floor = 4 * level.rounding(point.y, system.eta, system.curvature)
-            if size <= max(level.tolerance(self.slack, self.weight, point, system.eta), floor):
+            if size <= level.tolerance(self.slack, self.weight, point, system.eta):
                 return point, system
             d = system.newton(residual)
             finite = bool(torch.isfinite(d).all())
             trial = self._move(point, d if finite else -residual)
             after = float(self.residual(trial, system.eta).norm()) if trial.finite else math.inf
+            if size <= floor and after > 0.1 * size:  # rounding
+                return (trial if after < size else point), system
             if after <= 0.1 * size:  # contracts well: the factorisation still serves
                 point, fresh = trial, False
                 continue

@@ -65,6 +65,8 @@ ROUND_SHARE = 0.3
 
 HOPS = 4
 """A hop is the best of this many random points."""
+INWARDS = (0.5, 0.0)
+"""If x0 was far away, the best of these multiples of x is a further start: where F saturates, its minima are poor."""
 
 
 FAR = (0.3, 1.0)
@@ -91,7 +93,7 @@ class Round:
     hop: float = 0.0
 
     def __post_init__(self) -> None:
-        check_choice("start", self.start, ("first", "best", "hop"))
+        check_choice("start", self.start, ("first", "best", "hop", "origin"))
         for radius in self.radii:
             check_number("radii", radius)
         check_number("hop", self.hop, closed="left")
@@ -99,6 +101,7 @@ class Round:
 
 ROUNDS = (
     Round("first"),
+    Round("origin"),
     Round("best", (0.3, 0.1, 0.03)),
     Round("first", (1.0, 0.3, 0.1, 0.03)),
     Round("hop", hop=0.3),
@@ -403,7 +406,7 @@ class _Walk:
 
     def _stalled(self, progress: float) -> str:
         s, values = self.state, self.state.phase.values
-        if not float(s.here.gradient.norm()) > 0:
+        if s.unbounded or not float(s.here.gradient.norm()) > 0:
             return "stationary"
         if s.radius >= 0 and (s.phase.steps >= self.settings.smoothed_steps or s.work > s.round_limit):
             return "steps"
@@ -443,6 +446,9 @@ class _Walk:
         elif end - s.best.value <= SAME * self.drop:
             s.idle += 1
         s.entered = s.best.value
+        if s.unbounded:
+            s.end = "stalled"
+            return
         for index in range(first, len(rounds)):
             if (s.work > s.work_limit or s.idle >= PATIENCE) and index < len(rounds) - 1:
                 continue
@@ -473,7 +479,7 @@ class _Walk:
         s.probes += 1
         if lower is None:
             s.blurred = s.best.error > BLURRED * gain
-            s.end = "stalled" if s.nonconvex or s.blurred or s.unbounded else "converged"
+            s.end = "stalled" if s.nonconvex or s.blurred else "converged"
         elif s.probes >= PROBES:
             self.offer(lower)
             s.end = "stalled"
@@ -483,14 +489,18 @@ class _Walk:
 
     def _start(self, round: Round) -> Evaluation | None:
         s = self.state
-        if round.start != "hop":
+        if round.start in ("first", "best"):
             return s.first if round.start == "first" else s.best
-        way = float((s.best.x - s.first.x).norm()) / math.sqrt(s.best.x.numel())
-        generator = RandomStreams(s.seeds, s.round).generator("smoothing")
-        descent = Descent(self.level(None), self.problem.upper_constraint)
-        found = None
-        for noise in torch.randn(HOPS, *s.best.x.shape, generator=generator, dtype=torch.float64):
-            point = self.evaluate(None, descent.project(s.best.x + round.hop * way * noise), s.best, self.scale)
+        way, size = float((s.best.x - s.first.x).norm()), math.sqrt(s.best.x.numel())
+        if round.start == "origin":
+            starts = [part * s.best.x for part in INWARDS] if float(s.first.x.norm()) > way else []
+        else:
+            generator = RandomStreams(s.seeds, s.round).generator("smoothing")
+            noise = torch.randn(HOPS, *s.best.x.shape, generator=generator, dtype=torch.float64)
+            starts = s.best.x + round.hop * way / size * noise
+        descent, found = Descent(self.level(None), self.problem.upper_constraint), None
+        for start in starts:
+            point = self.evaluate(None, descent.project(start), s.best, self.scale)
             if self.trusted(point) and (found is None or point.value < found.value):
                 found = point
         return found
