@@ -178,12 +178,13 @@ def solve_near(
     accelerated: bool = True,
     batch: Any = None,
     slope: Vector | None = None,
+    first: int = GRADIENT_STEPS,
 ) -> LowerSolution:
-    """As `solve_from`; with `newton`, Newton steps where `GRADIENT_STEPS` steps do not reach the tolerance.
+    """As `solve_from`; with `newton`, Newton steps where the first gradient steps do not reach the tolerance.
 
     With mini-batches only gradient steps are taken.
     """
-    first = min(max_steps, GRADIENT_STEPS) if newton and batch is None else max_steps
+    first = min(max_steps, first) if newton and batch is None else max_steps
     found = solve_from(
         problem, x, y, curvature=curvature, tol=tol, max_steps=first, accelerated=accelerated, batch=batch, slope=slope
     )

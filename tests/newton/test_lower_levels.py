@@ -85,6 +85,20 @@ def test_ill_conditioned_lower_levels_are_solved(name, condition):
     assert torch.allclose(point.gradient, central_differences(level, point, 1e-12), rtol=1e-3, atol=1e-4)
 
 
+def test_single_precision_knows_f_to_its_own_rounding():
+    """At condition number 1e4: the error bound holds, and is about the rounding of f, not eta L times that of y."""
+    problem, (x, y) = quadratic(SETS["box"], 1e4), start(SETS["box"])
+    wide = DenseLevel(problem, x, y).evaluate(x, 1e-12)
+
+    def narrow(function):
+        return lambda *xy: function(*(u.double() for u in xy)).float()
+
+    single = bilevel.Problem(narrow(problem.upper), narrow(problem.lower), problem.constraint)
+    level = DenseLevel(single, x.float(), y.float())
+    point = level.evaluate(x, 1e-7 * wide.value, level.evaluate(x, relative=1e-4))
+    assert abs(point.value - wide.value) <= point.error <= 1e-4 * wide.value
+
+
 def test_a_set_that_moves_with_x_passes_its_motion_to_the_gradient():
     problem = bilevel.Problem(
         lambda x, y: (y - 1).square().sum() / 2,

@@ -132,6 +132,9 @@ def test_a_lagging_lower_level_is_reported():
     start = torch.zeros(10, dtype=DOUBLE)
     slow = bilevel.minimize(problem, start, start, solver=bilevel.DMLCBO(pace=1), steps=60)
     assert "lagged" in slow.message
+    quick = bilevel.minimize(problem, start, start, solver=bilevel.DMLCBO(), steps=60)
+    assert "lagged" not in quick.message
+    assert quick.history[-1].upper < 1e-2 * quick.history[0].upper
 
 
 def test_the_averaged_adjoint_removes_the_bias_of_batches():

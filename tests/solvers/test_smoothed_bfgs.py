@@ -174,6 +174,18 @@ def test_a_flat_start_is_left():
     assert float(problem.upper(solution.x, solution.y)) < 1e-4
 
 
+def test_a_poor_minimum_far_away_is_left():
+    """Far from 0, where F is nearly flat, there is a minimum of its own; the good one is near 0."""
+    wanted = tensor(1.0, -1.0)
+    problem = bilevel.Problem(
+        lambda x, y: (y - wanted).square().sum() + 1e-3 * (x - 30.0).square().mean(),
+        lambda x, y: (y - 2.0 * x.tanh()).square().sum(),
+        sets.Box(-3.0, 3.0),
+    )
+    solution = solve(problem, tensor(25.0, 25.0), torch.zeros(2, dtype=DOUBLE))
+    assert float(problem.upper(solution.x, solution.y)) < 2.0
+
+
 def test_nothing_is_claimed_where_rounding_hides_decreases_of_f():
     """In float32, with condition number 1e8, F is known worse than it falls; in float64 the claim is made."""
 

@@ -5,6 +5,7 @@ from .base import Evaluation as Evaluation
 from .base import LowerLevel as LowerLevel
 from .base import flat as flat
 from .cached_hessian import KnownHessian as KnownHessian
+from .choice import DENSE_LIMIT as DENSE_LIMIT
 from .choice import lower_level as lower_level
 from .dense import DenseLevel as DenseLevel
 from .descent_test import find_descent as find_descent

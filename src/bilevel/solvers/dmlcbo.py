@@ -12,7 +12,8 @@ y stays in Y because it is a convex combination of points of Y. With upper_step=
 on the units of x, y, f or g:
 
     x_{k+1} = P_X( x_k - r_k^2 / sqrt(sum_i r_i^2 |h_i|^2) w_k ),    r_k = max_i |x_i - x_1|  (DoWG)
-    y_{k+1}: accelerated projected steps 1/L, until they change f by less than the predicted change of the step of x
+    y_{k+1}: accelerated projected steps 1/L, followed by Newton steps if they are not enough, until they change f by
+             less than the predicted change of the step of x
     h       = f_x - G_xy w with H at z + delta_k u,    delta_k = sqrt(n) max|z - P_Y(z)| (1 + k/60)^(-3/2)
 
 Khaled, Mishchenko & Jin (2023), DoWG: the step is proportional to the distance r from the first point, which grows from
@@ -37,14 +38,16 @@ from torch import Tensor
 
 from .._checks import Settings, check_object, setting
 from .._krylov import Eigenpair, update_curvature
-from .._projected_gradient import safe_step, solve_from
+from .._projected_gradient import safe_step
 from ..errors import AdaptivityWarning, InvalidInputError
 from ..hypergradients import AveragedAdjoint, Estimator, LinearSolve, Neumann
 from ..hypergradients.smoothing import Exact, Perturbed, TwoPoint
 from ..linearization import Linearization
+from ..lower import solve_near
+from ..newton import DENSE_LIMIT
 from ..problem import Problem
 from ..random import RandomStreams, Seeds
-from ..spaces import Space, Vector, tree_map
+from ..spaces import Space, Vector, leaves, tree_map
 from .base import JACOBIAN, PROJECTION, Need, State, batch_of, changes_between_calls, like_x, like_y
 
 FIRST_DECREASE = 1e-2
@@ -53,6 +56,8 @@ LARGEST_GROWTH = 2.0
 """The distance behind automatic steps grows by at most this factor per step."""
 PACE_SHARE = 0.3
 """The lower level may change f by this fraction of the predicted change of a step of x."""
+PACE_GRADIENTS = 25
+"""If y lags behind after this many gradients, Newton steps follow, for up to DENSE_LIMIT entries of y."""
 FIRST_STEPS, FIRST_RESIDUAL = 300, 1e-3
 """Before the first automatic step y takes this many steps, or until its gradient mapping has fallen by this factor."""
 LAGGING, LAG_STEPS = 0.5, 50
@@ -118,7 +123,8 @@ class DMLCBO(Settings):
         its gradient for any averaging weight eta_k. With a `sampler` it is 1/L, so that the noise of the batches is
         averaged out as eta_k decreases.
     pace
-        With both steps "auto": the maximal number of steps of y per step of x (with batches, ten).
+        With both steps "auto": the maximal number of gradients and Hessian products of y per step of x (with batches,
+        ten).
     hypergradient
         The estimator of h, which defines Q, eta and delta: `LinearSolve`, `Neumann(terms=Q, eta=...,
         smoothing=Perturbed(radius=delta))` or `Unrolled`. "auto" is `LinearSolve`; if the upper step is automatic too,
@@ -237,7 +243,7 @@ class DMLCBO(Settings):
         estimator, v = self._estimator(noisy), lin.lower_grad_y
         if self.keeps_pace and not noisy:
             tol = FIRST_RESIDUAL * float(problem.y_space(lin.constraint).norm(lin.lower_grad_y))
-            solved = solve_from(problem, x, y, curvature=curvature, tol=tol, max_steps=FIRST_STEPS)
+            solved = solve_near(problem, x, y, curvature=curvature, tol=tol, max_steps=FIRST_STEPS)
             y, curvature = solved.y, solved.curvature
             lin = problem.linearize(x, y)
         elif noisy and self.keeps_pace:
@@ -387,7 +393,8 @@ class DMLCBO(Settings):
         space = problem.x_space
         promise = abs(float(space.dot(space.add(x, state.x, -1.0), state.upper_momentum)))
         tol = max(PACE_SHARE * promise / state.price, 1e-300) if state.price > 0 else 1e-300
-        solved = solve_from(problem, x, y, curvature=state.curvature, tol=tol, max_steps=self.pace)
+        first = PACE_GRADIENTS if sum(u.numel() for u in leaves(y)) <= DENSE_LIMIT else self.pace
+        solved = solve_near(problem, x, y, curvature=state.curvature, tol=tol, max_steps=self.pace, first=first)
         return solved.y, v, solved.curvature, float(not solved.converged)
 
     def _noisy_steps(

@@ -37,8 +37,9 @@ from ..spaces import Vector
 from ._quasi_newton import Descent, Metric, learn
 from .base import JACOBIAN, ONE_PROCESS, State
 
-STALL, STRICT_STALL = (20, 1e-3), (30, 3e-5)
-"""A descent ends when this many steps have gained less than this fraction of the progress; the last one is stricter."""
+STALL, STRICT_STALL, SMOOTHED_STALL = (12, 1e-3), (20, 3e-5), (8, 1e-2)
+"""A descent ends when this many steps have gained less than this fraction of the progress; the last one is stricter,
+those on smoothed problems less strict."""
 FIRST_DECREASE = 1e-2
 """The first step of a descent has a predicted decrease of this fraction of |F|, or of the progress so far."""
 RESETS = 3
@@ -410,7 +411,8 @@ class _Walk:
             return "stationary"
         if s.radius >= 0 and (s.phase.steps >= self.settings.smoothed_steps or s.work > s.round_limit):
             return "steps"
-        count, share = STRICT_STALL if s.round == len(self.settings.rounds) - 1 else STALL
+        last = s.round == len(self.settings.rounds) - 1
+        count, share = SMOOTHED_STALL if s.radius >= 0 else STRICT_STALL if last else STALL
         return "slow" if len(values) > count and values[-count] - values[-1] <= share * progress else ""
 
     def _over(self, reason: str) -> bool:
