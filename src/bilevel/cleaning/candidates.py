@@ -15,8 +15,7 @@ so that w leaves w_0 only as far as the checked rows ask for it.
 The models of the given labels are fitted once without any checked row. Everything that uses checked rows (C, R, the
 joint likelihood, matrices, linear noise models, w) is fitted again for each fold without the rows of the fold;
 otherwise the held-out loss would be far too small. The score is the Brier score of each checked row, among the classes
-of the checked rows. Of the candidates within one standard error of the best, the one that predicts most classes is
-used, and of several such candidates the first in the list.
+of the checked rows. The first candidate in the list is used unless another is clearly better, or predicts more classes.
 
 Reference: Northcutt, Jiang and Chuang, Confident learning, JAIR 70 (2021).
 """
@@ -56,6 +55,8 @@ ORDER = (AVERAGE, CORRECTED, FILTER, ALL, GOLD, *BILEVEL, CHECKED)
 START = {CORRECTED: 0.4, FILTER: 0.3, ALL: 0.3}
 """w_0; that of other members is 0."""
 SD_WEIGHT = 0.3
+CLEARLY = 3.0
+"""Standard errors by which a candidate must be better than the ones before it."""
 SMALLEST_WEIGHT = 0.02
 """Members with less weight are left out."""
 FEWEST = 20
@@ -127,14 +128,14 @@ def compare(correction: Correction, seed: int = 0, tau: float = 0.0) -> Comparis
 def pool_weights(P: Mapping[str, np.ndarray], right: np.ndarray) -> dict[str, float]:
     """w of the module's formula from probabilities (m, classes) of checked rows and their labels; small ones are out.
 
-    Among the classes that checked rows have: they say nothing of the others.
+    Only the classes of the checked rows count: these rows say nothing of the others.
 
     Examples
     --------
     >>> right = np.arange(40) % 2
     >>> good, bad = 0.1 + 0.8 * np.eye(2)[right], np.full((40, 2), 0.5)
     >>> {name: round(weight, 1) for name, weight in pool_weights({"filter": bad, "checked only": good}, right).items()}
-    {'filter': 0.3, 'checked only': 0.8}
+    {'filter': 0.3, 'checked only': 0.9}
     """
     seen, labels = np.unique(right, return_inverse=True)
     F = np.stack([centred_log(each)[:, seen] for each in P.values()])
@@ -246,14 +247,17 @@ def without_labels(correction: Correction, held: np.ndarray, seed: int) -> Corre
 
 
 def most_stable(rows: Mapping[str, np.ndarray], absent: Mapping[str, int] | None = None) -> str:
-    """The candidate to use, of those whose mean score is within one standard error (of the difference) of the best.
+    """The first candidate that is not worse than the best by more than `CLEARLY` standard errors of the difference.
+
+    With several candidates and few rows, smaller differences are often due to chance.
 
     Parameters
     ----------
     rows
         The score of each row by each candidate, the most stable candidate first.
     absent
-        The number of classes that each candidate never predicts; fewer are preferred, then the order decides.
+        The number of classes that each candidate never predicts: one with fewer, within a standard error of the best,
+        is preferred.
 
     Examples
     --------
@@ -263,10 +267,11 @@ def most_stable(rows: Mapping[str, np.ndarray], absent: Mapping[str, int] | None
     """
     best = min(rows, key=lambda name: rows[name].mean())
     behind = {name: scores - rows[best] for name, scores in rows.items()}
-    close = [
-        name for name, each in behind.items() if name == best or each.mean() <= each.std(ddof=1) / len(each) ** 0.5
-    ]
-    return min(close, key=lambda name: 0 if absent is None else absent[name])
+
+    def close(errors: float) -> list[str]:
+        return [n for n, each in behind.items() if each.mean() <= errors * each.std(ddof=1) / len(each) ** 0.5]
+
+    return min([close(CLEARLY)[0], *close(1.0)], key=lambda name: 0 if absent is None else absent[name])
 
 
 def confident_rows(correction: Correction) -> np.ndarray:
@@ -336,8 +341,8 @@ def _classifier(correction: Correction, name: str, seed: int) -> Any:
 
 # --- what to do with the suspected labels -----------------------------------------------------------------------------
 
-ADVICE = ("filter", "relabel", "leave alone")
-"""Drop the suspected rows, use the suggested labels, or keep all rows as they are."""
+ADVICE = ("relabel", "filter", "leave alone")
+"""Use the suggested labels, drop the suspected rows, or keep all rows as they are."""
 
 
 @dataclass(frozen=True)
@@ -361,24 +366,23 @@ def advise(correction: Correction, seed: int = 0) -> Advice | None:
     """Compare the three ways on held-out checked rows; None with too few of them, or without a mixture.
 
     The labels of the held-out rows do not influence which rows are suspected. The Brier scores of the plain model
-    decide: filtering is advised unless another way is better by more than a standard error.
+    decide: relabelling, which loses no rows, is advised unless another way is clearly better.
     """
     evidence, mixture = correction.evidence, correction.mixture
     if mixture is None or len(evidence.checked) < FEWEST:
         return None
-    missed, scores = ({name: np.zeros(len(evidence.checked)) for name in ADVICE} for _ in range(2))
+    right = evidence.right[evidence.checked]
+    P = {name: np.zeros((len(right), evidence.classes)) for name in ADVICE}
     for held in held_out_rows(correction, seed + 2):
         rows = evidence.checked[held]
-        right = evidence.right[rows]
         for name, labels in _labels_by_way(without_labels(correction, held, seed), rows).items():
             train = sample_of_each(labels, np.flatnonzero(labels >= 0), SAMPLE, seed)
             if not several(labels[train]):
                 return None
             model = fitted(mixture.models[mixture.heaviest], evidence.X, labels, train)
-            P = probabilities(model, evidence.X[rows], evidence.classes)
-            missed[name][held] = P.argmax(1) != right
-            scores[name][held] = brier_scores(P, right)
-    return Advice(most_stable(scores), {name: float(1 - each.mean()) for name, each in missed.items()})
+            P[name][held] = probabilities(model, evidence.X[rows], evidence.classes)
+    choice = most_stable({name: brier_scores(each, right) for name, each in P.items()})
+    return Advice(choice, {name: float((each.argmax(1) == right).mean()) for name, each in P.items()})
 
 
 def _labels_by_way(made: Correction, rows: np.ndarray) -> dict[str, np.ndarray]:

@@ -122,29 +122,32 @@ def fit_label_model(
     most_rows
         The maximal number of rows with given labels, drawn at random.
     """
-    return _Fit(features, given, right, wrong, prior_alpha, seed, most_rows).run()
+    others, wrong = (right < 0) & (given >= 0) & ~wrong, wrong & (right < 0) & (given >= 0)
+    numbers = np.flatnonzero(others)
+    if len(numbers) > most_rows:
+        numbers = np.sort(np.random.default_rng(seed).permutation(numbers)[:most_rows])
+    rows = (np.flatnonzero(right >= 0), numbers, np.flatnonzero(wrong))
+    return _Fit(*(_Rows(np.stack(features), given, right, each) for each in rows), prior_alpha).run()
+
+
+class _Rows:
+    """The features (L, n, K), given and right labels (n,) of some rows."""
+
+    def __init__(self, features: np.ndarray, given: np.ndarray, right: np.ndarray, rows: np.ndarray) -> None:
+        self.features = torch.from_numpy(np.ascontiguousarray(features[:, rows], dtype=np.float64))
+        self.given, self.right = torch.from_numpy(given[rows]), torch.from_numpy(right[rows])
 
 
 class _Fit:
-    def __init__(
-        self, features: Sequence[np.ndarray], given: np.ndarray, right: np.ndarray, wrong: np.ndarray,
-        prior_alpha: Sequence[float], seed: int, most_rows: int,
-    ) -> None:  # fmt: skip
-        checked, wrong = np.flatnonzero(right >= 0), np.flatnonzero(wrong & (right < 0) & (given >= 0))
-        others = np.setdiff1d(np.flatnonzero((right < 0) & (given >= 0)), wrong)
-        if len(others) > most_rows:
-            others = np.sort(np.random.default_rng(seed).permutation(others)[:most_rows])
-        F = np.stack(features)
-        self.temper = min(1.0, (len(checked) + len(wrong)) / max(len(others), 1))
-        self.checked, self.others, self.wrong = (_Rows(F, given, rows) for rows in (checked, others, wrong))
-        self.right = torch.from_numpy(right[checked])
-        self.seen = torch.from_numpy(np.unique(right[checked]))
-        self.verified = torch.from_numpy(np.flatnonzero(given[checked] >= 0))
-        classes = F.shape[2]
-        level = float(np.log(NOISE_LEVEL / (1 - NOISE_LEVEL)))
-        self.prior_alpha, self.level = torch.tensor(prior_alpha, dtype=torch.float64), level
+    def __init__(self, checked: _Rows, others: _Rows, wrong: _Rows, prior_alpha: Sequence[float]) -> None:
+        self.checked, self.others, self.wrong = checked, others, wrong
+        self.temper = min(1.0, (len(checked.given) + len(wrong.given)) / max(len(others.given), 1))
+        self.seen, self.verified = torch.unique(checked.right), (checked.given >= 0).nonzero()[:, 0]
+        classes = checked.features.shape[2]
+        self.level = float(np.log(NOISE_LEVEL / (1 - NOISE_LEVEL)))
+        self.prior_alpha = torch.tensor(prior_alpha, dtype=torch.float64)
         self.alpha, self.b = _variable(prior_alpha), _variable(np.zeros(classes))
-        self.a, self.d, self.h = _variable(level), _variable(np.zeros(classes)), _variable(0.0)
+        self.a, self.d, self.h = _variable(self.level), _variable(np.zeros(classes)), _variable(0.0)
         self.r, self.gamma = _variable(np.zeros((classes, classes))), _variable(0.0)
         # Two classes: a label that is replaced becomes the other one, whatever r and gamma are.
         self.noise = [self.a, self.d, self.h] + ([self.r, self.gamma] if classes > 2 else [])
@@ -169,14 +172,14 @@ class _Fit:
         return _noise_columns(P, given, self.a, self.d, self.h, self.r, self.gamma)
 
     def _right_labels(self, P: Tensor) -> Tensor:
-        return torch.log(P[:, self.seen].sum(1)).sum() - _log_of(P, self.right).sum()
+        return torch.log(P[:, self.seen].sum(1)).sum() - _log_of(P, self.checked.right).sum()
 
     def _given_labels(self, P_checked: Tensor, P_others: Tensor, P_wrong: Tensor) -> Tensor:
         joint = P_others * self._columns(P_others, self.others.given)
         total = -self.temper * torch.log(joint.sum(1) + TINY).sum()
         if len(self.verified):
             columns = self._columns(P_checked[self.verified], self.checked.given[self.verified])
-            total = total - _log_of(columns, self.right[self.verified]).sum()
+            total = total - _log_of(columns, self.checked.right[self.verified]).sum()
         if len(P_wrong):
             joint = P_wrong * self._columns(P_wrong, self.wrong.given)
             total = total - torch.log(joint.sum(1) - joint.gather(1, self.wrong.given[:, None])[:, 0] + TINY).sum()
@@ -206,14 +209,6 @@ class _Fit:
         start = torch.cat([variable.detach().reshape(-1) for variable in variables]).numpy()
         options = {"maxiter": STEPS, "gtol": 1e-4, "ftol": 1e-9}
         move(minimize(value_and_gradient, start, jac=True, method="L-BFGS-B", options=options).x)
-
-
-class _Rows:
-    """The features (L, n, K) and given labels (n,) of some rows."""
-
-    def __init__(self, features: np.ndarray, given: np.ndarray, rows: np.ndarray) -> None:
-        self.features = torch.from_numpy(np.ascontiguousarray(features[:, rows], dtype=np.float64))
-        self.given = torch.from_numpy(given[rows])
 
 
 def _variable(value: object) -> Tensor:
