@@ -10,6 +10,8 @@ from . import run as run
 from . import sets as sets
 from . import solvers as solvers
 from . import testing as testing
+from ._implicit_gradients import argmin as argmin
+from ._implicit_gradients import hypergradient as hypergradient
 from ._version import __version__ as __version__
 from .cleaning import HyperCleaner as HyperCleaner
 from .diagnostics import certificate as certificate
@@ -27,8 +29,6 @@ from .few_shot import SVMHead as SVMHead
 from .hypergradients import LinearSolve as LinearSolve
 from .hypergradients import Neumann as Neumann
 from .hypergradients import Unrolled as Unrolled
-from .layers import argmin as argmin
-from .layers import hypergradient as hypergradient
 from .linearization import Linearization as Linearization
 from .lower import lower_residual as lower_residual
 from .lower import solve_lower as solve_lower
