@@ -5,9 +5,9 @@ from .base import Evaluation as Evaluation
 from .base import LowerLevel as LowerLevel
 from .base import flat as flat
 from .cached_hessian import KnownHessian as KnownHessian
-from .choice import DENSE_LIMIT as DENSE_LIMIT
-from .choice import lower_level as lower_level
 from .dense import DenseLevel as DenseLevel
+from .dense_or_operator import DENSE_LIMIT as DENSE_LIMIT
+from .dense_or_operator import lower_level as lower_level
 from .descent_test import find_descent as find_descent
 from .operator import OperatorLevel as OperatorLevel
 from .smoothed_set import Smoothing as Smoothing

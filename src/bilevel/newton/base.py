@@ -30,9 +30,9 @@ from ..linearization import Linearization
 from ..problem import Problem
 from ..sets.base import ConvexSet
 from ..spaces import Vector, leaves, like
-from .effort import Effort
-from .single_points import SinglePointSet, takes_stacks
+from .cached_hessian import Effort
 from .smoothed_set import SmoothedSet, Smoothing
+from .unbatched_sets import SinglePointSet, takes_stacks
 
 GRADIENT_ONLY = (RuntimeError, ValueError, IndexError)
 """Further errors raised by missing second derivatives and by sets whose Jacobian does not support stacks."""

@@ -1,15 +1,29 @@
-"""Rows of G = grad^2_yy g that are cached from point to point."""
+"""What is known from earlier evaluations of F: their mean work, and rows of G = grad^2_yy g."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from typing import Self
 
 import torch
 from torch import Tensor
 
 from .._serializable import serializable
-from .effort import Effort
+
+
+@serializable
+@dataclass(frozen=True)
+class Effort:
+    """How many evaluations there were, and their mean work."""
+
+    evaluations: int = 0
+    usual_work: float = 0.0
+
+    def after(self, work: float) -> Self:
+        """With one more evaluation."""
+        count = self.evaluations + 1
+        return replace(self, evaluations=count, usual_work=self.usual_work + (work - self.usual_work) / count)
 
 
 @serializable
