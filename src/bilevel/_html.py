@@ -22,7 +22,7 @@ from .errors import MissingExtraError
 try:
     import jinja2
     import matplotlib
-    from markupsafe import Markup
+    from markupsafe import Markup, escape
 except ImportError:
     raise MissingExtraError("The report", "apps") from None
 
@@ -40,6 +40,8 @@ VARIABLES = {
 _LIGHT = dict(re.findall(r"(--[\w-]+): (#[0-9a-f]{6})", CSS.partition("@media")[0]))
 ON_WHITE = {colour: _LIGHT[name] for colour, name in VARIABLES.items()}
 """The colours of a light page, for pictures that are files of their own."""
+OPTION = re.compile(r"--[a-z][a-z-]*")
+"""An option of a command within a text, which no line should break."""
 STYLE: dict[Any, Any] = matplotlib.rc_params_from_file(TEMPLATES / "pictures.mplstyle", use_default_template=False)
 
 
@@ -63,6 +65,9 @@ def render_page(folder: Path, template: str, *, script: str = "", **values: Any)
         trim_blocks=True,
     )
     environment.filters["percent"] = lambda share: f"{100 * share:.1f} %"
+    environment.filters["options"] = lambda text: Markup(
+        OPTION.sub(r'<code class="option">\g<0></code>', str(escape(text)))
+    )
     environment.filters["count"] = lambda number: f"{number:,}".replace(",", "\u202f")
     program = SCRIPT + script
     digest = base64.b64encode(hashlib.sha256(program.encode()).digest()).decode()

@@ -190,9 +190,14 @@ class ColumnEncoder:
             return numbers_of(column, comma=name in self.comma_)
         return as_codes(column) if name in self.codes_ else as_texts(column)
 
-    def plain(self, name: str, column: Any) -> Any:
-        """A column as numbers if it is one of numbers; otherwise unchanged."""
-        return self._converted(name, column) if self._kind.get(name) == "number" else column
+    def typical(self, name: str, column: Any) -> str:
+        """What cells of a column in use mostly are: the median of numbers and dates, or the most frequent category."""
+        kind, known = self._kind[name], self._converted(name, column).dropna()
+        if kind == "text" or not len(known):
+            return ""
+        if kind == "number":
+            return f"{known.median():.6g}"
+        return str(known.median().date() if kind == "date" else known.mode().iloc[0])
 
     def texts(self, table: Any) -> Any:
         """The texts of each row, concatenated."""

@@ -143,13 +143,3 @@ def _scaling(data: CleaningData) -> Any:
     sizes = pd.Series(data.encoder.sources_).map(pd.Series(data.encoder.sources_).value_counts()).to_numpy(float)
     weight = 1 / np.where(spread > 0, spread, 1.0) / np.sqrt(sizes)
     return lambda rows: np.nan_to_num((rows - mean) * weight)
-
-
-def typical_value(column: Any) -> str:
-    """The median of numbers or the most frequent other value, as a text."""
-    column = column.dropna()
-    if not len(column):
-        return ""
-    if pd.api.types.is_numeric_dtype(column) and not pd.api.types.is_bool_dtype(column):
-        return f"{column.median():.6g}"
-    return str(column.mode().iloc[0])

@@ -110,8 +110,8 @@
       part.append(make("small", caption), make("b", text, name), make("small", chance));
       return part;
     };
-    labels.append(box("given label", label(row[GIVEN]), "label given", `probability ${percent(row[QUALITY])}`));
     const same = row[SUGGESTED] === row[GIVEN];
+    labels.append(box("given label", label(row[GIVEN]), same ? "label" : "label given", `probability ${percent(row[QUALITY])}`));
     labels.append(box("suggested label", label(row[SUGGESTED]), "label", same ? "the same" : `probability ${percent(row[PROBABILITY])}`));
     card.append(labels);
     const state = make("p", verdictText(number) ? `Decided: ${verdictText(number)}` : "Not decided yet.", "state");

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from .prepare import CleaningData
-from .reasons import Reason, reasons_of, typical_value
+from .reasons import Reason, reasons_of
 
 QUEUE = 200
 """The number of rows to check on the page."""
@@ -68,9 +68,7 @@ def review_of(cleaner: Any, data: CleaningData, rows: pd.DataFrame) -> Review:
     frame, labels = data.table.frame[believed], data.given[believed]
     shown = [] if data.encoder.prose_ else [name for name in columns if name in weight]
     typical = {
-        name: {
-            label: typical_value(data.encoder.plain(name, frame[name][labels == label])) for label in np.unique(labels)
-        }
+        name: {label: data.encoder.typical(name, frame[name][labels == label]) for label in np.unique(labels)}
         for name in shown
     }
     return Review(queue.tolist(), drawn.tolist(), reasons, typical, decisions, columns)

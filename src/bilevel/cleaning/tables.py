@@ -203,7 +203,7 @@ def matched_labels(
 
 
 def _same_number(label: Label, text: str) -> bool:
-    return not isinstance(label, str) and is_number(text) and float(text) == float(label)
+    return is_number(text) and (not isinstance(label, str) or is_number(label)) and float(text) == float(label)
 
 
 def marks_of(table: Table, column: str) -> np.ndarray:
