@@ -107,6 +107,8 @@ def test_csv_and_parquet_say_the_same(tmp_path):
         (["01", "1", "1"], ["01", "1", "1"]),
         (["1", "x", "1"], ["1", "x", "1"]),
         (["NA", "x", "x"], ["NA", "x", "x"]),
+        (["Yes ", "no", "yes", "NO"], ["Yes", "NO", "Yes", "NO"]),
+        (["m", "M", "m"], ["m", "M", "m"]),  # male, married
     ],
 )
 def test_labels_have_the_plainest_type_that_fits_all(tmp_path, cells, labels):

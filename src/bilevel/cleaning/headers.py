@@ -193,8 +193,14 @@ def _names(start: bytes, encoding: str, mark: str) -> tuple[list[str], int, str]
     """
     lines = io.TextIOWrapper(io.BytesIO(start), encoding=encoding, errors="replace", newline="")
     reader = csv.reader(lines, delimiter=mark, skipinitialspace=True)
-    stripped = ([cell.strip() for cell in cells] for cells in islice(reader, FIRST_LINES))
-    found = [(place, cells) for place, cells in enumerate(stripped) if any(cells)]
+    found: list[tuple[int, list[str]]] = []
+    try:
+        for place, cells in enumerate(islice(reader, FIRST_LINES)):
+            if any(map(str.strip, cells)):
+                found.append((place, [cell.strip() for cell in cells]))
+    except csv.Error:
+        if not found:  # reading the rows below the header says what is wrong with them
+            raise
     above, rows = [place for place, _ in found], [cells for _, cells in found]
     names, place = rows[0] if rows else [], 0
     while _is_title(names) and place + 1 < len(rows):
@@ -294,6 +300,17 @@ class Problems:
         except InvalidInputError as error:
             self.found.append(str(error))
 
+    def note_columns(self, table: Path | str, names: Sequence[str], options: CleanOptions) -> None:
+        """Take note of the columns that options name and the table has not."""
+        wanted = [(option, name) for option, several in options.named_columns.items() for name in several]
+        for option, name in (pair for pair in wanted if pair[1] not in names):
+            hint = did_you_mean(name, names)
+            which = ", and there is no such file" if option == "--verified" else ": its columns are " + listed(names)
+            which = "" if self.found else which  # once is enough
+            self.found.append(f"{table} has no column {name!r}, which {option} names{which}.{hint}")
+            if hint:
+                self.replacements[name] = next(each for each in names if repr(each) in hint)
+
     def report(self, arguments: Sequence[str] = ()) -> None:
         """Raise if there is a problem; show a corrected command line if there is one that solves all of them."""
         if not self.found:
@@ -318,10 +335,7 @@ def check_headers(options: CleanOptions, arguments: Sequence[str] = ()) -> None:
             f"{options.table} has only the column {shown}: a label column and at least one other are needed, and the "
             "first line must hold their names, separated by commas"
         )
-    for option, wanted in options.named_columns.items():
-        for name in wanted:
-            if name not in names:
-                _note_missing(problems, options.table, names, option, name)
+    problems.note_columns(options.table, names, options)
     for path in filter(None, (options.trusted, options.test)):
         there = column_names(path)
         if there is not None and options.label in names and options.label not in there:
@@ -330,12 +344,3 @@ def check_headers(options: CleanOptions, arguments: Sequence[str] = ()) -> None:
                 f"{listed(there)}.{did_you_mean(options.label, there)}"
             )
     problems.report(arguments)
-
-
-def _note_missing(problems: Problems, table: Path, names: Sequence[str], option: str, name: str) -> None:
-    hint = did_you_mean(name, names)
-    which = ", and there is no such file" if option == "--verified" else ": its columns are " + listed(names)
-    which = "" if problems.found else which  # once is enough
-    problems.found.append(f"{table} has no column {name!r}, which {option} names{which}.{hint}")
-    if hint:
-        problems.replacements[name] = next(each for each in names if repr(each) in hint)

@@ -8,7 +8,7 @@ where P_k is the prediction of a model that was fitted without row i, rows equal
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -158,15 +158,17 @@ def tied_rows(X: Any, groups: Any = None) -> np.ndarray:
 
 def row_numbers(X: Any) -> np.ndarray:
     """One number per distinct row of a dense or sparse matrix, shape (n,)."""
-    if sp.issparse(X):
-        X = sp.csr_matrix(X, copy=True)
-        X.sum_duplicates()
-        ends = X.indptr
-        keys = [hash(X.indices[i:j].tobytes() + X.data[i:j].tobytes()) for i, j in pairwise(ends)]
-    else:
-        keys = [hash(row.tobytes()) for row in X]
     seen: dict[int, int] = {}
-    return np.array([seen.setdefault(key, len(seen)) for key in keys])
+    return np.array([seen.setdefault(key, len(seen)) for key in row_keys(X)])
+
+
+def row_keys(X: Any) -> Iterator[int]:
+    """The same number for equal rows of dense or of sparse matrices."""
+    if not sp.issparse(X):
+        return (hash(row.tobytes()) for row in X)
+    X = sp.csr_matrix(X, copy=True)
+    X.sum_duplicates()
+    return (hash(X.indices[i:j].tobytes() + X.data[i:j].tobytes()) for i, j in pairwise(X.indptr))
 
 
 def folds_of(labels: np.ndarray, tied: np.ndarray, seed: int, count: int = FOLDS) -> np.ndarray:

@@ -8,7 +8,7 @@ labels, scaling, categories, notes       the same on every rank
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,8 +24,9 @@ from .design import replicated, spaced_rows
 from .headers import Problems
 from .inputs import PIXEL
 from .options import CleanOptions
+from .out_of_fold import row_keys
 from .table_files import read_table, read_training, read_vectors
-from .tables import Table, check_columns, gathered, is_filled, labels_of, listed, marks_of, matched_labels
+from .tables import Table, check_columns, folded, gathered, is_filled, labels_of, listed, marks_of, matched_labels
 from .verified_labels import keys_of, match_rows, read_verified
 
 SAMPLE = 100_000
@@ -35,8 +36,6 @@ FEWEST_ROWS, FEWEST_TRUSTED, FEWEST_ASIDE = 10, 4, 10
 MOST_UNKNOWN = 0.1
 """If a larger fraction of the trusted rows has labels that the table lacks, the labels count as spelled differently."""
 ONLY_CORRECTION = ("verified", "group", "text", "number", "date", "features", "precision", "next")
-BLOCK_ROWS = 1000
-"""The number of sparse rows that are made dense at a time."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +131,9 @@ def prepare(options: CleanOptions, ranks: Ranks, training: Table | None = None) 
     """
     training = read_training(options, ranks) if training is None else training
     notes = list(training.notes)
-    _check_columns(options, training)
+    missing = Problems()
+    missing.note_columns(training.name, training.columns, options)
+    missing.report()
     table = _features_of(options, training)
     shape = None if options.image_shape is None else parse_image_shape(options.image_shape)
     pixels = pixel_columns(table.without(options.ignore or ()), shape)
@@ -191,15 +192,6 @@ def prepare(options: CleanOptions, ranks: Ranks, training: Table | None = None) 
     )
 
 
-def _check_columns(options: CleanOptions, training: Table) -> None:
-    problems = Problems()
-    for option, names in options.named_columns.items():
-        for name in names:
-            with problems.collect():
-                training.require(name, option)
-    problems.report()
-
-
 def _features_of(options: CleanOptions, training: Table) -> Table:
     """The training table without columns that are not features, and with the vectors of --features."""
     table = training.without([options.label, *filter(None, (options.trusted_column, options.verified, options.group))])
@@ -217,9 +209,9 @@ def _given_labels(
     given[~empty] = known
     if count := sum(ranks.gather(int(empty.sum()))):
         notes.append(f"{count:,} rows of {training.name} have no label in {options.label!r}: it is predicted")
-    spelled = pd.Series([str(each) for each in labels])
-    if alike := spelled[spelled.str.casefold().duplicated(keep=False)].tolist():
-        notes.append(f"the labels {listed(alike)} differ in upper and lower case only: they count as different")
+    spelled = sorted({str(each).strip() for each in filled.column(options.label).unique()} - set(map(str, labels)))
+    if alike := [each for each in spelled if folded(each) in {folded(label) for label in labels}]:
+        notes.append(f"the labels {listed(alike)} differ from others in upper and lower case only: they count as these")
     return given, labels, empty
 
 
@@ -380,18 +372,11 @@ def found_rows(rows: Any, others: Sequence[Any]) -> np.ndarray:
     >>> found_rows(np.array([[1.0, 2.0], [1.0, 2.0], [3.0, 4.0]]), [np.eye(2), np.array([[1.0, 2.0]])])
     array([ True,  True, False])
     """
-    wanted = list(_row_bytes(rows))
+    wanted = list(row_keys(rows))
     missing = set(wanted)
     for matrix in others:
-        missing.difference_update(_row_bytes(matrix))
+        missing.difference_update(row_keys(matrix))
     return np.array([row not in missing for row in wanted])
-
-
-def _row_bytes(matrix: Any) -> Iterator[bytes]:
-    for start in range(0, matrix.shape[0], BLOCK_ROWS):
-        block = matrix[start : start + BLOCK_ROWS]
-        for row in block if isinstance(block, np.ndarray) else block.toarray():
-            yield row.tobytes()
 
 
 # --- pictures ---------------------------------------------------------------------------------------------------------

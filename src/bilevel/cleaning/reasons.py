@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from .inputs import joined
 from .prepare import CleaningData
 
 COLUMNS, WORDS, NEAREST = 4, 6, 3
@@ -28,31 +28,18 @@ BLOCK = 20_000
 """The number of rows that are predicted together."""
 
 
-@dataclass(frozen=True)
-class Reason:
-    """Why the label of one row is suspected.
+def reasons_of(cleaner: Any, data: CleaningData, places: Sequence[int]) -> dict[int, dict[str, list[Any]]]:
+    """Why the labels of some noisy rows are suspected, by their place in the table (from 0).
 
-    Parameters
-    ----------
-    against
-        (column or word, its evidence against the given label), the strongest first.
-    nearest
-        (name of the row, its checked label), the nearest first.
+    "against" has pairs of a column or word and how strongly it speaks against the given label, the strongest first;
+    "nearest" pairs of a checked row and the number of its label, the nearest first.
     """
-
-    against: tuple[tuple[str, float], ...]
-    nearest: tuple[tuple[str, Any], ...]
-
-
-def reasons_of(cleaner: Any, data: CleaningData, places: Sequence[int]) -> dict[int, Reason]:
-    """A `Reason` for each of the given noisy rows of the table, by their position (from 0)."""
     noisy = np.flatnonzero(data.is_noisy)
     within = np.searchsorted(noisy, places)
     given = np.searchsorted(cleaner.classes_, data.given[list(places)])
     against = _words_against if data.encoder.prose_ else _columns_against
-    found = against(cleaner, data, within, given)
-    near = _nearest(cleaner, data, within)
-    return {int(place): Reason(*parts) for place, *parts in zip(places, found, near, strict=True)}
+    found = zip(places, against(cleaner, data, within, given), _nearest(cleaner, data, within), strict=True)
+    return {int(place): {"against": strong, "nearest": near} for place, strong, near in found}
 
 
 def _columns_against(cleaner: Any, data: CleaningData, within: np.ndarray, given: np.ndarray) -> list[Any]:
@@ -70,11 +57,12 @@ def _columns_against(cleaner: Any, data: CleaningData, within: np.ndarray, given
         changed[:, mine] = X[lenders.reshape(-1)][:, mine]
         after = _log_probability(model, changed, np.repeat(given, REFERENCES)).reshape(-1, REFERENCES)
         scores[:, place] = after.mean(1) - before
-    order = np.argsort(-scores, axis=1)[:, :COLUMNS]
-    return [
-        tuple((names[place], float(scores[row, place])) for place in places if scores[row, place] > 0)
-        for row, places in enumerate(order)
-    ]
+    return [_strongest(names, row, COLUMNS) for row in scores]
+
+
+def _strongest(names: list[str], strengths: np.ndarray, count: int) -> list[tuple[str, float]]:
+    order = np.argsort(-strengths)[:count]
+    return [(names[place], round(float(strengths[place]), 3)) for place in order if strengths[place] > 0]
 
 
 def _believed(labels: np.ndarray, weight: np.ndarray, label: int, rng: np.random.Generator) -> np.ndarray:
@@ -102,36 +90,26 @@ def _words_against(cleaner: Any, data: CleaningData, within: np.ndarray, given: 
     before = _log_probability(model, data.noisy.features[within], given)
     after = _log_probability(model, encoder.vectorizer_.transform(without), np.repeat(given, counts)) if without else []
     gains = np.split(np.asarray(after) - np.repeat(before, counts), np.cumsum(counts)[:-1])
-    return [
-        tuple((each[place], float(gain[place])) for place in np.argsort(-gain)[:WORDS] if gain[place] > 0)
-        for each, gain in zip(words, gains, strict=True)
-    ]
+    return [_strongest(each, gain, WORDS) for each, gain in zip(words, gains, strict=True)]
 
 
-def _nearest(cleaner: Any, data: CleaningData, within: np.ndarray) -> list[tuple[tuple[str, Any], ...]]:
-    """The nearest rows with a checked label, by standardised features, in which all columns have the same weight."""
-    checked, labels, names = [data.trusted.features], list(data.trusted.labels), []
+def _nearest(cleaner: Any, data: CleaningData, within: np.ndarray) -> list[list[tuple[str, int]]]:
+    """The nearest rows whose label was checked: distances of standardised features, every column counting alike."""
+    checked, labels = data.trusted.features, data.trusted.labels.tolist()
     names = [f"checked row {place + 1}" for place in range(len(data.trusted))]
     if data.verified is not None:
         known = np.flatnonzero([each is not None for each in data.verified])
-        checked.append(data.noisy.features[known])
+        checked = joined(checked, data.noisy.features[known]) if labels else data.noisy.features[known]
         labels += data.verified[known].tolist()
         names += [f"row {place + 1}" for place in np.flatnonzero(data.is_noisy)[known]]
     if not labels:
-        return [()] * len(within)
+        return [[] for _ in within]
     from sklearn.neighbors import NearestNeighbors
 
-    scale = _scaling(data)
-    tree = NearestNeighbors(n_neighbors=min(NEAREST, len(labels))).fit(scale(_stacked(checked)))
+    scale, numbers = _scaling(data), np.searchsorted(cleaner.classes_, labels).tolist()
+    tree = NearestNeighbors(n_neighbors=min(NEAREST, len(labels))).fit(scale(checked))
     found = tree.kneighbors(scale(data.noisy.features[within]), return_distance=False)
-    return [tuple((names[place], labels[place]) for place in places) for places in found]
-
-
-def _stacked(parts: Sequence[Any]) -> Any:
-    import scipy.sparse as sp
-
-    parts = [part for part in parts if part.shape[0]]
-    return sp.vstack(parts).tocsr() if sp.issparse(parts[0]) else np.vstack(parts)
+    return [[(names[place], numbers[place]) for place in places] for places in found]
 
 
 def _scaling(data: CleaningData) -> Any:

@@ -18,7 +18,7 @@ import numpy as np
 from .._html import ACCENT, INK, LINE, MUTED, STYLE, WARN, Picture, json_block, make_picture, render_page
 from ..errors import MissingExtraError
 from .result import ADVICE_TEXTS, CleaningResult
-from .tables import plain
+from .tables import cell_text
 
 try:
     import matplotlib
@@ -28,8 +28,12 @@ try:
 except ImportError:
     raise MissingExtraError("The report", "apps") from None
 
-COLUMNS, DETAILS, CORRECTIONS, GALLERY = 8, 40, 10, 100
-"""The numbers of columns in the list, columns of a row to check, pairs of labels and pictures on the page."""
+COLUMNS, CORRECTIONS, GALLERY = 8, 10, 100
+"""How many columns of the list, pairs of labels and pictures the page shows."""
+NO_REVIEW: dict[str, Any] = {
+    **dict.fromkeys(("queue", "decisions", "details"), ()), "reasons": {}, "typical": {}, "cells": {},
+    "prose": False,
+}  # fmt: skip
 MOST_ROWS = 20_000
 """The maximal number of rows on the page, those of lowest quality."""
 WEIGHTS = {
@@ -122,22 +126,21 @@ def _shown_columns(result: CleaningResult) -> list[str]:
     if result.pixels is not None:
         return []
     there = [str(name) for name in result.features.columns]
-    named = [] if result.names is None else [name for name in result.names.columns if name in there]
-    by_weight = [] if result.review is None else [name for name in result.review.columns if name in there]
-    return list(dict.fromkeys([*named, *(by_weight or there)]))[:COLUMNS]
+    named = [] if result.names is None else list(result.names.columns)
+    ordered = there if result.review is None else result.review["columns"]
+    return [name for name in dict.fromkeys([*named, *ordered]) if name in there][:COLUMNS]
 
 
 def _data(result: CleaningResult) -> dict[str, Any]:
     """The data for the script of the page: rows, rows to check, and known facts about them."""
     number = {label: place for place, label in enumerate(result.classes)}
-    held = result.rows.sort_values(["label_quality", "row"])
-    review = result.review
+    held, review = result.rows.sort_values(["label_quality", "row"]), result.review or NO_REVIEW
     if len(held) > MOST_ROWS:
-        wanted = [] if review is None else result.rows.index[[*review.queue, *review.decisions]]
-        held = held[held.index.isin(held.index[:MOST_ROWS]) | held.index.isin(wanted)]
+        wanted = [row for row, *_ in [*review["queue"], *review["decisions"]]]
+        held = held[held.index.isin(held.index[:MOST_ROWS]) | held["row"].isin(wanted)]
     shown = _shown_columns(result)
     there = held.index.intersection(result.features.index)
-    cells = {name: dict(zip(there, map(_text, result.features.loc[there, name]), strict=True)) for name in shown}
+    cells = {name: dict(zip(there, map(cell_text, result.features.loc[there, name]), strict=True)) for name in shown}
     probability = held["suggested_probability"] if "suggested_probability" in held else held["label_quality"]
     parts = (held.index, held["row"], held["given_label"], held[result.suggestion], held["label_quality"], probability,
              held["is_label_issue"])  # fmt: skip
@@ -148,54 +151,13 @@ def _data(result: CleaningResult) -> dict[str, Any]:
     ]  # fmt: skip
     made = result.date.strftime("%Y%m%d%H%M%S")
     return {
-        "id": f"{result.table}-{made}", "file": f"decisions-{Path(result.table).stem}.csv", "total": len(result.rows),
-        "classes": [str(label) for label in result.classes], "rows": rows, **_review_data(result, number),
+        **review, "id": f"{result.table}-{made}", "file": f"decisions-{Path(result.table).stem}.csv",
+        "total": len(result.rows), "classes": [str(label) for label in result.classes], "rows": rows,
     }  # fmt: skip
-
-
-def _review_data(result: CleaningResult, number: Mapping[Any, int]) -> dict[str, Any]:
-    review = result.review
-    if review is None:
-        return {"queue": [], "reasons": {}, "typical": {}, "decisions": [], "details": [], "cells": {}, "prose": False}
-    row_of = result.rows["row"].to_numpy()
-    names = [name for name in review.columns if name in result.features.columns][:DETAILS]
-    named = [] if result.names is None else [name for name in result.names.columns if name in result.features.columns]
-    details = list(dict.fromkeys([*named, *names]))
-    there = result.features.index
-    places = [place for place in review.queue if result.rows.index[place] in there]
-    reasons = {
-        int(row_of[place]): {
-            "against": [[name, round(strength, 3)] for name, strength in reason.against],
-            "nearest": [[name, number.get(label, -1)] for name, label in reason.nearest],
-        }
-        for place, reason in review.reasons.items()
-    }
-    typical = {
-        name: {number[label]: _text(value) for label, value in values.items() if label in number}
-        for name, values in review.typical.items() if name in details
-    }  # fmt: skip
-    decisions = [
-        [int(row_of[place]), verdict, number.get(right), drawn]
-        for place, (verdict, right, drawn) in review.decisions.items()
-    ]
-    cells = {int(row_of[place]): [_text(result.features.loc[result.rows.index[place], name], 400) for name in details]
-             for place in places}  # fmt: skip
-    queue = [[int(row_of[place]), bool(drawn)] for place, drawn in zip(review.queue, review.drawn, strict=True)]
-    return {"queue": queue, "reasons": reasons, "typical": typical, "decisions": decisions, "details": details,
-            "cells": cells, "prose": not review.typical}  # fmt: skip
 
 
 def _rounded(value: Any) -> float | None:
     return None if value is None or not math.isfinite(value) else round(float(value), 5)
-
-
-def _text(value: Any, limit: int = 80) -> str:
-    """A cell as a text."""
-    value = plain(value)
-    if value is None or (isinstance(value, float) and math.isnan(value)) or str(value) in ("NaT", "<NA>"):
-        return ""
-    text = f"{value:.6g}" if isinstance(value, float) else str(value)
-    return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
 # --- pictures ---------------------------------------------------------------------------------------------------------

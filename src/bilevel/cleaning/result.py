@@ -95,7 +95,7 @@ class CleaningResult:
         Of the verified rows drawn at random: the stated probability that each given label is right, computed without
         its check, and whether it is right, shape (2, rows); None with too few rows.
     review
-        The rows to check on the page, a `Review`; None for linear noise models.
+        What people need to check rows on the page, see `review_of`; None where labels are not corrected.
     verified_rows
         The number of verified rows of the table.
     notes
@@ -171,32 +171,22 @@ class CleaningResult:
 
     def to_json(self) -> dict[str, Any]:
         """The summary as numbers, texts, lists and dictionaries."""
-        return json_value(
-            {
-                "status": self.status,
-                "table": self.table,
-                "rows": len(self.rows),
-                "trusted_rows": self.trusted_rows,
-                "classes": self.classes,
-                "label_issues": self.issues,
-                "accuracy": None if self.measurement is None else self.measurement.to_json(),
-                "advice": self.advice and {"choice": self.advice.choice, "accuracy": self.advice.accuracy},
-                "noise": self.noise,
-                "selection": self.selection,
-                "radius": self.radius,
-                "transition": self.transition,
-                "wrong_among_suspected": self.wrong_suspected,
-                "threshold": self.threshold,
-                "to_check": None if self.to_check is None else self.to_check.to_dict("records"),
-                "columns": [dict(vars(decision)) for decision in self.columns],
-                "most_suspicious_rows": self.suspects(10).to_dict("records"),
-                "seconds": round(self.seconds, 3),
-                "command": self.command,
-                "versions": self.versions,
-                "date": self.date.isoformat(timespec="seconds"),
-                "notes": self.notes,
-            }
-        )
+        names = ("status", "table", "trusted_rows", "classes", "noise", "selection", "radius", "transition",
+                 "threshold", "command", "versions", "notes")  # fmt: skip
+        facts: dict[str, Any] = {name: getattr(self, name) for name in names}
+        facts |= {
+            "rows": len(self.rows),
+            "label_issues": self.issues,
+            "accuracy": None if self.measurement is None else self.measurement.to_json(),
+            "advice": self.advice and {"choice": self.advice.choice, "accuracy": self.advice.accuracy},
+            "wrong_among_suspected": self.wrong_suspected,
+            "to_check": None if self.to_check is None else self.to_check.to_dict("records"),
+            "columns": [dict(vars(decision)) for decision in self.columns],
+            "most_suspicious_rows": self.suspects(10).to_dict("records"),
+            "seconds": round(self.seconds, 3),
+            "date": self.date.isoformat(timespec="seconds"),
+        }
+        return json_value(facts)
 
 
 def most_suspicious(rows: Any, trusted: np.ndarray, count: int) -> Any:
@@ -217,58 +207,47 @@ def quality_text(quality: float) -> str:
 
 
 def rows_frame(cleaner: Any, data: CleaningData) -> pd.DataFrame:
-    """The table of results for the rows of this rank. Trusted rows have weight 1 and are never suspected."""
-    size, marked, noisy = len(data.given), data.marked, data.is_noisy
-    issues = cleaner.label_issues()
-    predicted, quality = np.empty(size, cleaner.classes_.dtype), np.empty(size)
-    suspected, weight = np.zeros(size, bool), np.ones(size)
-    predicted[noisy], quality[noisy] = issues["predicted_label"], issues["label_quality"]
-    suspected[noisy], weight[noisy] = issues["is_label_issue"], cleaner.sample_weight_
-    if marked.any():
-        rows = data.table.rows(marked)
-        features = data.encoder.transform(rows.frame)
-        given = np.searchsorted(cleaner.classes_, data.given[marked])
-        predicted[marked] = cleaner.predict(features)
-        quality[marked] = np.take_along_axis(cleaner.predict_proba(features), given[:, None], axis=1)[:, 0]
-    numbers = np.arange(data.table.first + 1, data.table.first + size + 1)
-    columns = (numbers, data.given, predicted, quality, suspected, weight)
-    frame = pd.DataFrame(dict(zip(ROW_COLUMNS, columns, strict=True)), index=numbers - 1)
-    if data.corrects:  # a label that is known to be right suggests itself
-        frame["suggested_label"], frame["suggested_probability"] = data.given, 1.0
-        frame.loc[noisy, "suggested_label"] = issues["suggested_label"].to_numpy()
-        frame.loc[noisy, "suggested_probability"] = issues["suggested_probability"].to_numpy()
-        frame.loc[marked, "label_quality"] = 1.0
+    """One row for each row that this rank has, in their order. Trusted rows count fully and are never suspected."""
+    said: Any = cleaner.label_issues().assign(weight=cleaner.sample_weight_.astype(float))
+    noisy, others = np.flatnonzero(data.is_noisy), np.flatnonzero(~data.is_noisy)
+    said = said.set_axis(noisy)
+    if len(others):
+        said = pd.concat([said, _other_rows(cleaner, data)[said.columns].set_axis(others)]).sort_index()
+    numbers = said.index + data.table.first + 1
     if data.empty is not None:
-        _predict_empty(frame, cleaner, data)
-    return frame
+        said["given_label"] = said["given_label"].astype(object).mask(data.empty, None)
+    names = [*ROW_COLUMNS, *(name for name in said.columns if name not in ROW_COLUMNS)]
+    return said.assign(row=numbers).set_axis(numbers - 1)[names]
 
 
-def _predict_empty(frame: pd.DataFrame, cleaner: Any, data: CleaningData) -> None:
-    """Suggest the predicted label for rows without a label."""
-    empty: Any = data.empty
-    features = data.encoder.transform(data.table.rows(empty).frame)
+def _other_rows(cleaner: Any, data: CleaningData) -> pd.DataFrame:
+    """Trusted rows, whose label is right, and rows without a label, for which the model's is suggested."""
+    mask = ~data.is_noisy
+    given, empty = data.given[mask], np.zeros(mask.sum(), bool) if data.empty is None else data.empty[mask]
+    features = data.encoder.transform(data.table.rows(mask).frame)
     P, predicted = cleaner.predict_proba(features), cleaner.predict(features)
-    chosen = np.searchsorted(cleaner.classes_, predicted)
-    frame["given_label"] = frame["given_label"].astype(object)
-    frame.loc[empty, ["given_label", "label_quality", "weight"]] = [None, np.nan, 0.0]
-    for name in frame.columns.intersection(["predicted_label", "suggested_label"]):
-        frame.loc[empty, name] = predicted
-    if "suggested_probability" in frame:
-        frame.loc[empty, "suggested_probability"] = P[np.arange(len(P)), chosen]
+    best = np.where(empty, predicted, given)
+
+    def chance(labels: np.ndarray) -> np.ndarray:
+        return P[np.arange(len(P)), np.searchsorted(cleaner.classes_, labels)]
+
+    return pd.DataFrame(
+        {
+            "given_label": given,
+            "predicted_label": predicted,
+            "label_quality": np.where(empty, np.nan, 1.0 if data.corrects else chance(given)),
+            "is_label_issue": False,
+            "weight": np.where(empty, 0.0, 1.0),
+            "suggested_label": best,
+            "suggested_probability": np.where(empty, chance(best), 1.0),
+        }
+    )
 
 
-def rows_to_look_at(cleaner: Any, data: CleaningData, count: int | None) -> Any:
-    """Rows, counted from 1, whose check would help most, and which of them are drawn at random."""
-    if count is None or not data.corrects:
-        return None
+def rows_to_look_at(cleaner: Any, data: CleaningData, count: int) -> pd.DataFrame:
+    """Rows, counted from 1, whose check would help most, and which of them were drawn at random."""
     found = cleaner.next_to_check(count)
-    rows = np.flatnonzero(data.is_noisy)[found["row"].to_numpy()] + 1
-    return pd.DataFrame({"row": rows, "drawn_at_random": found["drawn_at_random"].to_numpy()})
-
-
-def suspicions(cleaner: Any, data: CleaningData, threshold: float | None = None) -> tuple[int, int, int] | None:
-    """An interval for the number of suspected labels that are wrong, from verified rows."""
-    return wrong_among_suspected(cleaner.correction_, fair_rows(data), threshold) if data.corrects else None
+    return found.assign(row=np.flatnonzero(data.is_noisy)[found["row"].to_numpy()] + 1).reset_index(drop=True)
 
 
 def fair_rows(data: CleaningData) -> np.ndarray | None:
@@ -322,9 +301,9 @@ def collect(
 ) -> CleaningResult:
     """Collect the result as plain data; rank 0 has the rows of all ranks."""
     status, unmeasured, measurement = cleaner.status_, data.where, None
-    rows, threshold = rows_frame(cleaner, data), None
-    if options.precision is not None:
-        threshold = precision_threshold(cleaner.correction_, options.precision)  # type: ignore[arg-type]
+    rows, threshold, fit = rows_frame(cleaner, data), None, cleaner.correction_
+    if options.precision is not None and fit is not None:
+        threshold = precision_threshold(fit, options.precision)
         rows["is_label_issue"] &= rows["label_quality"] < threshold
     try:
         measurement = measure(cleaner, data, ranks, rows["is_label_issue"].to_numpy(bool)[data.is_noisy])
@@ -355,12 +334,12 @@ def collect(
         date=datetime.now().astimezone(),
         settings=settings_shown(options, cleaner),
         columns=data.encoder.decisions_ if data.pixels is None else (),
-        wrong_suspected=suspicions(cleaner, data, threshold),
+        wrong_suspected=None if fit is None else wrong_among_suspected(fit, fair_rows(data), threshold),
         threshold=threshold,
         advice=cleaner.advice() if rows["is_label_issue"].to_numpy().any() else None,
         reliability=reliability(cleaner, data),
-        review=review_of(cleaner, data, rows) if options.report is not None and data.corrects else None,
-        to_check=rows_to_look_at(cleaner, data, options.next),
+        review=review_of(cleaner, data, rows, named) if options.report is not None and data.corrects else None,
+        to_check=None if options.next is None else rows_to_look_at(cleaner, data, options.next),
         verified_rows=0 if data.verified is None else sum(each is not None for each in data.verified),
         notes=(*data.notes, *notes, *notes_on_probabilities(data)),
     )

@@ -2,76 +2,81 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from .prepare import CleaningData
-from .reasons import Reason, reasons_of
+from .reasons import reasons_of
+from .tables import cell_text
 
 QUEUE = 200
 """The number of rows to check on the page."""
 RANDOM = 3
-"""One in this many rows is drawn at random, because suspicious rows are not representative."""
+"""Every so many-th of them is drawn at random: suspicious rows are no fair sample."""
+DETAILS = 40
+"""Columns of a row to check."""
 EXPLAINED = 120
 """With more columns than this, columns are not compared one by one, because that would take too long."""
 
 
-@dataclass(frozen=True)
-class Review:
-    """The data for checking rows on the page.
+def review_of(cleaner: Any, data: CleaningData, rows: pd.DataFrame, named: Sequence[str]) -> dict[str, Any]:
+    """The most suspicious rows, among them rows drawn at random, as the script of the page reads them.
 
     Parameters
     ----------
+    rows
+        What is said of each row, `CleaningResult.rows`.
+    named
+        Columns that tell people which row is which.
+
+    Returns
+    -------
+    Rows go by their number, labels by their place among the classes.
+
     queue
-        Positions of rows in the table, from 0, in the order in which to check them.
-    drawn
-        Which of these were drawn at random.
+        (row, whether it was drawn at random), in the order in which to check them.
+    columns, details, cells
+        The columns in use that speak most against labels first; those that are shown of a row; their cells by row.
     reasons
-        By position: why the label is suspected.
+        By row: see `reasons_of`.
     typical
         typical[column][label]: the typical value of a column in rows whose label is probably right.
     decisions
-        By position: (verdict, correct label or None, drawn at random), from --verified.
-    columns
-        The columns, those with the strongest evidence against labels first.
+        (row, verdict, correct label or None, drawn at random), as --verified says.
+    prose
+        Whether words take the place of columns.
     """
-
-    queue: Sequence[int]
-    drawn: Sequence[bool]
-    reasons: Mapping[int, Reason]
-    typical: Mapping[str, Mapping[Any, str]]
-    decisions: Mapping[int, tuple[str, Any, bool]]
-    columns: Sequence[str]
-
-
-def review_of(cleaner: Any, data: CleaningData, rows: pd.DataFrame) -> Review:
-    """The review of the most suspicious rows, mixed with rows drawn at random."""
-    decisions = decisions_of(data)
-    known = np.isin(np.arange(len(rows)), list(decisions))
-    open_rows = np.flatnonzero(data.is_noisy & ~known)
-    queue, drawn = queue_of(rows["label_quality"].to_numpy(), open_rows)
-    explain = data.encoder.prose_ or len(set(data.encoder.sources_)) <= EXPLAINED
-    reasons = (
-        reasons_of(cleaner, data, np.sort(queue).tolist()) if explain and cleaner.correction_.model is not None else {}
-    )
+    encoder, number, frame = data.encoder, rows["row"].to_numpy(), data.table.frame
+    decisions = _decisions(cleaner, data)
+    known = np.isin(np.arange(len(rows)), [place for place, *_ in decisions])
+    queue, drawn = queue_of(rows["label_quality"].to_numpy(), np.flatnonzero(data.is_noisy & ~known))
+    explain = encoder.prose_ or len(set(encoder.sources_)) <= EXPLAINED
+    explain = explain and cleaner.correction_.model is not None
+    reasons = reasons_of(cleaner, data, np.sort(queue).tolist()) if explain else {}
     weight: dict[str, float] = {}
-    for reason in reasons.values():
-        for name, strength in reason.against:
-            weight[name] = weight.get(name, 0.0) + strength
-    names = [name for name in data.encoder.columns_ if name in data.table.columns]
-    columns = sorted(names, key=lambda name: -weight.get(name, 0.0))
+    for name, strength in (pair for reason in reasons.values() for pair in reason["against"]):
+        weight[name] = weight.get(name, 0.0) + strength
+    columns = sorted((name for name in encoder.columns_ if name in frame), key=lambda name: -weight.get(name, 0.0))
+    details = list(dict.fromkeys([*named, *columns[:DETAILS]]))
     believed = data.is_noisy & (rows["label_quality"].to_numpy() > 0.5)
-    frame, labels = data.table.frame[believed], data.given[believed]
-    shown = [] if data.encoder.prose_ else [name for name in columns if name in weight]
     typical = {
-        name: {label: data.encoder.typical(name, frame[name][labels == label]) for label in np.unique(labels)}
-        for name in shown
+        name: {label: encoder.typical(name, frame[name][believed & (data.given == value)])
+               for label, value in enumerate(cleaner.classes_)}
+        for name in details if name in weight and not encoder.prose_
+    }  # fmt: skip
+    return {
+        "queue": [(int(number[place]), bool(random)) for place, random in zip(queue, drawn, strict=True)],
+        "reasons": {int(number[place]): reason for place, reason in reasons.items()},
+        "typical": typical,
+        "decisions": [(int(number[place]), *rest) for place, *rest in decisions],
+        "details": details,
+        "cells": {int(number[place]): [cell_text(frame[name].iloc[place], 400) for name in details] for place in queue},
+        "columns": columns,
+        "prose": encoder.prose_,
     }
-    return Review(queue.tolist(), drawn.tolist(), reasons, typical, decisions, columns)
 
 
 def queue_of(quality: np.ndarray, open_rows: np.ndarray, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -93,16 +98,16 @@ def queue_of(quality: np.ndarray, open_rows: np.ndarray, seed: int = 0) -> tuple
     return queue, drawn
 
 
-def decisions_of(data: CleaningData) -> dict[int, tuple[str, Any, bool]]:
-    """The known decisions about rows of the table, by position."""
+def _decisions(cleaner: Any, data: CleaningData) -> list[tuple[int, str, int | None, bool]]:
+    """What is known of rows of the table: place, verdict, correct label, drawn at random."""
     if data.verified is None:
-        return {}
-    wrong = np.zeros(len(data.verified), bool) if data.wrong is None else data.wrong
-    drawn = np.zeros(len(wrong), bool) if data.drawn is None else data.drawn
-    places, found = np.flatnonzero(data.is_noisy), {}
-    for place, given, right, is_wrong, random in zip(
-        places, data.noisy.labels, data.verified, wrong, drawn, strict=True
-    ):
-        if right is not None or is_wrong:
-            found[int(place)] = ("right" if right == given else "wrong", right, bool(random))
-    return found
+        return []
+    nowhere = np.zeros(len(data.verified), bool)
+    wrong, drawn = (nowhere if flags is None else flags for flags in (data.wrong, data.drawn))
+    numbers = {label: place for place, label in enumerate(cleaner.classes_)}
+    rows = zip(np.flatnonzero(data.is_noisy), data.noisy.labels, data.verified, wrong, drawn, strict=True)
+    return [
+        (int(place), "right" if right == given else "wrong", numbers.get(right), bool(random))
+        for place, given, right, is_wrong, random in rows
+        if right is not None or is_wrong
+    ]

@@ -5,6 +5,7 @@ Rows are counted from 1, the first row below the header, in messages and in resu
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -120,8 +121,8 @@ def is_filled(table: Table, column: str) -> np.ndarray:
 def labels_of(table: Table, column: str, ranks: Ranks | None = None) -> tuple[np.ndarray, np.ndarray]:
     """The labels of the rows, shape (n,), and all labels that rows of any rank have, sorted.
 
-    They are whole numbers, truth values or texts, whichever fits all of them. Numbers with a fractional part become
-    texts, because scikit-learn treats them as regression targets.
+    They are whole numbers, truth values or texts, whichever fits all of them. Numbers with a fractional part are texts:
+    scikit-learn takes them for measurements. Words that differ in upper and lower case only are one label.
     """
     from ..ranks import Ranks
 
@@ -141,6 +142,10 @@ def labels_of(table: Table, column: str, ranks: Ranks | None = None) -> tuple[np
         typed = {value: str(value) for value in found}
     if all(isinstance(value, str) for value in typed.values()):
         typed = dict(zip(found, _typed([str(value).strip() for value in typed.values()]), strict=True))
+    first: dict[Any, Label] = {}
+    for label in sorted(typed.values(), key=str):
+        first.setdefault(folded(label), label)
+    typed = {value: first[folded(label)] for value, label in typed.items()}
     classes = np.unique(np.array(list(typed.values())))
     if len(classes) < 2:
         raise InvalidInputError(
@@ -162,6 +167,20 @@ def _too_many_labels(table: Table, column: str, count: int) -> InvalidInputError
 def plain(value: Any) -> Any:
     """Convert NumPy scalars to Python's."""
     return value.item() if isinstance(value, np.generic) else value
+
+
+def cell_text(value: Any, limit: int = 80) -> str:
+    """A cell for people: nothing of a gap, six digits of a number, so many letters of a text."""
+    value = plain(value)
+    if value is None or (isinstance(value, float) and math.isnan(value)) or str(value) in ("NaT", "<NA>"):
+        return ""
+    text = f"{value:.6g}" if isinstance(value, float) else str(value)
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def folded(label: Any) -> Any:
+    """A word in lower case; m and M may be two labels."""
+    return label.casefold() if isinstance(label, str) and len(label) > 1 else label
 
 
 def _typed(texts: list[str]) -> list[Any]:

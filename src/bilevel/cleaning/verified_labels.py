@@ -11,7 +11,7 @@ import pandas as pd
 from ..errors import InvalidInputError
 from .options import CleanOptions
 from .table_files import read_table
-from .tables import Table, is_filled, listed, marks_of, matched_labels
+from .tables import Table, folded, is_filled, listed, marks_of, matched_labels
 
 VERDICTS = ("right", "wrong", "unsure")
 SAME_CELLS = 0.9
@@ -64,7 +64,7 @@ def read_verified(options: CleanOptions, training: Table, labels: np.ndarray) ->
     if "given_label" in found.columns:
         given = training.column(options.label).iloc[places].astype(str).str.strip().to_numpy()
         theirs = found.column("given_label").astype(str).str.strip().to_numpy()
-        if (differs := np.flatnonzero(theirs != given)).size:
+        if (differs := np.flatnonzero([folded(a) != folded(b) for a, b in zip(theirs, given, strict=True)])).size:
             row = places[differs[0]] + 1
             raise InvalidInputError(
                 f"{path}: row {row} has the label {theirs[differs[0]]!r} there and {given[differs[0]]!r} in "
