@@ -121,8 +121,8 @@ def is_filled(table: Table, column: str) -> np.ndarray:
 def labels_of(table: Table, column: str, ranks: Ranks | None = None) -> tuple[np.ndarray, np.ndarray]:
     """The labels of the rows, shape (n,), and all labels that rows of any rank have, sorted.
 
-    They are whole numbers, truth values or texts, whichever fits all of them. Numbers with a fractional part are texts:
-    scikit-learn takes them for measurements. Words that differ in upper and lower case only are one label.
+    They are whole numbers, truth values or texts, whichever fits all of them. Numbers with a fractional part become
+    texts, because scikit-learn treats them as regression targets. Words that differ in case only are one label.
     """
     from ..ranks import Ranks
 
