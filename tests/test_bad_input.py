@@ -29,6 +29,8 @@ CASES = {
     "nan in x0": (lambda: run(x0=torch.tensor([0.0, math.nan])), ["x0", "1 NaN or infinite", "[1]"]),
     "infinite y0": (lambda: run(y0=torch.tensor([math.inf])), ["y0", "NaN or infinite"]),
     "integer x0": (lambda: run(x0=torch.zeros(3, dtype=torch.int64)), ["x0", "torch.int64", "x0.double()"]),
+    "float16 x0": (lambda: run(x0=X.half()), ["x0", "torch.float16", "use float32 or float64"]),
+    "nested x0": (lambda: run(x0=torch.nested.nested_tensor([X, Y], layout=torch.jagged)), ["x0", "nested"]),
     "list as x0": (lambda: run(x0=[1.0, 2.0]), ["x0", "list", "torch.as_tensor"]),
     "no x0": (lambda: run(x0=None), ["x0", "NoneType"]),
     "no y0": (lambda: run(y0=None), ["no start", "minimize and solve_lower y0", "Problem(..., y0=...)"]),

@@ -180,6 +180,13 @@ def test_another_default_device_is_refused(call):
         torch.set_default_device(None)
 
 
+@pytest.mark.parametrize("call", [call for call in CALLS if call not in ("project", "HyperCleaner", "MetaLearner")])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_points_of_half_precision_are_refused(call, dtype):
+    with pytest.raises(bilevel.InvalidTypeError, match="use float32 or float64"):
+        CALLS[call](problem(dtype))
+
+
 @pytest.mark.parametrize("derivative", ["hessian", "hvp", "jvp"])
 def test_second_derivatives_of_argmin_are_refused(derivative):
     """They are not zero, which is what torch.autograd.functional takes missing ones for."""

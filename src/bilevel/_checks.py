@@ -46,6 +46,11 @@ def _check_tensor(name: str, value: Any) -> Tensor:
     check_default_device()
     if not value.is_floating_point():
         raise InvalidTypeError(f"{name} has dtype {value.dtype}: convert it, for example {name}.double()")
+    if value.dtype.itemsize < 4:
+        raise InvalidTypeError(
+            f"{name} has dtype {value.dtype}, whose rounding is larger than the errors that are tested: use float32 or "
+            "float64 (torch.autocast within f and g is fine)"
+        )
     if value.numel() == 0:
         raise InvalidInputError(f"{name} is empty (shape {tuple(value.shape)}): give at least one entry")
     finite = torch.isfinite(value.detach())

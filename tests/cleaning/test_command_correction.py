@@ -56,7 +56,8 @@ def test_runs_through_at_the_first_try_and_predicts_unseen_values(messy, capsys)
 
 
 def test_columns_in_the_json_document_and_overridden(messy, capsys):
-    assert clean("--trusted", "trusted.csv", "--json", "--ignore", "note", "--categorical", "tree_id") == 0
+    options = ["--json", "--ignore", "note", "--categorical", "tree_id", "--noise", "rows", "--steps", "2"]
+    assert clean("--trusted", "trusted.csv", *options) == 0
     columns = {each["column"]: each for each in json.loads(capsys.readouterr().out)["columns"]}
     kinds = {name: each["kind"] for name, each in columns.items()}
     assert kinds == {"height": "number", "width": "number", "bark": "category", "tree_id": "category",

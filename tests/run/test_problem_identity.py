@@ -37,6 +37,10 @@ OTHERS = {
         },
         "the sampler is not that of .*none then, of batches now",
     ),
+    "function constraints": (
+        {"inequality": lambda x, y: y[:1] - 9.0},
+        "the inequality is not that of .*none then, a function now",
+    ),
     "another kind of set": ({"constraint": sets.L2Ball(1.0)}, "the kind of the set of y .*L1Ball then, L2Ball now"),
     "another radius": ({"constraint": sets.L1Ball(torch.tensor(1.001).double())}, "set of y, its radius, is not that"),
     "a set that moves": ({"constraint": lambda x: sets.L1Ball(1 + x.square().sum())}, "the kind of the set of y"),

@@ -65,6 +65,7 @@ def check_same_problem(problem: Problem, x: Vector, y: Vector, was: Mapping[str,
 def _facts(problem: Problem, x: Vector, y: Vector) -> Facts:
     found = _set_facts(problem.upper_constraint, "the set of x")
     found["the sampler"] = ["none" if problem.sampler is None else "of batches"]
+    found["the inequality"] = ["none" if problem.inequality is None else "a function"]
     if not problem.moving:
         found |= _set_facts(problem.constraint, "the set of y")
     for scale in SCALES:

@@ -371,7 +371,7 @@ def tensor_of_points(owner: str, z: Any, event_ndim: int) -> Tensor:
     if not isinstance(z, Tensor):
         hint = "for dictionaries use ProductSet" if isinstance(z, dict) else "use torch.as_tensor(z)"
         raise InvalidTypeError(f"{owner} takes a tensor, got {type(z).__name__}: {hint}")
-    if z.is_meta or z.layout is not torch.strided:
+    if z.is_meta or z.is_nested or z.layout is not torch.strided:
         check_holds_values("the point", z)
     if not z.dtype.is_floating_point:
         raise InvalidTypeError(f"{owner} takes floating-point tensors, got {z.dtype}: use z.double()")
@@ -390,6 +390,8 @@ def check_holds_values(name: str, tensor: Tensor) -> None:
         raise InvalidInputError(
             f"{name} is on the device 'meta', where tensors have a shape but no values: create it on a real device"
         )
+    if tensor.is_nested:
+        raise InvalidTypeError(f"{name} is a nested tensor: use a dictionary of tensors")
     if tensor.layout is not torch.strided:
         raise InvalidTypeError(f"{name} has the layout {tensor.layout}: use to_dense()")
 
