@@ -96,22 +96,37 @@ def name_thumbnails(app, doctree):
             image["alt"] = f"Picture of the example: {found[1].replace('_', ' ')}"
 
 
+def link_short_names(app, env, node, contnode):
+    """Link public names that a docstring writes without their module, or with arguments: `SmoothedBFGS()`."""
+    if node.get("refdomain") != "py":
+        return None
+    domain = env.domains["py"]
+    name = re.sub(r"\(.*", "", node["reftarget"], flags=re.DOTALL)
+    kinds = ("class", "exception", "function", *(["method", "property", "attribute"] if "." in name else []))
+    known = [key for key, entry in domain.objects.items() if key.endswith("." + name) and entry.objtype in kinds]
+    if not name or not known:
+        return None
+    return domain.resolve_xref(env, node["refdoc"], app.builder, "obj", min(known, key=len), node, contnode)
+
+
 def crop_thumbnails(app):
-    """Wide figures have several panels: the first one is legible as a thumbnail, unless all have a common title."""
+    """The first columns of panels of a wide figure are legible as a thumbnail."""
     folder = Path(app.srcdir) / "auto_gallery" / "images"
     for thumbnail in folder.glob("thumb/*_thumb.png"):
         source = folder / thumbnail.name.replace("_thumb", "_001")
         example = Path(app.srcdir) / "gallery" / thumbnail.name.replace("sphx_glr_", "").replace("_thumb.png", ".py")
-        if not source.exists() or "suptitle(" in example.read_text():  # not run, or one picture
+        columns = re.search(r"plt\.subplots\(\d+, (\d+)", example.read_text())
+        if columns is None or not source.exists():  # one panel, or not run
             continue
-        figure = Image.open(source)
-        panels = max(1, round(figure.width / figure.height / 1.4))
-        if panels > 1:
-            figure.crop((0, 0, figure.width // panels, figure.height)).save(thumbnail)
+        figure, total = Image.open(source), int(columns[1])
+        shown = max(1, round(total * 1.4 * figure.height / figure.width))
+        if shown < total:
+            figure.crop((0, 0, figure.width * shown // total, figure.height)).save(thumbnail)
 
 
 def setup(app):
     # Before numpydoc, which adds markup of its own.
     app.connect("autodoc-process-docstring", keep_mathematics, priority=100)
     app.connect("doctree-read", name_thumbnails)
+    app.connect("missing-reference", link_short_names)
     app.connect("builder-inited", crop_thumbnails, priority=900)  # after Sphinx-Gallery

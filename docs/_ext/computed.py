@@ -64,7 +64,7 @@ class Command(Computed):
     def code(self) -> str:
         lines = "\n".join(self.content).replace("\\\n", " ").splitlines()
         calls = [f"assert not main({shlex.split(line)[1:]!r})" for line in lines]
-        return "\n".join(["from bilevel.cli import main", *calls])
+        return "\n".join(["import os", "from bilevel.cli import main", "os.environ['COLUMNS'] = '80'", *calls])
 
 
 def page_of(page: str) -> tuple[dict[str, Any], str]:

@@ -62,7 +62,7 @@ print(result)
 
 # %%
 # F at the solved lower level against the cost.
-figure, axis = plt.subplots(figsize=(8, 4.6), layout="constrained")
+figure, axis = plt.subplots(figsize=(6.4, 4.6), layout="constrained")
 for index, name in enumerate(result.solutions):
     line = result.of(name)
     axis.plot([row.cost for row in line], [row.value for row in line], "-" if index < 10 else "--", label=name)

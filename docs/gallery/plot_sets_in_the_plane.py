@@ -64,7 +64,7 @@ extent = (-2.2, 2.2, -2.2, 2.2)
 angles = torch.arange(12) * (2 * torch.pi / 12) + 0.13
 start = 1.85 * torch.stack([angles.cos(), angles.sin()], -1)
 
-figure, axes = plt.subplots(2, 5, figsize=(15, 6.6), layout="constrained")
+figure, axes = plt.subplots(2, 5, figsize=(12, 5.2), layout="constrained")
 for ax, (name, constraint) in zip(axes.flat, catalogue.items(), strict=True):
     distance = constraint.distance(points)
     thin = bool(distance.min() > 0) or float((distance < 1e-9).double().mean()) < 0.01
@@ -83,7 +83,6 @@ for ax, (name, constraint) in zip(axes.flat, catalogue.items(), strict=True):
     ax.tick_params(labelsize=8, length=2, color="0.6", labelcolor="0.4")
     for spine in ax.spines.values():
         spine.set_color("0.8")
-figure.suptitle("Ten convex sets, projections of points onto them (arrows) and kinks of the projection (red)")
 plt.show()
 
 # %%

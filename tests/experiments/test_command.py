@@ -177,3 +177,17 @@ def test_missing_data_and_missing_results_are_named(reproduce, table, tmp_path, 
     assert "stopped, 0 of 8 runs done" in capsys.readouterr().out
     assert main(["status", "--results", str(tmp_path / "none")]) == 2
     assert "holds no results" in capsys.readouterr().err
+
+
+def test_a_quick_look_needs_no_download(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    options = ["--quick", "--data", str(tmp_path / "empty"), "--workers", "0", "--seeds", "1", "--budget", "0.05"]
+    assert main(["reproduce", "table-2", *options, "--methods", "dmlcbo"]) == 0
+    shown = capsys.readouterr()
+    assert "bilevel data fetch cod-rna fashion-mnist madelon mnist); this quick look uses digits" in shown.err
+    assert re.search(r"^digits +DMLCBO", shown.out, re.MULTILINE)
+
+
+def test_all_missing_data_are_named_with_one_command(tmp_path, capsys):
+    assert main(["reproduce", "table-2", "--data", str(tmp_path), "--results", str(tmp_path / "results")]) == 2
+    assert "`bilevel data fetch cod-rna fashion-mnist madelon mnist`" in capsys.readouterr().err

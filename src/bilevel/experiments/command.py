@@ -16,12 +16,13 @@ from ..datasets import data_folder
 from ..errors import BilevelError, CorruptFileError, InvalidInputError, OutputExistsError
 from ..run import progress as shown
 from ..run.progress import readable
-from .configuration import Configuration, load_configuration, select_parts
+from .configuration import CleaningData, Configuration, FewShotData, load_configuration, select_parts
+from .data import has_files
 from .export import export
 from .methods import check_settings
 from .notes import QUICK, report_notes
 from .options import RESULTS, ReproduceOptions
-from .plan import count_runs, planned_runs
+from .plan import catalogue_names, count_runs, planned_runs
 from .pools import DaskScheduler, InProcess, LocalProcesses, Pool
 from .printed import TABLES
 from .report import write_report
@@ -86,7 +87,10 @@ def load_tables(options: ReproduceOptions) -> list[Configuration]:
     tables = tables or [load_configuration(name) for name in TARGETS[options.target]]
     for table in tables:
         check_settings(table)
-    tables = [table.quick_look() if options.quick else table for table in tables]
+    if options.quick:
+        tables = [table.quick_look() for table in tables]
+    if options.quick and not options.configuration and not options.datasets:
+        tables = [without_downloads(table, data_folder(options.data).absolute()) for table in tables]
     tables = [table.limit(seeds=options.seeds, budget=options.budget) for table in tables]
     if len(tables) == 1:
         return [tables[0].select(datasets=options.datasets, methods=options.methods)]
@@ -97,6 +101,21 @@ def load_tables(options: ReproduceOptions) -> list[Configuration]:
             f"{', '.join(options.methods or ['any'])}: name those of a table"
         )
     return selected
+
+
+def without_downloads(table: Configuration, folder: Path) -> Configuration:
+    """The table with those of its datasets that are in the data folder; without any, with one that needs no files."""
+    names = catalogue_names(table)
+    missing = sorted({name for name in names.values() if not has_files(name, folder)})
+    if not missing:
+        return table
+    there = [name for name, kind in names.items() if kind not in missing]
+    packaged: dict[str, Any] = {"digits": CleaningData(classes=(3, 8), rows=150, trusted=80, scaling="standard")}
+    if table.application == "few-shot":
+        packaged = {"generated-5way": FewShotData(images="generated", ways=5)}
+    used = ", ".join(there or packaged)
+    log(f"not downloaded: {', '.join(missing)} (bilevel data fetch {' '.join(missing)}); this quick look uses {used}")
+    return table.select(datasets=there) if there else table.model_copy(update={"datasets": packaged})
 
 
 def _pool(options: ReproduceOptions, data: Path) -> Pool:

@@ -96,6 +96,12 @@ def catalogue_name(application: str, dataset: str, data: Mapping[str, Any]) -> s
     return "cifar-100" if data["images"] == "fc100" else str(data["images"])
 
 
+def catalogue_names(configuration: Configuration) -> dict[str, str]:
+    """The catalogue's name of each dataset of a table."""
+    kind = configuration.application
+    return {name: catalogue_name(kind, name, data.model_dump()) for name, data in configuration.datasets.items()}
+
+
 def planned_runs(
     configuration: Configuration, hashes: Mapping[str, str], finished: Mapping[str, RunRecord]
 ) -> Iterator[RunSpec]:

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..errors import BilevelError
+from ..errors import BilevelError, MissingFileError
 from .configuration import Configuration, select_parts
-from .data import data_hash
-from .plan import RunSpec, catalogue_name, count_runs, planned_runs
+from .data import data_hash, has_files
+from .plan import RunSpec, catalogue_names, count_runs, planned_runs
 from .pools import Group, Pool, WorkerLostError
 from .run import copy_record
 from .run_folder import Outcome, RunRecord
@@ -141,13 +141,14 @@ class _Sweep:
 
 
 def hash_data(configurations: Sequence[Configuration], folder: Path) -> dict[str, str]:
-    """The hash of each dataset's files; one that is missing or damaged is named before the first run."""
-    names = {
-        catalogue_name(configuration.application, name, data.model_dump())
-        for configuration in configurations
-        for name, data in configuration.datasets.items()
-    }
-    return {name: data_hash(name, folder) for name in sorted(names)}
+    """The hash of each dataset's files; a missing or damaged dataset is an error before the first run."""
+    names = sorted({name for configuration in configurations for name in catalogue_names(configuration).values()})
+    if missing := [name for name in names if not has_files(name, folder)]:
+        raise MissingFileError(
+            f"{', '.join(missing)}: there are no such data in {folder}. Get them with "
+            f"`bilevel data fetch {' '.join(missing)}`, or place them there; --quick without them needs no download"
+        )
+    return {name: data_hash(name, folder) for name in names}
 
 
 def _loss_reason(error: Exception) -> str:
