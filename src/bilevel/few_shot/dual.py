@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from ..errors import NonFiniteError, NotConvergedError
+from ..sets.threshold import above_level
 from .coding import Coded
 from .interior import InteriorPoint
 
@@ -76,11 +77,8 @@ class Dual:
         upper = self.coded.upper
         if not self.coded.balanced:
             return torch.minimum(z.clamp_min(0.0), upper)
-        # y = upper - beta, beta_i in a simplex of size sum_c upper_ic: level = max_j (sum of the j largest - size) / j
-        gap, total = upper - z, upper.sum(-1, keepdim=True)
-        count = torch.arange(1, z.shape[-1] + 1, dtype=z.dtype, device=z.device)
-        level = ((gap.sort(-1, descending=True).values.cumsum(-1) - total) / count).amax(-1, keepdim=True)
-        return upper - (gap - level).clamp_min(0.0)
+        # y = upper - beta, beta_i in a simplex of size sum_c upper_ic
+        return upper - above_level(upper - z, upper.sum(-1, keepdim=True))
 
     def free(self, z: Tensor) -> Tensor:
         """Which entries of P(z) are at no bound, booleans (t, n, p)."""
@@ -214,12 +212,10 @@ class Dual:
 
     def on_face(self, free: Tensor, v: Tensor) -> Tensor:
         """Pi (Pi G Pi)^+ Pi v with Pi the projector onto the face of the free entries; v and the result (t, n, p)."""
-        return self._on_sections(free, v) if self.coded.balanced else self._on_box(free, v)
-
-    def _on_box(self, free: Tensor, v: Tensor) -> Tensor:
-        """Rows and columns of held entries are replaced by those of the identity."""
+        if self.coded.balanced:
+            return self._on_sections(free, v)
         kept = free.to(v.dtype)
-        matrix = self.quadratic * (kept * kept.mT)
+        matrix = self.quadratic * (kept * kept.mT)  # rows and columns of held entries become those of the identity
         matrix.diagonal(dim1=-2, dim2=-1).add_(1.0 - kept.squeeze(-1))
         return _positive_solve(matrix, kept * v)
 

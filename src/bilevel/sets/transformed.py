@@ -48,22 +48,19 @@ class Translated(_TransformedSet):
         super().__init__(base)
         self.shift: float | Tensor = parameter("shift", shift)
 
-    def _shift(self, z: Tensor) -> Tensor:
-        return self.per_entry("shift", z)
-
     @validated
     def project(self, z: Tensor) -> Tensor:
-        self._shift(z)  # refuses a shift that does not fit the dtype of z
+        self.per_entry("shift", z)  # refuses a shift that does not fit the dtype of z
         wide = z.double()  # in float32, z - shift would round a far z by more than the size of the set
-        shift = self._shift(wide)
+        shift = self.per_entry("shift", wide)
         return (shift + self.base.project(wide - shift)).to(z.dtype)
 
     @validated
     def jacobian(self, z: Tensor) -> ProjectionJacobian:
-        return self.base.jacobian(z - self._shift(z).detach())
+        return self.base.jacobian(z - self.per_entry("shift", z).detach())
 
     def excess(self, y: Tensor) -> tuple[Tensor, Tensor | float, str]:
-        shift = self._shift(y).detach()
+        shift = self.per_entry("shift", y).detach()
         amount, scale, what = self.base.excess(y - shift)
         # y - shift carries the rounding of both.
         rounded = (y.abs() + shift.abs()).sum(tuple(range(-self.event_ndim, 0)))
@@ -72,7 +69,7 @@ class Translated(_TransformedSet):
 
     @validated
     def margin(self, z: Tensor) -> Tensor | None:
-        return self.base.margin(z - self._shift(z).detach())
+        return self.base.margin(z - self.per_entry("shift", z).detach())
 
 
 class Scaled(_TransformedSet):
@@ -102,9 +99,6 @@ class Scaled(_TransformedSet):
         super().__init__(base)
         self.factor: float | Tensor = parameter("factor", factor, low=0.0, strict=True, error=InvalidInputError)
 
-    def _factor(self, z: Tensor, *, keepdim: bool = True) -> Tensor:
-        return self.per_point("factor", z, keepdim=keepdim)
-
     def _divided(self, z: Tensor, factor: Tensor) -> Tensor:
         scaled = z / factor
         if can_look_at_values() and not bool(torch.isfinite(scaled.detach()).all()):
@@ -116,24 +110,24 @@ class Scaled(_TransformedSet):
 
     @validated
     def project(self, z: Tensor) -> Tensor:
-        self._factor(z)  # refuses a factor that does not fit the dtype of z
+        self.per_point("factor", z)  # refuses a factor that does not fit the dtype of z
         wide = z.double()  # in float32, z / factor would round a far z by more than the size of the set
-        factor = self._factor(wide)
+        factor = self.per_point("factor", wide)
         return (factor * self.base.project(self._divided(wide, factor))).to(z.dtype)
 
     @validated
     def jacobian(self, z: Tensor) -> ProjectionJacobian:
-        return self.base.jacobian(self._divided(z, self._factor(z).detach()))
+        return self.base.jacobian(self._divided(z, self.per_point("factor", z).detach()))
 
     def excess(self, y: Tensor) -> tuple[Tensor, Tensor | float, str]:
-        factor = self._factor(y).detach()
+        factor = self.per_point("factor", y).detach()
         amount, scale, what = self.base.excess(self._divided(y, factor))
-        per_batch = self._factor(y, keepdim=False).detach()
+        per_batch = self.per_point("factor", y, keepdim=False).detach()
         return amount * per_batch, scale * per_batch, f"divided by the factor, {what}"
 
     @validated
     def margin(self, z: Tensor) -> Tensor | None:
-        factor, per_batch = self._factor(z).detach(), self._factor(z, keepdim=False).detach()
+        factor, per_batch = self.per_point("factor", z).detach(), self.per_point("factor", z, keepdim=False).detach()
         margin = self.base.margin(self._divided(z, factor))
         return None if margin is None else margin * per_batch
 

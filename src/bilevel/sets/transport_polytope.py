@@ -87,13 +87,9 @@ class TransportPolytope(ConvexSet):
             rows, columns = torch.where(equal, rows, columns.shape[-1]), torch.where(equal, columns, rows.shape[-2])
         return transport_support(work.detach(), rows, columns)
 
-    def _wide(self, z: Tensor) -> Tensor:
-        """Z in float64, without a part a 1' + 1 b', which P ignores."""
-        return _centred(z.double())
-
     @validated
     def project(self, z: Tensor) -> Tensor:
-        work = self._wide(z)
+        work = _centred(z.double())
         rows, columns = self._sums()
         near, support = self._support(work)
         jacobian = TransportJacobian(support)
@@ -105,7 +101,7 @@ class TransportPolytope(ConvexSet):
 
     @validated
     def jacobian(self, z: Tensor) -> ProjectionJacobian:
-        return TransportJacobian(self._support(self._wide(z))[1])
+        return TransportJacobian(self._support(_centred(z.double()))[1])
 
     def excess(self, y: Tensor) -> tuple[Tensor, Tensor, str]:
         rows, columns = (value.detach().to(y) for value in self._sums())
@@ -175,7 +171,7 @@ class TransportJacobian(ProjectionJacobian):
 
 
 def _centred(z: Tensor) -> Tensor:
-    """Z minus its row means and column means: what is left keeps its digits beside large potentials."""
+    """Z minus its row means and column means: P ignores them, and what is left keeps its digits."""
     for _ in range(2):  # the second round removes the rounding of large means
         for dim in (-1, -2):
             z = z - z.detach().mean(dim, keepdim=True)
