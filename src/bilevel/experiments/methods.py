@@ -23,6 +23,10 @@ SMOOTHINGS: dict[str, Callable[[float], Any]] = {
 }
 
 
+Solvers = tuple[Iterable[str], Callable[[str], tuple[str, ...]], Callable[[str, Mapping[str, Any]], Any]]
+"""The solvers of an application, the settings that each knows, and how to build one."""
+
+
 def series_dmlcbo(
     *,
     Q: int = 3,
@@ -99,7 +103,8 @@ def check_settings(table: Configuration) -> None:
     >>> from bilevel.experiments import load_configuration
     >>> check_settings(load_configuration("table-2"))
     """
-    solvers, known_to, build = _cleaning_solvers() if table.application == "hyper-cleaning" else _few_shot_solvers()
+    cleaning: Solvers = (SOLVERS, known_settings, partial(make_solver, rows=1))
+    solvers, known_to, build = cleaning if table.application == "hyper-cleaning" else _few_shot_solvers()
     for name, method in table.methods.items():
         if method.solver not in solvers:
             raise InvalidInputError(
@@ -129,14 +134,6 @@ def _all_settings(table: Configuration, name: str, method: Method) -> Iterator[t
             yield f"[methods.{name}.{part}]", setting, values
     if table.vary is not None and table.vary.method == name:
         yield "[vary]", table.vary.setting, table.vary.values
-
-
-Solvers = tuple[Iterable[str], Callable[[str], tuple[str, ...]], Callable[[str, Mapping[str, Any]], Any]]
-"""The solvers of an application, the settings that each knows, and how to build one."""
-
-
-def _cleaning_solvers() -> Solvers:
-    return SOLVERS, known_settings, partial(make_solver, rows=1)
 
 
 def _few_shot_solvers() -> Solvers:

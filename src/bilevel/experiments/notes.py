@@ -46,10 +46,10 @@ def _limits(table: Configuration) -> str:
 
 
 def _search(table: Configuration) -> str:
-    if max(math.prod(map(len, method.grid.values())) for method in table.methods.values()) < 2:
+    pairs = sorted({math.prod(map(len, method.grid.values())) for method in table.methods.values()})
+    if pairs[-1] < 2:
         return "Step sizes were not searched."
     like = f"for {printed_table(table.like).name} " if table.vary and table.like else ""
-    pairs = sorted({math.prod(map(len, method.grid.values())) for method in table.methods.values()})
     time = "to the end" if table.grid.limit_seconds is None else f"for {table.grid.limit_seconds:g} s each"
     return f"Step sizes were searched {like}on one other seed, {' or '.join(map(str, pairs))} settings {time}."
 

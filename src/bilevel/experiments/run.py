@@ -98,8 +98,7 @@ def one_thread() -> Iterator[None]:
 
 def copy_record(record: RunRecord, spec: RunSpec) -> RunRecord:
     """The same run, as it stands in another table."""
-    names = ("identity", "experiment", "method", "settings")
-    return replace(record, configuration=spec.document, **{name: getattr(spec, name) for name in names})
+    return replace(record, **describe(spec))
 
 
 def describe(spec: RunSpec) -> dict[str, Any]:

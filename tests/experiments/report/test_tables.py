@@ -68,7 +68,7 @@ def test_fewer_seeds_than_asked_and_broken_runs_are_said():
     assert lines["MNIST 6vs9", "V-PBGD"]["ours"] == "no run ended"
     assert lines["MNIST 6vs9", "V-PBGD"]["n"] == "0 of 10, 1 diverged"
     assert rows(render_markdown(runs, "table-2"))["MNIST 6vs9", "DMLCBO"]["n"].startswith("3 of 5")
-    assert {(trouble.run.seed, trouble.what, trouble.why) for trouble in troubles(runs)} == {
+    assert {(trouble.runs[0].seed, trouble.what, trouble.why) for trouble in troubles(runs)} == {
         (3, "diverged", "x is not finite"),
         (4, "failed", "no reason is stored"),
         (0, "diverged", "no reason is stored"),

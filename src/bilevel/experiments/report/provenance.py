@@ -22,11 +22,6 @@ class Trouble:
     why: str
 
     @property
-    def run(self) -> RunRecord:
-        """One of them."""
-        return self.runs[0]
-
-    @property
     def seeds(self) -> str:
         """ "0, 1, 2"."""
         return ", ".join(str(run.seed) for run in self.runs)
