@@ -127,7 +127,8 @@ def fit_label_model(
     if len(numbers) > most_rows:
         numbers = np.sort(np.random.default_rng(seed).permutation(numbers)[:most_rows])
     rows = (np.flatnonzero(right >= 0), numbers, np.flatnonzero(wrong))
-    return _Fit(*(_Rows(np.stack(features), given, right, each) for each in rows), prior_alpha).run()
+    checked, taken, wrong_rows = (_Rows(np.stack(features), given, right, each) for each in rows)
+    return _Fit(checked, taken, wrong_rows, prior_alpha).run()
 
 
 class _Rows:

@@ -47,7 +47,7 @@ def _load(name: str, folder: Path, states: object) -> Dataset:
         return load(name, folder)
     from sklearn.datasets import load_digits
 
-    X, y = load_digits(return_X_y=True)
+    X, y = map(np.asarray, load_digits(return_X_y=True))
     test = np.arange(len(y)) % 4 == 0
     return TrainTestRows("digits", X[~test], y[~test], X[test], y[test], sha256={})
 
