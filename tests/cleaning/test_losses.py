@@ -156,4 +156,4 @@ def test_a_loss_with_a_wrong_derivative_is_named_when_it_is_fitted(wrong):
         bilevel.HyperCleaner(loss=Halved(wrong), noise="rows", steps=1).fit(X, y, trusted=np.arange(40) < 12)
     named = [str(each.message) for each in heard if issubclass(each.category, bilevel.errors.ProblemWarning)]
     assert len(named) == (wrong != "nothing")
-    assert all(f"{wrong} of Halved is" in text for text in named)
+    assert all(f"{wrong} of Halved differs by 50%" in text for text in named)

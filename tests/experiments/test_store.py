@@ -113,7 +113,7 @@ def test_one_driver_at_a_time_and_a_killed_one_leaves_no_lock(tmp_path):
     with subprocess.Popen([sys.executable, "-c", hold, str(tmp_path)], stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == "held\n"
-        message = f"process {other.pid}.* is at work in {tmp_path}: wait for it or stop it by Ctrl-C, or choose another"
+        message = f"process {other.pid}.* is writing to {tmp_path}: wait for it or stop it by Ctrl-C, or choose another"
         with pytest.raises(StoreLockedError, match=message), ResultsStore(tmp_path).only_driver():
             pass
         other.kill()

@@ -696,7 +696,7 @@ def test_resume_continues_the_logs_of_the_run(study, path, capsys):
         **{"solver": bilevel.DMLCBO(upper_step=0.1), **run},
     )
     assert cli.main(["resume", "logged.safetensors", "--problem", "study_of_a_user:problem"]) == 0
-    assert "run.log goes on" in capsys.readouterr().err
+    assert "run.log is continued" in capsys.readouterr().err
 
     def lines(name):
         return [re.sub(r"(^\d+,)[\d.e-]+", r"\1", line) for line in Path(name).read_text().splitlines()]

@@ -398,7 +398,7 @@ def test_a_function_that_is_no_projection_is_found_out():
     halves = from_projection(lambda z: z / 2, name="halve")
     assert halves.contains(torch.zeros(2))
     with pytest.raises(
-        InvalidInputError, match="halve is no projection: applied to its own answer it moves the point by 0.5"
+        InvalidInputError, match="halve is no projection: applied to its own result it moves the point by 0.5"
     ):
         halves.project(torch.tensor([2.0, 0.0]))
     calls = []
