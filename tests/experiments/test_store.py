@@ -105,12 +105,13 @@ def test_a_run_that_another_program_stored_in_the_same_moment_is_fine(tmp_path):
 
 def test_one_driver_at_a_time_and_a_killed_one_leaves_no_lock(tmp_path):
     hold = (
-        "import os, sys, time; from bilevel.experiments import ResultsStore\n"
+        "import os, sys; from bilevel.experiments import ResultsStore\n"
         "store = ResultsStore(sys.argv[1])\n"
         "with store.only_driver():\n"
-        "    store.set_status(pid=os.getpid()); print('held', flush=True); time.sleep(100)"
+        "    store.set_status(pid=os.getpid()); print('held', flush=True); sys.stdin.read()"
     )
-    with subprocess.Popen([sys.executable, "-c", hold, str(tmp_path)], stdout=subprocess.PIPE, text=True) as other:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", hold, str(tmp_path)], text=True, **pipes) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == "held\n"
         message = f"process {other.pid}.* is writing to {tmp_path}: wait for it or stop it by Ctrl-C, or choose another"
