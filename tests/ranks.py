@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = str(Path(__file__).parents[1])
-SECONDS = 120.0
+SECONDS = 300.0
 """How long ranks may take before they are ended."""
 PRELOADED = ["torch.distributed", "pytest", "bilevel.ranks", "bilevel.run", "bilevel.cleaning", "bilevel.few_shot"]
 
@@ -71,7 +71,7 @@ def _rank(variables: dict[str, str], file: str, name: str, arguments: str, out: 
     sys.modules["called"] = module
     spec.loader.exec_module(module)
     try:
-        with connect(timeout=60) as ranks:
+        with connect(timeout=200) as ranks:
             result = getattr(module, name)(ranks, *json.loads(arguments))
         out.write_text(json.dumps(result))
     except BaseException:

@@ -118,7 +118,7 @@ def test_the_index_of_a_frame_is_no_column(here, capsys):
 def command(*arguments: str, **options) -> subprocess.CompletedProcess:
     paths = os.pathsep.join(map(os.path.abspath, filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))))
     return subprocess.run(
-        [sys.executable, "-m", "bilevel", *arguments], stderr=subprocess.PIPE, text=True, timeout=120,
+        [sys.executable, "-m", "bilevel", *arguments], stderr=subprocess.PIPE, text=True, timeout=300,
         env={**os.environ, "PYTHONPATH": paths}, **options,
     )  # fmt: skip
 

@@ -222,13 +222,13 @@ def test_nobody_is_waited_for_longer_than_the_time_out(monkeypatch):
     port = str(free_port())
     for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}.items():
         monkeypatch.setenv(name, value)
-    began = time.monotonic()
+    began = time.monotonic()  # far from the default of 300 s, on a busy machine too
     with (
         pytest.raises(RankConnectionError, match=r"rank 1 of 2 could not connect to the others at .* within 1 s"),
         connect(timeout=1.0),
     ):
         pass
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 60
 
 
 def within_a_group(ranks):

@@ -316,9 +316,9 @@ def test_ctrl_c_keeps_the_best_so_far(forest):
         began, shown = time.monotonic(), ""
         while "learning rows, held-out loss" not in shown:  # a step is done
             shown += process.stderr.read(1)
-            assert time.monotonic() - began < 120, shown
+            assert time.monotonic() - began < 300, shown
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=300)
     finally:
         process.kill()
     assert process.returncode in (130, -signal.SIGINT), err  # a shell shows 130 for both
@@ -388,7 +388,7 @@ def test_predict_to_standard_output_and_parquet(forest, model, capsys):
 def test_a_reader_that_leaves_early(forest, model):
     forest.write("long.csv", pd.concat([forest.test] * 200))
     line = f"{sys.executable} -m bilevel predict model.safetensors long.csv | head -1"
-    finished = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=120, cwd=forest.folder)
+    finished = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=300, cwd=forest.folder)
     assert finished.stdout.startswith("row,predicted_label")
     assert finished.stderr == ""
 

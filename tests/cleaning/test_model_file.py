@@ -77,7 +77,7 @@ def test_a_fresh_process_predicts_the_same_bits(fitted, tmp_path):
         "print(cleaner.predict_proba(X).tobytes().hex(), ','.join(cleaner.predict(X)))"
     )
     finished = subprocess.run(
-        [sys.executable, "-c", code, str(path), str(tmp_path / "X.npy")], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", code, str(path), str(tmp_path / "X.npy")], capture_output=True, text=True, timeout=300
     )
     assert finished.returncode == 0, finished.stderr
     chances, labels = finished.stdout.split()

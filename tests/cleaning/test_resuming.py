@@ -332,7 +332,7 @@ def test_bilevel_resume_tells_the_command_and_runs_nothing(forest, interrupted):
     """In a process that knows nothing of cleaning yet."""
     before = {name: (forest.folder / name).read_bytes() for name in forest.files()}
     words = [sys.executable, "-m", "bilevel", "resume", "run.safetensors"]
-    ended = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    ended = subprocess.run(words, capture_output=True, text=True, timeout=300)
     assert ended.returncode == 2
     told = ended.stderr
     assert 'step 2 of "learning class-pairs"' in told.lower()

@@ -224,7 +224,7 @@ def test_a_shape_that_is_given():
 def test_a_missing_package_names_the_extra(tmp_path):
     (tmp_path / "pandas.py").write_text("raise ImportError('not installed')")
     code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import bilevel.cleaning.tables"
-    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert "pip install 'bilevel[apps]'" in finished.stderr
 
 

@@ -37,7 +37,7 @@ def scheduler_elsewhere():
         yield process, f"tcp://127.0.0.1:{port}"
     finally:
         process.kill()
-        process.wait(timeout=30)
+        process.wait()  # after SIGKILL
 
 
 def test_a_scheduler_without_workers_is_told_and_one_that_goes_is_an_error(specs, tmp_path):

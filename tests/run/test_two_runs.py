@@ -24,10 +24,12 @@ def problem():
         upper=lambda x, y: (y - 0.5).square().sum(), lower=lambda x, y: (y - x).square().sum(),
         constraint=bilevel.sets.L1Ball(1.0), x0=torch.zeros(2).double(), y0=torch.zeros(2).double())
 
-def one(path, barrier, results, late):
+def one(k, path, barrier, results, late):
     options = {"resume": path} if way == "resume" else {"solver": bilevel.DMLCBO(upper_step=0.1)}
-    def wait(record, state):  # both have looked at the file before either of them writes much
-        time.sleep(0.005)
+    def wait(record, state):  # the one that writes ends after the other one, which has been refused by then
+        inside[k] = True
+        while results.empty() and not all(inside):
+            time.sleep(0.001)
     barrier.wait()
     time.sleep(late)
     try:
@@ -40,8 +42,8 @@ for trial in range(int(trials)):
     path = Path(folder) / f"{trial}.safetensors"
     if way == "resume":
         bilevel.minimize(problem(), steps=10, checkpoint=path, solver=bilevel.DMLCBO(upper_step=0.1))
-    barrier, results = fork.Barrier(2), fork.SimpleQueue()
-    pair = [fork.Process(target=one, args=(path, barrier, results, 0.01 * trial * k)) for k in range(2)]
+    barrier, results, inside = fork.Barrier(2), fork.SimpleQueue(), fork.Array("b", 2)
+    pair = [fork.Process(target=one, args=(k, path, barrier, results, 0.01 * trial * k)) for k in range(2)]
     for process in pair:
         process.start()
     for process in pair:
@@ -53,7 +55,7 @@ for trial in range(int(trials)):
 @pytest.mark.parametrize("way", ["start", "resume"])
 def test_one_of_two_runs_into_one_file_is_refused(way, tmp_path):
     command = [sys.executable, "-c", PAIRS, way, "3", str(tmp_path)]
-    finished = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert finished.returncode == 0, finished.stderr
     first = 10 if way == "resume" else 0
     for *ends, stored in map(json.loads, finished.stdout.splitlines()):
