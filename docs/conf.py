@@ -4,6 +4,7 @@ import re
 import sys
 from pathlib import Path
 
+import numpy as np
 import torch
 from docutils import nodes
 from PIL import Image
@@ -39,6 +40,7 @@ templates_path = ["_templates"]
 autodoc_preserve_defaults = True
 python_use_unqualified_type_names = True
 maximum_signature_line_length = 72
+toc_object_entries_show_parents = "hide"  # short names in the list "On this page"
 numpydoc_show_class_members = False
 exclude_patterns = ["_build", "_charts", "gallery/README.rst", "gallery/GALLERY_HEADER.rst"]
 copybutton_exclude = ".linenos, .gp, .computed-output"
@@ -47,7 +49,7 @@ html_title = f"bilevel {release}"
 html_favicon = "_static/favicon.svg"
 html_theme = "pydata_sphinx_theme"
 html_theme_options = {
-    "logo": {"text": html_title},
+    "logo": {"text": html_title, "image_light": "_static/favicon.svg", "image_dark": "_static/favicon.svg"},
     "show_prev_next": False,
     "navigation_with_keys": False,
     "navbar_align": "left",
@@ -73,7 +75,7 @@ sphinx_gallery_conf = {
     "download_all_examples": False,
     "show_memory": False,
     "write_computation_times": False,
-    "reset_modules": ("matplotlib", "computed.reset_torch"),
+    "reset_modules": ("matplotlib", "charts.enlarge_text", "computed.reset_torch"),
     "min_reported_time": 3600,
     "thumbnail_size": (560, 392),
 }
@@ -121,7 +123,13 @@ def crop_thumbnails(app):
         figure, total = Image.open(source), int(columns[1])
         shown = max(1, round(total * 1.4 * figure.height / figure.width))
         if shown < total:
-            figure.crop((0, 0, figure.width * shown // total, figure.height)).save(thumbnail)
+            figure.crop((0, 0, gap_near(figure, figure.width * shown // total), figure.height)).save(thumbnail)
+
+
+def gap_near(figure, x):
+    """The empty column of a figure that is nearest to x: between two panels."""
+    empty = np.flatnonzero(np.asarray(figure.convert("L")).min(axis=0) == 255)
+    return int(min(empty, key=lambda column: abs(column - x), default=x))
 
 
 def setup(app):

@@ -139,6 +139,11 @@ def draw(name: str, path: Path, ink: str) -> None:
         figure.savefig(path, transparent=True, metadata={"Date": None})
 
 
+def enlarge_text(*_: Any) -> None:
+    """The text of the gallery's figures, which are read as thumbnails too."""
+    matplotlib.rcParams["font.size"] = 12
+
+
 def setup(app: Any) -> dict[str, Any]:
     app.add_directive("chart", Chart)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -30,14 +30,14 @@ print(f"{(found & wrong).sum()} of {wrong.sum()} wrong labels found, {(found & ~
 print(f"noise model: {cleaner.noise_}")
 
 # %%
-# The 24 labels with the lowest quality. Below each image are its given label and the prediction of the cleaned model;
+# The 15 labels with the lowest quality. Below each image are its given label and the prediction of the cleaned model;
 # labels in orange are correct.
-worst = issues.label_quality.to_numpy().argsort()[:24]
-figure, axes = plt.subplots(4, 6, figsize=(6.4, 5), layout="constrained")
+worst = issues.label_quality.to_numpy().argsort()[:15]
+figure, axes = plt.subplots(3, 5, figsize=(6.4, 4.6), layout="constrained")
 for axis, row in zip(axes.flat, worst, strict=True):
     axis.imshow(images[row].reshape(8, 8), cmap="gray_r")
     colour = "tab:blue" if wrong[row] else "tab:orange"
-    axis.set_title(f"{given[row]}? {issues.predicted_label.iloc[row]}", fontsize=10, color=colour)
+    axis.set_title(f"{given[row]}? {issues.predicted_label.iloc[row]}", fontsize=16, color=colour)
     axis.axis("off")
 figure.suptitle("The most suspicious labels: given label? prediction")
 plt.show()
