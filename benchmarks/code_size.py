@@ -1,7 +1,8 @@
 """Lines of code per package, beside their budgets in pyproject.toml (tool.bilevel.code-size): `make size`.
 
 Docstrings, comments and blank lines do not count. A package above its budget is an error: merge, delete or simplify, or
-raise the budget in the commit that says why.
+raise the budget in the commit that says why. `new` lists the files for what version 0.1 could not do; the last column
+counts the other lines, which do what version 0.1 did in 26,171.
 """
 
 from __future__ import annotations
@@ -39,27 +40,34 @@ def code_lines(source: str) -> int:
     return len(code - texts)
 
 
-def sizes() -> tuple[Counter[str], Counter[str]]:
-    """Lines and files by package; modules at the top are "core"."""
-    lines: Counter[str] = Counter()
+def sizes(new: list[str]) -> tuple[Counter[str], Counter[str], Counter[str]]:
+    """Files, lines, and lines of files that are not new, by package; modules at the top are "core"."""
     files: Counter[str] = Counter()
+    lines: Counter[str] = Counter()
+    former: Counter[str] = Counter()
     for path in PACKAGE.rglob("*.py"):
-        parts = path.relative_to(PACKAGE).parts
-        name = parts[0] if len(parts) > 1 else "core"
-        lines[name] += code_lines(path.read_text(encoding="utf-8"))
+        place = path.relative_to(PACKAGE)
+        name = place.parts[0] if len(place.parts) > 1 else "core"
+        count = code_lines(path.read_text(encoding="utf-8"))
         files[name] += 1
-    return lines, files
+        lines[name] += count
+        former[name] += 0 if name in new or str(place) in new else count
+    return files, lines, former
 
 
 def main() -> int:
     """Print the table; 1 if a budget is exceeded."""
     budgets = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["bilevel"]["code-size"]
-    lines, files = sizes()
-    print(f"{'package':16}{'files':>7}{'lines':>8}{'budget':>8}")
+    new = budgets.pop("new")
+    missing = [name for name in new if not (PACKAGE / name).exists()]
+    if missing:
+        raise SystemExit(f"pyproject.toml, tool.bilevel.code-size: there is no {', '.join(missing)}")
+    files, lines, former = sizes(new)
+    print(f"{'package':16}{'files':>7}{'lines':>8}{'budget':>8}{'not new':>9}")
     for name in sorted({*lines, *budgets}):
         mark = "" if lines[name] <= budgets.get(name, 0) else "  above its budget"
-        print(f"{name:16}{files[name]:7}{lines[name]:8}{budgets.get(name, 0):8}{mark}")
-    print(f"{'total':16}{files.total():7}{lines.total():8}{sum(budgets.values()):8}")
+        print(f"{name:16}{files[name]:7}{lines[name]:8}{budgets.get(name, 0):8}{former[name]:9}{mark}")
+    print(f"{'total':16}{files.total():7}{lines.total():8}{sum(budgets.values()):8}{former.total():9}")
     above = [name for name in lines if lines[name] > budgets.get(name, 0)]
     return 1 if above else 0
 
