@@ -120,26 +120,26 @@ class _WarmSteps:
 
     def step(self, z: Vector, gradient: Vector, previous: tuple[Vector, Vector] | None) -> float:
         if previous is not None:
-            self.curvature = max(self.curvature, self._seen(z, gradient, *previous))
+            space, (z_old, gradient_old) = self.space, previous
+            change = float(space.norm(space.add(gradient, gradient_old, -1.0)))
+            moved = float(space.norm(space.add(z, z_old, -1.0)))
+            if change > self.curvature * moved and not self._is_rounding(z, gradient, moved, change):
+                self.curvature = change / moved  # a lower bound on L
         return safe_step(self.curvature)
 
-    def _seen(self, z: Vector, gradient: Vector, z_old: Vector, gradient_old: Vector) -> float:
-        """|dgrad| / |dz|, a lower bound on L; 0 when rounding hides it."""
-        space, eps = self.space, self.eps
-        change = float(space.norm(space.add(gradient, gradient_old, -1.0)))
-        moved = float(space.norm(space.add(z, z_old, -1.0)))
-        # At a solved point z moves in its last digits, and the quotient would be one of rounding errors.
-        if moved <= 1e2 * eps * float(space.norm(z)) or change <= 1e3 * eps * float(space.norm(gradient)):
-            return 0.0
-        return change / moved
+    def _is_rounding(self, z: Vector, gradient: Vector, moved: float, change: float) -> bool:
+        """Whether z moved in its last digits only, as at a solved point, or its gradient did."""
+        norm, eps = self.space.norm, self.eps
+        return moved <= 1e2 * eps * float(norm(z)) or change <= 1e3 * eps * float(norm(gradient))
 
     def after_step(self, y: Vector, residual: float, k: int, last: bool) -> str:
-        if self.tol is None:
-            done = False
-        else:  # below the rounding of y the residual cannot fall
-            done = residual <= max(self.tol, 4.0 * self.eps * float(self.space.norm(y)) / safe_step(self.curvature))
+        done = self.tol is not None and (residual <= self.tol or residual <= self._rounding(y))
         self.last = LowerSolution(y, residual, k, done, self.curvature)
         return "stop" if done else "go on"
+
+    def _rounding(self, y: Vector) -> float:
+        """The residual that rounding of y leaves."""
+        return 4.0 * self.eps * float(self.space.norm(y)) / safe_step(self.curvature)
 
 
 class _CarefulSteps:
