@@ -31,13 +31,6 @@ def test_every_solver_has_a_full_row():
     assert all(len(row) == len(COLUMNS) and all(row) for row in ROWS if row[0].strip("`") in TABLE)
 
 
-def test_every_mark_is_explained():
-    """A mark such as [R1] or [T1] has a line "- [R1] ..."."""
-    marks = set(re.findall(r"\[([RTC]\d+)\]", TEXT))
-    explained = set(re.findall(r"^- \[([RTC]\d+)\]", TEXT, flags=re.MULTILINE))
-    assert marks == explained
-
-
 def test_every_test_it_names_exists():
     named = re.findall(r"`([\w/]+\.py)::(\w+)`", TEXT)
     assert len(named) > 30
