@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 import subprocess
@@ -14,13 +13,12 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from safetensors import safe_open
 from safetensors.torch import save_file
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
+from tests.documents import edit, setting
 
 import bilevel
-from bilevel import _files as files
 from bilevel.cleaning import HyperCleaner, load_cleaner, save_cleaner
 from bilevel.cleaning.columns import ColumnEncoder
 from bilevel.cleaning.losses import Squared
@@ -197,15 +195,6 @@ def test_foreign_files_are_refused_and_nothing_in_them_runs(tmp_path, monkeypatc
     assert not Path("exploded").exists()
 
 
-def setting(*path: Any, to: Any) -> Any:
-    def change(document: Any, tensors: dict[str, torch.Tensor]) -> None:
-        for key in path[:-1]:
-            document = document[key]
-        document[path[-1]] = to
-
-    return change
-
-
 def tensor(name: str, to: torch.Tensor | None) -> Any:
     def change(document: Any, tensors: dict[str, torch.Tensor]) -> None:
         if to is None:
@@ -243,12 +232,7 @@ def tensor(name: str, to: torch.Tensor | None) -> Any:
 def test_a_document_with_other_content_is_refused(fitted, tmp_path, change, message):
     """With a valid checksum: what a hostile or buggy writer could make."""
     path = save_cleaner(tmp_path / "m", fitted[0])
-    with safe_open(path, framework="pt") as file:
-        document = json.loads(file.metadata()["bilevel"])
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    change(document, tensors)
-    save_file(tensors, path, metadata={"bilevel": json.dumps(document), "sha256": "0" * 64})
-    files.sign(path)
+    edit(path, change)
     with pytest.raises(bilevel.InvalidInputError, match=message):
         load_cleaner(path)
 

@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tests.documents import write_document
 
 import bilevel
-from bilevel import _files as files
 from bilevel import cli, sets
 from bilevel.cleaning import load_cleaner
 from bilevel.run.checkpoint import Checkpoint, previous_of
@@ -587,8 +587,7 @@ def test_runs_of_older_versions_are_read_and_resumed(file):
 
 @pytest.mark.parametrize("format", ["bilevel.Solution", "bilevel.Journal", "bilevel.MetaLearner"])
 def test_files_of_version_0_1_are_refused_in_one_sentence(path, format):
-    writer = files.document_writer({"format": format, "version": 1}, {"x": torch.zeros(2)}, too_long="")
-    files.write_atomically(path, writer)
+    write_document(path, {"format": format, "version": 1}, {"x": torch.zeros(2)})
     with pytest.raises(bilevel.InvalidInputError) as caught:
         bilevel.minimize(problem(), resume=path)
     message = "the file was written by version 0.1 and cannot be read: start the run again"

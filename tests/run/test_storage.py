@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import pickle
 import resource
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pandas as pd
 import pytest
+import safetensors.torch
 import torch
 from safetensors.torch import save_file
+from tests.documents import edit, removing, setting
 
 import bilevel
-from bilevel import _files as files
+from bilevel import examples
+from bilevel.errors import OutputExistsError
 from bilevel.run.solution import Record, Solution
 from bilevel.solvers.base import State
 
@@ -166,71 +170,79 @@ def test_an_existing_file_is_refused_and_left_alone(solution, tmp_path):
     assert_same_bits(Solution.load(path).x, solution.x)
 
 
-def test_a_file_that_appears_meanwhile_is_left_alone(tmp_path):
-    path = tmp_path / "s"
+def test_a_file_that_appears_meanwhile_is_left_alone(solution, tmp_path, monkeypatch):
+    path, save_file = tmp_path / "s", safetensors.torch.save_file
 
-    def write(temporary: Path) -> None:
-        temporary.write_text("new")
+    def overtaken(*arguments: Any, **options: Any) -> None:
+        save_file(*arguments, **options)
         path.write_text("another program's")
 
-    with pytest.raises(files.OutputExistsError, match="appeared while .*; nothing was written$"):
-        files.write_atomically(path, write)
+    monkeypatch.setattr(safetensors.torch, "save_file", overtaken)
+    with pytest.raises(OutputExistsError, match="appeared while .*; nothing was written$"):
+        solution.save(path)
     assert path.read_text() == "another program's"
     assert os.listdir(tmp_path) == ["s"]
 
 
-def test_a_write_that_fails_leaves_the_old_file(tmp_path):
+def test_a_write_that_fails_leaves_the_old_file(solution, tmp_path, monkeypatch):
     path = tmp_path / "s"
     path.write_text("old")
 
-    def write(temporary: Path) -> None:
-        temporary.write_text("half")
+    def full(tensors: Any, name: Any, **_: Any) -> None:
+        Path(name).write_text("half")
         raise OSError("disk full")
 
+    monkeypatch.setattr(safetensors.torch, "save_file", full)
     with pytest.raises(OSError, match="disk full"):
-        files.write_atomically(path, write, overwrite=True)
+        solution.save(path, overwrite=True)
     assert path.read_text() == "old"
     assert os.listdir(tmp_path) == ["s"]
 
 
-def test_several_files_appear_together_or_none_of_them(tmp_path):
-    def write(temporary: Path) -> None:
-        temporary.write_text("new")
+def to_csv_but(third: Callable[[], None]) -> Callable[..., None]:
+    """`DataFrame.to_csv` that does something more when it has written the third file."""
+    to_csv, calls = pd.DataFrame.to_csv, iter(range(1, 10))
 
-    def fail(temporary: Path) -> None:
+    def write(*arguments: Any, **options: Any) -> None:
+        to_csv(*arguments, **options)
+        if next(calls) == 3:
+            third()
+
+    return write
+
+
+def test_several_files_appear_together_or_none_of_them(tmp_path, monkeypatch):
+    def full() -> None:
         raise OSError("disk full")
 
-    with pytest.raises(OSError, match="disk full"):
-        files.write_together({tmp_path / "a": write, tmp_path / "b": fail})
+    with monkeypatch.context() as patched:
+        patched.setattr(pd.DataFrame, "to_csv", to_csv_but(full))
+        with pytest.raises(OSError, match="disk full"):
+            examples.write("penguins", tmp_path)
     assert os.listdir(tmp_path) == []
-    files.write_together({tmp_path / "a": write, tmp_path / "b": write})
-    assert sorted(os.listdir(tmp_path)) == ["a", "b"]
+    examples.write("penguins", tmp_path)
+    assert sorted(os.listdir(tmp_path)) == ["checked.csv", "test.csv", "train.csv", "truth.csv"]
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_files_named_before_one_that_fails_stay_and_are_told(tmp_path, monkeypatch, overwrite):
-    def write(temporary: Path) -> None:
-        temporary.write_text("new")
-
-    def write_and_be_overtaken(temporary: Path) -> None:
-        temporary.write_text("new")
-        (tmp_path / "b").write_text("another program's")
-
     replace = os.replace
 
     def refuse(source: Path, target: Path) -> None:
-        if target.name == "b":
+        if target.name == "test.csv":
             raise OSError(5, "Input/output error")
         replace(source, target)
 
+    monkeypatch.setattr(pd.DataFrame, "to_csv", to_csv_but(lambda: (tmp_path / "test.csv").write_text("theirs")))
     monkeypatch.setattr(os, "replace", refuse)
-    reason = r"b cannot be written \(Input/output error\)" if overwrite else "b appeared while it was being written.*"
-    with pytest.raises(bilevel.InvalidInputError, match=f"{reason}; written before it: .*a$") as caught:
-        files.write_together(
-            {tmp_path / "a": write, tmp_path / "b": write_and_be_overtaken, tmp_path / "c": write}, overwrite=overwrite
-        )
-    assert isinstance(caught.value, files.OutputExistsError) is not overwrite
-    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"a": "new", "b": "another program's"}
+    reason = r"cannot be written \(Input/output error\)" if overwrite else "appeared while it was being written.*"
+    with pytest.raises(
+        bilevel.InvalidInputError, match=f"test.csv {reason}; written before it: .*train.csv, .*checked.csv$"
+    ) as caught:
+        examples.write("penguins", tmp_path, overwrite=overwrite)
+    assert isinstance(caught.value, OutputExistsError) is not overwrite
+    assert sorted(os.listdir(tmp_path)) == ["checked.csv", "test.csv", "train.csv"]
+    assert (tmp_path / "test.csv").read_text() == "theirs"
 
 
 def test_others_may_read_what_the_settings_of_the_user_say(solution, tmp_path):
@@ -303,38 +315,6 @@ def test_foreign_files_are_refused_and_nothing_in_them_runs(tmp_path, monkeypatc
     assert not Path("exploded").exists()
 
 
-def edit(path: Path, change: Any) -> Path:
-    """The file with a changed document and a valid checksum: what a hostile or buggy writer could make."""
-    from safetensors import safe_open
-
-    with safe_open(path, framework="pt") as file:
-        document = json.loads(file.metadata()["bilevel"])
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    document = change(document) or document
-    target = path.with_name("edited")
-    save_file(tensors, target, metadata={"bilevel": json.dumps(document), "sha256": "0" * 64})
-    files.sign(target)
-    return target
-
-
-def setting(*path: Any, to: Any) -> Any:
-    def change(document: Any) -> None:
-        for key in path[:-1]:
-            document = document[key]
-        document[path[-1]] = to
-
-    return change
-
-
-def removing(*path: Any) -> Any:
-    def change(document: Any) -> None:
-        for key in path[:-1]:
-            document = document[key]
-        del document[path[-1]]
-
-    return change
-
-
 RUN = ("value", "content")
 SOLVER = (*RUN, "plan", "content", "solver")
 X, STATE = (*RUN, "result", "dict", 0, 1), (*RUN, "state", "content", "current")
@@ -373,7 +353,7 @@ X, STATE = (*RUN, "result", "dict", 0, 1), (*RUN, "state", "content", "current")
         (setting(*RUN, "plan", "content", "logs", to={"dict": [["a", 3]]}), r"Plan.logs is \{'a': 3\}"),
         (setting(*RUN, "plan", to=None), "holds no solution"),
         (setting("value", to=3), "this is not a run saved by bilevel"),
-        (lambda document: [document], "holds no bilevel.Run"),
+        (lambda document, tensors: [document], "holds no bilevel.Run"),
     ],
 )  # fmt: skip
 def test_a_document_with_other_content_is_refused(solution, tmp_path, change, message):
