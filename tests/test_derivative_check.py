@@ -165,3 +165,47 @@ def test_nothing_is_claimed_of_a_wrong_problem(options):
     for _ in range(2):  # the second call warns of nothing, and still knows
         status = bilevel.minimize(given, seconds=2, **options).status
         assert status not in (bilevel.Status.CONVERGED, bilevel.Status.STATIONARY, bilevel.Status.CERTIFIED)
+
+
+@pytest.mark.parametrize("grid", [1e-1, 1e-2, 1e-4, 1e-7])
+@pytest.mark.parametrize("part", ["y in f", "x in f", "x in g"])
+def test_a_step_function_is_noticed_although_short_differences_agree_with_its_derivative(part, grid):
+    """Values from a table, say, or rounded ones: the derivative is 0, and so are differences within a step."""
+
+    def rounded(name, u):
+        return (u / grid).round() * grid if name == part else u
+
+    problem = bilevel.Problem(
+        lambda x, y: (rounded("y in f", y) - 1).square().sum() + (rounded("x in f", x) - 2).square().sum(),
+        lambda x, y: (y - rounded("x in g", x)).square().sum(),
+        x0=ZERO + 0.7,
+        y0=ZERO,
+    )
+    with pytest.warns(ProblemWarning, match=f"{part[-1]} along a direction of {part[0]}: its derivative is 0"):
+        assert bilevel.minimize(problem, steps=50).status is not bilevel.Status.CONVERGED
+
+
+def test_flat_parts_of_a_function_are_no_steps():
+    problem = bilevel.Problem(
+        lambda x, y: (y - 1).relu().square().sum() + (-1 - y).relu().square().sum(),
+        lambda x, y: (y - x).square().sum(),
+        x0=ZERO + 0.97,
+        y0=ZERO,
+    )
+    bilevel.upper_value(problem, problem.x0)  # no warning
+    assert bilevel.minimize(problem).status is bilevel.Status.CONVERGED
+
+
+@pytest.mark.parametrize("x0", [0.0, 1e-30, 1e-10])
+@pytest.mark.parametrize("solver", ["auto", bilevel.DMLCBO()], ids=["default", "DMLCBO"])
+def test_no_claim_near_the_origin_where_every_length_relative_to_x_is_tiny(solver, x0):
+    """F falls along x, the gradient does not say so, and nothing is claimed: distances are not relative to |x| alone."""
+    problem = bilevel.Problem(
+        lambda x, y: (y.detach() + 0.0 * y - 1).square().sum() + x.square().sum() / 20,
+        lambda x, y: (y - x).square().sum(),
+        x0=ZERO + x0,
+        y0=ZERO,
+    )
+    problem.flaws = None  # as if the derivatives had not been compared
+    solution = bilevel.minimize(problem, steps=300, tol=1e-3, solver=solver)
+    assert solution.status not in (bilevel.Status.CONVERGED, bilevel.Status.STATIONARY)

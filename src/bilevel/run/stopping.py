@@ -19,7 +19,7 @@ from .solution import Record
 SOLVED = 1e-2
 """A stationarity measure counts only if its linear system was solved to this relative residual."""
 PROBE = 1e-3
-"""Before a point counts as stationary, F is evaluated at this distance from x, relative to |x|."""
+"""Before a point counts as stationary, F is evaluated at this distance from x, relative to |x| if that is above 1."""
 CERTIFICATE_SAMPLES = 50
 """The number of Jacobians of a certificate that decides whether to stop: eps is a bound with any number of them."""
 SHORT, SOLVING_STEPS, HIGHER = 20, 500, 1e-3
@@ -47,7 +47,7 @@ def no_descent_near(problem: Problem, state: State, tol: float, delta: float | N
     def level(smoothing: Smoothing | None) -> LowerLevel:
         return lower_level(problem, state.x, state.y, smoothing)
 
-    exact, length = level(None), delta or PROBE * (float(x.norm()) or 1.0)
+    exact, length = level(None), delta or PROBE * max(float(x.norm()), 1.0)
     here = exact.evaluate(x, relative=1e-10)
     if exact.nonconvex or not here.ok:
         return not exact.nonconvex

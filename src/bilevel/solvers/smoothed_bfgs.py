@@ -437,7 +437,8 @@ class _Walk:
         if self.reason != "slow":
             s.settled = min(s.settled, s.here.value)
         if s.round == 0:
-            s.work_limit = (1.0 + self.settings.effort) * s.work + FREE_WORK
+            flawed = any((self.problem.flaws or {}).values())  # further descents by wrong derivatives lead nowhere
+            s.work_limit = 0 if flawed else (1.0 + self.settings.effort) * s.work + FREE_WORK
         self._begin(s.round + 1, s.here.value)
 
     def _begin(self, first: int, end: float = math.inf) -> None:
@@ -473,7 +474,7 @@ class _Walk:
         s.best = resolved if resolved.ok else s.best
         way, lower = float((s.best.x - s.first.x).norm()), None
         moved = way > 0 and self.drop > 0
-        way = way if moved else float(s.best.x.norm()) or 1.0
+        way = way if moved else max(float(s.best.x.norm()), 1.0)
         gain = self.settings.tol * (self.drop if moved else abs(s.best.value))
         for part in (PROBE,) if moved else (PROBE, *FAR):
             how = {"length": part * way, "gain": gain, "draws": self.settings.draws}
