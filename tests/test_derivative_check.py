@@ -199,7 +199,7 @@ def test_flat_parts_of_a_function_are_no_steps():
 @pytest.mark.parametrize("x0", [0.0, 1e-30, 1e-10])
 @pytest.mark.parametrize("solver", ["auto", bilevel.DMLCBO()], ids=["default", "DMLCBO"])
 def test_no_claim_near_the_origin_where_every_length_relative_to_x_is_tiny(solver, x0):
-    """F falls along x, the gradient does not say so, and nothing is claimed: distances are not relative to |x| alone."""
+    """F falls along x, the gradient does not say so, and nothing is claimed: lengths are not relative to |x| alone."""
     problem = bilevel.Problem(
         lambda x, y: (y.detach() + 0.0 * y - 1).square().sum() + x.square().sum() / 20,
         lambda x, y: (y - x).square().sum(),
