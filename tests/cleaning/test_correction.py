@@ -336,12 +336,22 @@ class TestFinalModel:
 
 
 class TestDecision:
-    def test_argmax_at_power_zero_and_costs_at_most_the_budget(self):
-        rng = np.random.default_rng(0)
-        P = rng.dirichlet([0.2, 2.0], 1000)
-        prior = P.mean(0)
-        tau = correction.balancing_power(P, prior)
+    rng = np.random.default_rng(0)
+    P = rng.dirichlet([0.2, 2.0], 1000)
+    prior = P.mean(0)
+
+    def test_argmax_at_power_zero_and_costs_at_most_the_budget_and_no_more_than_it_gains(self):
+        tau = correction.balancing_power(self.P, self.prior)
         assert tau > 0
-        np.testing.assert_array_equal(correction.decide(P, prior, 0.0), P.argmax(1))
-        expected = P[np.arange(1000), correction.decide(P, prior, tau)].mean()
-        assert expected >= P.max(1).mean() - correction.ACCURACY_BUDGET
+        np.testing.assert_array_equal(correction.decide(self.P, self.prior, 0.0), self.P.argmax(1))
+        plain, balanced = (correction.expected_accuracy(self.P, self.prior, power) for power in (0.0, tau))
+        assert plain[0] == pytest.approx(self.P.max(1).mean())
+        assert 0 < plain[0] - balanced[0] <= min(correction.ACCURACY_BUDGET, balanced[1] - plain[1])
+
+    def test_expected_accuracies_are_those_of_labels_drawn_from_the_probabilities(self):
+        P = np.repeat(self.P, 50, axis=0)
+        labels = (self.rng.random(len(P)) < P[:, 1]).astype(int)
+        chosen = correction.decide(P, self.prior, 0.7)
+        right = [(chosen[labels == c] == c).mean() for c in (0, 1)]
+        expected = correction.expected_accuracy(self.P, self.prior, 0.7)
+        assert expected == pytest.approx(((chosen == labels).mean(), np.mean(right)), abs=0.01)

@@ -27,7 +27,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import Pipeline
 
 from ..errors import InvalidInputError
-from .label_likelihood import MOST_ROWS, LabelModel, centred_log, fit_label_model
+from .label_likelihood import MOST_ROWS, TINY, LabelModel, centred_log, fit_label_model
 from .out_of_fold import (
     FittedMixture,
     Mixture,
@@ -48,8 +48,8 @@ from .out_of_fold import (
 STRENGTHS = (0.01, 0.1, 1.0)
 SPARSE_STRENGTHS = (0.1, 1.0, 10.0, 100.0)
 """Values of C for the model of the checked rows; the one with the largest out-of-fold likelihood is used."""
-TAUS = np.linspace(0.0, 0.5, 6)
-ACCURACY_BUDGET = 0.02
+TAUS = np.linspace(0.0, 1.0, 11)
+ACCURACY_BUDGET = 0.05
 """The maximal cost of a balanced decision in expected accuracy."""
 
 
@@ -382,10 +382,24 @@ def decide(P: np.ndarray, prior: np.ndarray, tau: float) -> np.ndarray:
     return (P / prior**tau).argmax(1)
 
 
-def balancing_power(P: np.ndarray, prior: np.ndarray) -> float:
-    """The largest tau of `TAUS` that costs at most `ACCURACY_BUDGET` of the accuracy expected under P.
+def expected_accuracy(P: np.ndarray, prior: np.ndarray, tau: float) -> tuple[float, float]:
+    """The accuracy and the balanced accuracy of `decide` that are expected if P is right; no labels are used.
 
-    The expected accuracy is computed from P, without labels.
+    Examples
+    --------
+    >>> expected_accuracy(np.array([[0.6, 0.4], [0.8, 0.2]]), np.array([0.7, 0.3]), tau=0.0)
+    (0.7, 0.5)
     """
-    expected = [P[np.arange(len(P)), decide(P, prior, tau)].mean() for tau in TAUS]
-    return float(max(tau for tau, value in zip(TAUS, expected, strict=True) if value >= expected[0] - ACCURACY_BUDGET))
+    chosen = decide(P, prior, tau)
+    found = np.bincount(chosen, P[np.arange(len(P)), chosen], minlength=P.shape[1])  # right rows of each class
+    return float(found.sum() / len(P)), float((found / np.maximum(P.sum(0), TINY)).mean())
+
+
+def balancing_power(P: np.ndarray, prior: np.ndarray) -> float:
+    """The tau of `TAUS` with the largest sum of expected accuracy and expected balanced accuracy.
+
+    Accuracy is thus given up only for at least as much balanced accuracy, and at most `ACCURACY_BUDGET` of it.
+    """
+    expected = {tau: expected_accuracy(P, prior, tau) for tau in TAUS.tolist()}
+    least = expected[0.0][0] - ACCURACY_BUDGET
+    return max((tau for tau in expected if expected[tau][0] >= least), key=lambda tau: sum(expected[tau]))

@@ -12,6 +12,7 @@ import pandas as pd
 
 from ..ranks import Ranks
 from .corrected_fit import precision_threshold, wrong_among_suspected
+from .correction import expected_accuracy
 from .estimator import HyperCleaner
 from .measurement import ENOUGH_ROWS, Measurement, measure
 from .model_file import json_value, versions
@@ -279,6 +280,18 @@ def notes_on_probabilities(data: CleaningData) -> tuple[str, ...]:
     )
 
 
+def notes_on_decision(cleaner: Any) -> tuple[str, ...]:
+    """What the balanced decision is expected to gain and to cost, if there is one."""
+    fit = cleaner.correction_
+    if fit is None or not fit.tau:
+        return ()
+    balanced, plain = (expected_accuracy(fit.correction.p, fit.prior, tau) for tau in (fit.tau, 0.0))
+    return (
+        f"Rare classes count more in predictions (probability / share^{fit.tau:.1f}): expected accuracy "
+        f"{balanced[0]:.1%} and balanced accuracy {balanced[1]:.1%}, instead of {plain[0]:.1%} and {plain[1]:.1%}.",
+    )
+
+
 def settings_shown(options: CleanOptions, cleaner: Any) -> dict[str, Any]:
     """How the model was trained, for the report."""
     if cleaner.correction_ is None:
@@ -341,5 +354,5 @@ def collect(
         review=review_of(cleaner, data, rows, named) if options.report is not None and data.corrects else None,
         to_check=None if options.next is None else rows_to_look_at(cleaner, data, options.next),
         verified_rows=0 if data.verified is None else sum(each is not None for each in data.verified),
-        notes=(*data.notes, *notes, *notes_on_probabilities(data)),
+        notes=(*data.notes, *notes, *notes_on_probabilities(data), *notes_on_decision(cleaner)),
     )
