@@ -406,10 +406,10 @@ def test_published_settings():
     assert method.smoothing.directions is None
 
 
-def test_repr_says_how_it_went():
-    assert repr(bilevel.minimize(simple_problem(), START, steps=10, solver=bilevel.DMLCBO(upper_step=0.1))).startswith(
-        "Solution(status=STEPS, steps=10, upper="
-    )
+def test_repr_says_how_it_went_and_print_what_that_means():
+    solution = bilevel.minimize(simple_problem(), START, steps=10, solver=bilevel.DMLCBO(upper_step=0.1))
+    assert repr(solution).startswith("Solution(status=STEPS, steps=10, upper=")
+    assert str(solution) == f"{solution!r}\nall steps were taken"
 
 
 def test_a_run_can_be_plotted(tmp_path):

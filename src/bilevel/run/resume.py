@@ -81,7 +81,7 @@ def report(solution: Solution, file: Path) -> int:
 
 
 def _continued_logs(earlier: Solution) -> list[Any]:
-    """The CSV and JSON logs of the run that still exist."""
+    """The CSV logs of the run that still exist."""
     found = []
     for path, log in logs_of(earlier.plan.logs, earlier.history):
         message = "is continued" if log else "does not exist or is not a log of this run, and is not changed"

@@ -409,6 +409,10 @@ class Solution:
             )
         return f"Solution(status={self.status.name}, steps={self.stats.get('steps', 0):g}{last})"
 
+    def __str__(self) -> str:
+        """The result in one line, then the message of the run, or else what its status means."""
+        return f"{self!r}\n{self.message or self.status}"
+
 
 def record_values(record: Record) -> dict[str, Any]:
     """The numbers of a record by name, those of `costs` among them."""
