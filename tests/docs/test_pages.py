@@ -63,6 +63,23 @@ def test_a_command_that_is_shown_exists(page, line):
             assert word.startswith("-") or word in ("reliability", "slow") or list(ROOT.glob(word)), word
 
 
+def test_workflows_run_targets_of_make():
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for path in (ROOT / ".github" / "workflows").glob("*.yml"):
+        text = path.read_text()
+        listed = re.findall(r"target: (\w+),", text) + re.findall(
+            r"\w+", "".join(re.findall(r"target: \[(.*)\]", text))
+        )
+        steps = re.findall(r"run: (.*)", text)
+        assert steps
+        assert all(re.fullmatch(r"make (\$\{\{ matrix.target \}\}|[a-z]+)", step) for step in steps)
+        assert {*listed, *(step.split()[1] for step in steps if "$" not in step)} <= targets, path.name
+
+
+def test_the_version_of_the_citation_is_that_of_the_package():
+    assert re.search(r"^version: (.*)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)[1] == bilevel.__version__  # type: ignore[index]
+
+
 @pytest.mark.slow
 def test_the_commands_of_the_readme_do_what_it_says(tmp_path, monkeypatch):
     """In the order in which they stand."""
