@@ -128,6 +128,19 @@ def test_units_of_g_and_y_do_not_matter(dtype, of_g, of_y):
     assert torch.allclose(solution.y / of_y, target.clamp_min(0), rtol=1e-5 if dtype == torch.float32 else 1e-9)
 
 
+@pytest.mark.parametrize("of_g", [1e-36, 1e-30, 1e-24, 1e-18, 1e18, 1e25, 1e32])
+def test_a_g_whose_squared_gradients_leave_the_range_of_float32_is_solved_or_the_user_is_told(of_g):
+    target = torch.tensor([0.3, -1.7, 0.9, 0.6])
+    problem = bilevel.Problem(
+        lambda x, y: y.sum(), lambda x, y: of_g * (y - x).square().sum(), sets.L1Ball(1.0), y0=torch.zeros(4)
+    )
+    problem.flaws = None
+    solution = bilevel.solve_lower(problem, target)
+    right = torch.allclose(solution.y, sets.L1Ball(1.0).project(target), atol=1e-5)
+    assert right is solution.converged
+    assert right or of_g > 1e19
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("start", [0.0, 1.0])
 @pytest.mark.parametrize("seed", [0, 7, 16, 39])

@@ -154,6 +154,14 @@ def solve_lower(
     return replace(best, steps=found.steps + steps + further.steps)
 
 
+def solve_tightly(problem: Problem, x: Vector, y: Vector, share: float, max_steps: int) -> LowerSolution:
+    """As `solve_lower` without a tolerance; then Newton steps until a step 1/L moves y by that share of its length."""
+    found = solve_lower(problem, x, y, max_steps=max_steps)
+    step = safe_step(found.curvature)
+    y, _ = _newton_steps(problem, x, found.y, share * _size(found.y) / step, step, NEWTON_WORK)
+    return replace(found, y=y, residual=residual_at(problem, x, y))
+
+
 def _is_rounding(problem: Problem, x: Vector, found: LowerSolution) -> bool:
     """Whether y is 0 up to rounding: small steps change the gradient by rounding and not as the Hessian predicts."""
     constraint, lin = problem.constraint_at(x), problem.linearize(x, found.y)

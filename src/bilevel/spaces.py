@@ -22,6 +22,8 @@ Vector = Tensor | dict[str, Tensor]
 """A point of the upper or lower space: one tensor, or tensors by name."""
 SHORT = 1 << 16
 """Below this many entries torch.dot is as accurate as a sum of products, in float32 too."""
+SMALLEST = 1e-30
+"""Sums of squares below this value are computed in float64: float32 ends at 1e-38."""
 
 
 def tree_map(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
@@ -96,7 +98,11 @@ class Space:
 
     def norm(self, a: Vector) -> Tensor:
         """|a|, a 0-dimensional tensor."""
-        return self.dot(a, a).sqrt()
+        square = self.dot(a, a)
+        if not SMALLEST < square < math.inf:  # the squares may have left the range of float32
+            wide = tree_map(Tensor.double, a)
+            square = self.dot(wide, wide)
+        return square.sqrt()
 
     def mean_square(self, a: Vector) -> Any:
         """The mean of a_i^2 over each factor, in a shape that broadcasts against `a`."""

@@ -244,3 +244,19 @@ def test_a_check_of_functions_that_cannot_be_pickled_can():
     problem = bilevel.Problem(lambda x, y: (y - 1).square().sum(), lambda x, y: (y - x).square().sum())
     check = bilevel.check_hypergradient(problem, torch.ones(3).double(), torch.ones(3).double())
     assert pickle.loads(pickle.dumps(check)) == check
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize(("of_g", "of_y"), [(1e-6, 1.0), (1e8, 1.0), (1.0, 1e-5), (1e-9, 1e-4)])
+def test_units_of_g_and_y_do_not_change_the_verdict(dtype, of_g, of_y):
+    """The lower level is as solved as in other units, whatever the size of its residual."""
+    generator = torch.Generator().manual_seed(3)
+    A, b, t = (torch.randn(size, generator=generator).to(dtype) for size in ((4, 4), (4,), (4,)))
+    problem = bilevel.Problem(
+        lambda x, y: (y / of_y - t).square().sum() + 0.05 * x.square().sum(),
+        lambda x, y: of_g * (y / of_y - A @ x / 2 - b).square().sum(),
+        sets.L1Ball(of_y),
+        y0=torch.zeros(4, dtype=dtype),
+    )
+    check = bilevel.check_hypergradient(problem, torch.ones(4, dtype=dtype))
+    assert check.cause is Cause.CORRECT, check

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from .. import _checks, tolerances
 from .._derivative_check import unit
+from .._projected_gradient import LowerSolution
 from ..errors import InvalidInputError
 from ..hypergradients import Estimator
 from ..problem import Problem
@@ -21,9 +22,6 @@ from .finite_differences import SPACE, Finding, Probe, rounding_noise
 from .lower_level import STEPS, curvature, face_facts
 from .method_checks import DRAWS, GradientUnderTest, Path, SlopeComparison
 from .report import Cause, HypergradientCheck
-
-SOLVED = 1e-6
-"""A lower level with a residual below this, or what the dtype allows, relative to max(1, |y|), counts as solved."""
 
 
 def check_hypergradient(
@@ -107,13 +105,14 @@ def check_hypergradient(
         problem_checks.check_set(probe, generator)
         or problem_checks.check_functions(probe, generator)
         or problem_checks.check_motion(probe, generator)
-        or _lower_flaw(probe, probe.y, 0.0, generator)
+        or _bent(probe, probe.y)
     )
     if finding is not None:
         return report.found(finding)
-    point, residual = _solved(probe, generator)
-    report = replace(report, lower_residual=residual)
-    finding = _lower_flaw(probe, point, residual, generator)
+    solution = _solved(probe, generator)
+    point = SPACE.ravel(solution.y)
+    report = replace(report, lower_residual=solution.residual)
+    finding = _lower_flaw(probe, solution, generator)
     if finding is not None:
         return report.found(finding)
     lin = probe.linearize(probe.x, point)
@@ -147,28 +146,30 @@ def _flat_gradient(gradient: Any, probe: Probe) -> Tensor | None:
     return flat
 
 
-def _solved(probe: Probe, generator: torch.Generator) -> tuple[Tensor, float]:
-    """y*(x) and its residual; the solve is not carried on where the gradient of g is seen to jump."""
+def _solved(probe: Probe, generator: torch.Generator) -> LowerSolution:
+    """y*(x); the solve is not carried on where the gradient of g is seen to jump."""
     solution = probe.solve(probe.x, probe.y, max_steps=STEPS[0])
-    y = SPACE.ravel(solution.y)
-    if _is_solved(y, solution.residual) or problem_checks.steep_gradient(probe, y, generator) is None:
-        solution = probe.solve(probe.x, y)
-    return SPACE.ravel(solution.y), solution.residual
+    if solution.converged or problem_checks.steep_gradient(probe, SPACE.ravel(solution.y), generator) is not None:
+        return solution
+    return probe.solve(probe.x, SPACE.ravel(solution.y))
 
 
-def _is_solved(y: Tensor, residual: float) -> bool:
-    return residual <= max(SOLVED, tolerances.lower_residual(y.dtype)) * max(1.0, float(y.norm()))
-
-
-def _lower_flaw(probe: Probe, y: Tensor, residual: float, generator: torch.Generator) -> Finding | None:
+def _lower_flaw(probe: Probe, solution: LowerSolution, generator: torch.Generator) -> Finding | None:
     """Negative curvature of g at y, or why the lower level was not solved."""
+    y = SPACE.ravel(solution.y)
+    finding = _bent(probe, y)
+    if solution.converged or finding is not None:
+        return finding
     bent = curvature(probe.linearize(probe.x, y))
-    if bent.negative:
-        return Finding(Cause.NOT_STRONGLY_CONVEX, str(bent))
-    if _is_solved(y, residual):
-        return None
     cause = Cause.SINGULAR_HESSIAN if bent.singular else Cause.UNSOLVED
-    return problem_checks.steep_gradient(probe, y, generator) or Finding(cause, f"residual {residual:.2e}, {bent}")
+    unsolved = Finding(cause, f"residual {solution.residual:.2e}, {bent}")
+    return problem_checks.steep_gradient(probe, y, generator) or unsolved
+
+
+def _bent(probe: Probe, y: Tensor) -> Finding | None:
+    """Negative curvature of g at y."""
+    bent = curvature(probe.linearize(probe.x, y))
+    return Finding(Cause.NOT_STRONGLY_CONVEX, str(bent)) if bent.negative else None
 
 
 def _compare_with_f(

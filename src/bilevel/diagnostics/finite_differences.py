@@ -13,7 +13,7 @@ from .._checks import CALL_ERRORS, check_calls, check_lower_start, check_vector
 from .._derivative_check import SPACE, warn_of_flaws
 from .._projected_gradient import LowerSolution
 from ..hypergradients import LinearSolve
-from ..lower import solve_lower, uncounted
+from ..lower import solve_tightly, uncounted
 from ..problem import Linearization, Problem
 from ..random import RandomStreams
 from ..sets.base import ConvexSet
@@ -91,12 +91,9 @@ class Probe:
         return SPACE.ravel(tree_map(Tensor.detach, constraint.project(self.as_y(z))))
 
     def solve(self, x: Tensor, start: Tensor, max_steps: int = 20_000) -> LowerSolution:
-        """y*(x) as tightly as the numbers allow."""
-        size = max(1.0, float(start.norm()))
+        """y*(x) as tightly as the numbers allow, whatever the units of g and y."""
         with torch.no_grad():
-            return solve_lower(
-                self.problem, self.as_x(x), self.as_y(start), tol=32 * self.eps * size, max_steps=max_steps
-            )
+            return solve_tightly(self.problem, self.as_x(x), self.as_y(start), 32 * self.eps, max_steps)
 
     def hypergradient(self, x: Tensor, y: Tensor) -> tuple[Tensor, float]:
         """h at a solved lower level by LinearSolve, and the residual of its linear system."""
