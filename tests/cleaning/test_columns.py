@@ -52,9 +52,18 @@ def kind_of(name: str, values, labels=None, **others) -> tuple[str, str]:
         ("finished", [f"{1 + i % 12}:{i % 60:02d} pm" for i in range(N)], "number"),
         ("month", pd.date_range("2020-01-01", periods=N).strftime("%b %Y"), "date"),
         ("written", pd.date_range("2020-01-01", periods=N).strftime("%B %d, %Y"), "date"),
+        ("shown", [f"{2000 + i % 20} May" for i in range(N)], "date"),
+        ("Quarter", [f"{1950 + i // 4 % 70} Q{1 + i % 4}" for i in range(N)], "date"),
         ("half of them", ["NA" if i % 2 else str(i % 7) for i in range(N)], "number"),
         ("userId", RNG.integers(0, 90, N), "ignore"),
         ("unitid", RNG.integers(10**5, 10**6, N), "ignore"),
+        ("id", np.arange(N) % 30, "ignore"),
+        ("subject", [f"{100 + i % 90}{'a' if i % 9 == 0 else ''}" for i in range(N)], "ignore"),
+        ("family", np.arange(N) % 9, "number"),  # how many they are
+        ("school_name", [f"{i} Road Elementary" for i in range(N)], "ignore"),
+        ("product_name", [f"shirt {i} blue" for i in range(N)], "text"),
+        ("account", 10**18 + np.arange(N) % 30, "category"),  # as floats they would be equal
+        ("zipcode", RNG.permutation(9 * 10**4)[:N] + 10**4, "ignore"),
         ("league_id", RNG.integers(0, 9, N), "category"),
         ("paid", RNG.integers(10**3, 10**4, N), "number"),
         ("zip", RNG.integers(10**4, 10**4 + 30, N), "category"),
@@ -135,10 +144,15 @@ def test_scaled_numbers_and_dates_have_mean_zero_and_deviation_one_and_gaps_are_
     assert (found[table["size"].isna().to_numpy(), 0] == 0).all()
 
 
-def test_a_column_of_huge_numbers_is_refused():
-    huge = pd.DataFrame({"x": [1e300, -1e300, 1e308] * 9, "y": [1.0, 2.0, 3.0] * 9})
-    with pytest.raises(ValueError, match="column 'x' are too large"):
-        ColumnEncoder(scaled=True).fit(huge)
+def test_numbers_too_large_for_squares_are_limited():
+    huge = pd.DataFrame({"x": [1e300, -1e300, 1e5] * 9, "y": [1.0, 2.0, 3.0] * 9})
+    np.testing.assert_array_equal(ColumnEncoder().fit(huge).transform(huge)[:3, 0], [1e30, -1e30, 1e5])
+    assert np.isfinite(ColumnEncoder(scaled=True).fit(huge).transform(huge)).all()
+
+
+def test_a_column_without_numbers_cannot_be_one_of_numbers(table):
+    with pytest.raises(ValueError, match="no cell of column 'colour' is a number"):
+        ColumnEncoder({"colour": "number"}).fit(table)
 
 
 def test_times_are_seconds_whatever_the_day_is():

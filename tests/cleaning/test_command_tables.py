@@ -62,6 +62,22 @@ def test_all_problems_and_a_command_that_solves_them(forest, capsys):
     assert "Try: bilevel clean train.csv --label species --trusted trusted.csv --group bark --number width" in message
 
 
+def test_a_cleaned_table_has_all_other_cells_as_they_were(forest):
+    zips, cuts = [f"{i % 5:03d}" for i in range(240)], [i % 9 if i % 7 else None for i in range(240)]
+    frame = forest.frame.assign(zip=zips, cut=cuts, species=forest.frame["species"].str.upper(), given_species="x")
+    forest.write("train.csv", frame.to_csv(index=False, float_format="%.3f"))
+    options = ["--noise", "rows", "--steps", "3", "--out", "w.csv", "--cleaned", "c.csv"]
+    assert clean("--trusted", "trusted.csv", *options, "--ignore", "zip", "cut", "given_species") == 0
+    table, cleaned = (pd.read_csv(name, dtype=str, keep_default_na=False) for name in ("train.csv", "c.csv"))
+    assert list(cleaned) == [*table, "given_species 2"]
+    assert cleaned.drop(columns=["species", "given_species 2"]).equals(table.drop(columns="species"))
+    assert (cleaned["given_species 2"] == table["species"]).all()
+    suspected = pd.read_csv("w.csv")["is_label_issue"]
+    assert suspected.any()
+    assert ((cleaned["species"] != table["species"]) == suspected).all()
+    assert set(cleaned["species"]) <= set(table["species"])
+
+
 def test_a_linear_model_takes_the_same_tables(forest, capsys):
     """With gaps, dates, names, words among numbers and a row without a label."""
     day = pd.date_range("2024-01-01", periods=240).strftime("%d.%m.%Y")

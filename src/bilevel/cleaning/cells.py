@@ -9,6 +9,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+LARGEST = 1e30
+EXACT = 2.0**53
+"""Floats below this have every whole number."""
 MOSTLY = 0.8
 """A column with at least this share of dates holds dates; its other cells are gaps."""
 GAPS = ("", "-", "--", ".", "...", "?", "na", "n/a", "#n/a", "nan", "none", "null", "nil", "missing", "unknown", r"\n")
@@ -26,9 +29,12 @@ MONTH = r"(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*"
 DATE = re.compile(
     r"\s*(?:(?:\d{4}|\d{1,2})[-/. ]\d{1,2}[-/. ](?:\d{4}|\d\d)(?!\d)"  # 2020-05-17, 17.5.20
     r"|(?:19|20)\d\d(?:[-/.](?:0?[1-9]|1[0-2])|[- ]?q[1-4])\s*$|(?:0?[1-9]|1[0-2])[-/.](?:19|20)\d\d\s*$"  # 2020-05
+    rf"|(?:19|20)\d\d[-/. ]{MONTH}\s*$"  # 2020 May
     rf"|(?:\w+,? )?(?:\d+\w*[-/. ,]+)?{MONTH}[-/. ,]+\d)",  # 17 May 2020, May 17, 2020, Sun, 17 May 2020
     re.IGNORECASE,
 )
+QUARTER = re.compile(r"^\s*(\d{4})[- ]q([1-4])\s*$", re.IGNORECASE)
+"""2020 Q3, which pandas knows as 2020Q3."""
 
 
 def known_cells(column: Any) -> Any:
@@ -42,8 +48,9 @@ def known_cells(column: Any) -> Any:
 def as_texts(column: Any) -> Any:
     """Texts without surrounding spaces, None for gaps; whole numbers have no point, so that 1 and 1.0 are equal."""
     if pd.api.types.is_numeric_dtype(column) and not pd.api.types.is_bool_dtype(column):
-        whole = column.dropna() % 1 == 0
-        column = column.astype("Int64") if len(whole) and whole.all() else column
+        known = column.dropna()
+        whole = len(known) and (known.abs() < EXACT).all() and (known % 1 == 0).all()
+        column = column.astype("Int64") if whole else column
     return column.astype("string").str.strip().astype(object).where(column.notna(), None)
 
 
@@ -62,7 +69,10 @@ def count_words(column: Any) -> float:
 
 
 def numbers_of(column: Any, *, comma: bool = False) -> Any:
-    """Numbers, also with units, thousands and decimal commas, 1 and 0 for truth values, seconds of times; else NaN."""
+    """Numbers, also with units, thousands and decimal commas, 1 and 0 for truth values, seconds of times; else NaN.
+
+    Numbers beyond `LARGEST` count as this number: squares of larger ones overflow, and trees compute in float32.
+    """
     if not pd.api.types.is_numeric_dtype(column):
         texts = _bare(column).str.replace(TRUTH, lambda word: "1" if word[1] else "0", regex=True)
         numbers: Any = pd.to_numeric(texts, errors="coerce")
@@ -75,7 +85,7 @@ def numbers_of(column: Any, *, comma: bool = False) -> Any:
             numbers = numbers.astype(float)
             numbers[left] = rest.astype(float).fillna(_seconds(texts))
         column = numbers
-    return column.astype(float).replace([np.inf, -np.inf], np.nan)
+    return column.astype(float).replace([np.inf, -np.inf], np.nan).clip(-LARGEST, LARGEST)
 
 
 def has_decimal_comma(column: Any) -> bool:
@@ -117,7 +127,7 @@ def dates_of(column: Any, *, day_first: bool = False) -> Any:
     """Times in UTC without a zone; cells that are not dates are gaps."""
     mixed: dict[str, Any] = {}
     if not pd.api.types.is_datetime64_any_dtype(column):
-        texts = column.astype("string")
+        texts = column.astype("string").str.replace(QUARTER, r"\1Q\2", regex=True)
         column = texts.where(texts.str.match(DATE), None)  # pandas takes 14:29 for a moment of today
         mixed = {"format": "mixed", "dayfirst": day_first}
     with warnings.catch_warnings():

@@ -18,13 +18,15 @@ import numpy as np
 import pandas as pd
 
 from ..errors import InvalidInputError
-from .cells import as_texts, count_words, has_decimal_comma, known_cells, numbers_of, reads_as_dates
+from .cells import EXACT, as_texts, count_words, has_decimal_comma, known_cells, numbers_of, reads_as_dates
 
 KINDS = ("number", "category", "date", "text", "ignore")
 MOSTLY = 0.8
 """A column with at least this share of numbers holds numbers; its other cells are gaps."""
 MOST_CATEGORIES = 50
 """A column with more distinct texts is encoded by n-grams, unless the texts are single words (names or codes)."""
+FEW_IDS = 20
+"""A column named id identifies rows if it has more different values."""
 SINGLE_WORDS = 1.5
 """Words in a cell, on average, below which it holds single words."""
 EXCEPTIONS = 0.005
@@ -41,8 +43,15 @@ NUMBER_NAME = re.compile(
     r"(?:^|[^a-z])(?:key|index|idx|rows?|rownames?|serial|number|num|nr|no|phone|tel|fax|e.?mail|url|iban|ssn|vin)$|^unnamed"
 )
 """A column with such a name identifies rows if more than half of its cells are different; an id even if fewer are."""
-PERSON = "first|last|full|given|middle|family|nick|user|customer|client|patient|employee|person|student|player|owner"
-PERSON_NAME = re.compile(rf"^(?:names?|sur_?name|(?:.*[^a-z])?(?:{PERSON})[^a-z]?names?)$")
+NOT_ROWS = (
+    "product|item|drug|brand|model|dish|recipe|event|job|class|category|type|group|species|common|scientific|variable"
+)
+NAME_NAME = re.compile(rf"^(?!.*(?:{NOT_ROWS}))(?:(?:.*[^a-z])?names?|.*(?:last|first|full|user|sur)names?)$")
+ONE_OF_MANY = re.compile(
+    "subject|patient|person|individual|customer|client|household|respondent|participant|student|employee|player|member|"
+    "family|firm|company|school|hospital|district|station|authors?|address|street"
+)
+"""Numbers in columns with such names are ids, and texts names, if there are many different ones."""
 CODE_NAME = re.compile(r"(?:^|[^a-z])(?:code|zip|plz|fips)s?$|(?:zip|postal|post)[^a-z]?codes?$")
 """Numbers in columns with such names are codes, not amounts."""
 
@@ -125,14 +134,19 @@ def _kind_of(name: Any, column: Any) -> tuple[str, str]:
         return "date", "dates"
     known, word = known_cells(column), snake_case(name)
     different = known.nunique()
-    if why := _named_after_rows(name, word, known, len(column)):
-        return "ignore", why
     numbers = numbers_of(known, comma=has_decimal_comma(known))
-    if len(known) and numbers.notna().mean() >= MOSTLY:
+    numeric = len(known) > 0 and numbers.notna().mean() >= MOSTLY
+    if why := _named_after_rows(name, word, known, len(column), numeric=numeric):
+        return "ignore", why
+    if numeric:
         whole = bool((numbers.dropna() % 1 == 0).all())
         if whole and _numbers_rows(numbers.dropna(), len(column)):
             return "ignore", "numbers the rows: (almost) no integer occurs twice"
-        if whole and different > 2 and (ID_NAME.search(word) or CODE_NAME.search(word)):
+        long = numbers.abs().max() >= EXACT and known.astype(str).str.isdecimal().all()  # floats may be equal
+        codes = ID_NAME.search(word) or CODE_NAME.search(word) or long
+        if whole and different > 2 and codes:
+            if different >= max(20, UNIQUE * len(known)):
+                return "ignore", "identifies rows: codes, most are different"
             return "category", f"{different:,} codes{_rare(different)}"
         return "number", _about_numbers(known, numbers, len(column))
     if reads_as_dates(known):
@@ -160,15 +174,18 @@ def _about_numbers(known: Any, numbers: Any, rows: int) -> str:
     )
 
 
-def _named_after_rows(name: str, word: str, known: Any, rows: int) -> str:
+def _named_after_rows(name: str, word: str, known: Any, rows: int, *, numeric: bool) -> str:
     """The reason why a column with such a name identifies rows, or an empty text."""
     different = known.nunique()
     if rows < 20 or (pd.api.types.is_float_dtype(known) and (known % 1 != 0).any()):
         return ""
-    many = rows / 2 if not ID_NAME.search(word) else min(rows / 2, max(MOST_CATEGORIES, rows / 10))
-    if different > many and (ID_NAME.search(word) or NUMBER_NAME.search(word)):
+    one_of_many = ONE_OF_MANY.fullmatch(word)
+    many = rows / 2
+    if ID_NAME.search(word) or (numeric and one_of_many):
+        many = min(many, FEW_IDS if word == "id" else max(MOST_CATEGORIES, rows / 10))
+    if different > many and (ID_NAME.search(word) or NUMBER_NAME.search(word) or (numeric and one_of_many)):
         return f"identifies rows: named {name!r}, {different:,} different values in {rows:,} rows"
-    if different > many and PERSON_NAME.search(word) and not pd.api.types.is_numeric_dtype(known):
+    if different > many and not numeric and (NAME_NAME.search(word) or one_of_many):
         return f"names of rows: {different:,} different ones in {rows:,} rows"
     return ""
 

@@ -93,6 +93,10 @@ class ColumnEncoder:
             [name for name in self.columns_ if self._kind[name] == kind and test(table[name])]
             for kind, test in tests.items()
         )
+        for name in self.columns_:
+            asked = self.kinds.get(name) in ("number", "date")
+            if asked and self._converted(name, table[name]).isna().all():
+                raise InvalidInputError(f"no cell of column {name!r} is a {self._kind[name]}: choose another kind")
         if not self.columns_:
             reasons = "; ".join(f"{each.column}: {each.reason}" for each in self.decisions_)
             raise InvalidInputError(f"no column is left to learn from ({reasons})")
@@ -119,8 +123,6 @@ class ColumnEncoder:
             scale = np.where(plain, np.nanstd(X, axis=0), 1.0)
         if pixels.any():
             scale[pixels] = np.nanmax(np.abs(X[:, pixels]))
-        if (odd := np.flatnonzero(~np.isfinite(center + scale))).size:
-            raise InvalidInputError(f"the numbers in column {str(sources[odd[0]])!r} are too large to be standardised")
         return center, np.where(scale > 0, scale, 1.0)
 
     def transform(self, table: Any) -> Any:

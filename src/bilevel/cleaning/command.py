@@ -26,6 +26,7 @@ from ..errors import InvalidInputError, MissingExtraError, escape_control_chars
 from ..ranks import TIMEOUT, Ranks, connect
 from ..run.checkpoint import Checkpoint, previous_of
 from .estimator import HyperCleaner
+from .headers import distinct
 from .model_file import SavedCleaner, cleaner_writer, load_cleaner
 from .options import CleanOptions, check_output
 from .prepare import CleaningData, prepare
@@ -166,13 +167,15 @@ def write_outputs(
 
 
 def cleaned_table(options: CleanOptions, data: CleaningData, result: CleaningResult) -> pd.DataFrame:
-    """The table with suggested labels; the original labels are in the last column."""
-    table = data.table.frame[data.file_columns].copy()
-    rows = result.rows.reset_index(drop=True)
-    suggested = rows["suggested_label"] if "suggested_label" in rows else rows["predicted_label"]
-    table[options.label] = suggested.where(rows["is_label_issue"] | rows["given_label"].isna(), rows["given_label"])
-    table[f"given_{options.label}"] = rows["given_label"]
-    return table
+    """The table with suggested labels, all else as in the file; the original labels are in the last column."""
+    table = read_table(options.table, texts=data.file_columns, label=options.label).frame  # 007 stays 007
+    rows, given = result.rows.reset_index(drop=True), table[options.label].astype(object)
+    spelled = dict(zip(reversed(rows["given_label"]), reversed(given), strict=True))  # TRUE, where the label is True
+    suggested = rows["suggested_label" if "suggested_label" in rows else "predicted_label"]
+    changed = rows["is_label_issue"] | rows["given_label"].isna()
+    table[options.label] = given.where(~changed, suggested.map(lambda label: spelled.get(label, label)))
+    *_, original = distinct([*table.columns, f"given_{options.label}"])
+    return table.assign(**{original: given})
 
 
 def rows_to_check(options: CleanOptions, result: CleaningResult) -> pd.DataFrame:

@@ -36,7 +36,8 @@ START = 1 << 20
 """The number of bytes in which the separator and the names of the columns are searched."""
 FIRST_LINES = 30
 """The number of first lines among which the header is searched."""
-ENCODINGS = {"cp1252": "Windows-1252", "latin-1": "ISO 8859-1", "utf-16": "UTF-16"}
+UTF16 = ("utf-16", "utf-16-le", "utf-16-be")
+ENCODINGS = {"cp1252": "Windows-1252", "latin-1": "ISO 8859-1", **dict.fromkeys(UTF16, "UTF-16")}
 """The encodings that are tried in addition to UTF-8, and their usual names."""
 
 
@@ -165,9 +166,12 @@ def _text_header(path: Path, *version: int) -> TextHeader:
 
 
 def _encoding(path: Path) -> str:
-    """UTF-8 if every byte of the first 256 MB agrees, UTF-16 by its mark, otherwise Windows-1252 or ISO 8859-1."""
-    if next(blocks(path), b"")[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+    """UTF-8 if every byte of the first 256 MB agrees, UTF-16 by its mark or zeros, else Windows-1252 or ISO 8859-1."""
+    start = next(blocks(path), b"")[:100]
+    if start[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
         return "utf-16"
+    if min(zeros := (start[::2].count(0), start[1::2].count(0))) == 0 < max(zeros) and max(zeros) > len(start) / 4:
+        return "utf-16-be" if zeros[0] else "utf-16-le"
     return next((name for name in ("utf-8-sig", "cp1252") if _decodes(path, name)), "latin-1")
 
 
@@ -324,11 +328,11 @@ class Problems:
         raise InvalidInputError(text)
 
 
-def check_headers(options: CleanOptions, arguments: Sequence[str] = ()) -> None:
-    """Raise one error with all columns that options name and tables lack."""
-    names, problems = column_names(options.table), Problems()
+def check_headers(options: CleanOptions, problems: Problems, arguments: Sequence[str] = ()) -> None:
+    """Raise one error with earlier problems and all columns that options name and tables lack."""
+    names = column_names(options.table)
     if names is None:
-        return
+        return problems.report(arguments)
     if len(names) < 2 and not options.features:
         shown = ", ".join(map(repr, names))
         raise InvalidInputError(

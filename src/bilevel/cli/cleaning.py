@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
-from ..cleaning.headers import check_headers
+from ..cleaning.headers import Problems, check_headers
 from ..cleaning.options import CleanOptions
 from ..errors import InvalidInputError, escape_control_chars
 from .common import check_there, command_line, one_thread
@@ -56,9 +56,13 @@ def clean(options: Annotated[CleanOptions, Parameter(name="*")]) -> int:
 
 def first_look(options: CleanOptions) -> Table:
     """The training table, after wrong options, files and names of columns were reported; without torch."""
-    check_there(*options.inputs.values())
-    options.check()
-    check_headers(options, command_line)
+    problems = Problems()
+    for path in options.inputs.values():
+        with problems.collect():
+            check_there(path)
+    with problems.collect():
+        options.check()
+    check_headers(options, problems, command_line)
     print(f"bilevel: reading {escape_control_chars(str(options.table))}", file=sys.stderr, flush=True)
     from ..cleaning.table_files import read_training
 
