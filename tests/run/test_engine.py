@@ -12,18 +12,18 @@ import pytest
 import torch
 
 import bilevel
-from bilevel._serializable import serializable
 from bilevel.run.checkpoint import Checkpoint, RunDocument
 from bilevel.run.engine import Limits, Run, Stage
 from bilevel.run.solution import Status
+from bilevel.solvers import State
 
 
-@serializable
-@dataclass
-class Walk:
+@dataclass(kw_only=True, repr=False)
+class Walk(State):
     """A random walk."""
 
-    step: int
+    x: None = None
+    y: None = None
     place: torch.Tensor
 
     def is_finite(self) -> bool:
@@ -37,7 +37,7 @@ class Walking(Stage):
         self.name, self.start, self.action, self.counts = name, start, action or {}, {"draws": 0}
 
     def init(self):
-        return Walk(0, torch.full((2,), self.start, dtype=torch.float64))
+        return Walk(place=torch.full((2,), self.start, dtype=torch.float64))
 
     def step(self, state):
         self.counts = {"draws": self.counts["draws"] + 1}
@@ -45,7 +45,7 @@ class Walking(Stage):
         if state.step + 1 in self.action:
             found = self.action[state.step + 1]()
             draw = draw if found is None else found
-        return Walk(state.step + 1, state.place + draw)
+        return Walk(step=state.step + 1, place=state.place + draw)
 
     def record(self, state, seconds):
         return {"stage": self.name, "step": state.step, "sum": float(state.place.sum())}
@@ -291,7 +291,7 @@ def test_a_checkpoint_can_be_written_less_often_than_records_are_made(path):
 def test_what_no_file_can_hold_is_known_before_the_first_step(path):
     class Unable(Walking):
         def init(self):
-            return Walk(0, {1, 2})
+            return Walk(place={1, 2})
 
         def step(self, state):
             raise AssertionError

@@ -5,7 +5,6 @@ import torch
 
 import bilevel
 from bilevel import sets
-from bilevel._projected_gradient import solve_from
 from bilevel.random import Seeds
 
 METRIC = torch.tensor([1.0, 2.0, 4.0]).double()
@@ -59,6 +58,6 @@ def test_a_solved_lower_level_has_no_new_curvature():
         )
         largest = float(torch.linalg.eigvalsh(matrix)[-1])
         x, y = torch.zeros(30, dtype=torch.float64), torch.linalg.solve(matrix, b)
-        solved = solve_from(problem, x, y, curvature=largest, tol=None, max_steps=5, accelerated=False)
-        assert solved.steps == 5
-        assert solved.curvature == largest
+        solver = bilevel.solvers.VPBGD(lower_steps=5, lower_step=1 / largest)
+        state = solver.step(problem, solver.init(problem, x, y, Seeds()))
+        assert state.curvature == pytest.approx(largest, rel=1e-14)
