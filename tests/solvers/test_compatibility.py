@@ -8,7 +8,6 @@ from tests.solver_contract import assert_reproducible
 
 import bilevel
 from bilevel import sets
-from bilevel._moving_sets import rewrite_moving_set
 from bilevel.solvers.base import solver_classes, unmet
 from bilevel.testing.known_problems import known_problems
 
@@ -78,18 +77,31 @@ def test_moved_sets_resume_and_iterate_like_fixed_ones():
     assert torch.equal(state.y, solution.y)
 
 
+def fixed_form(problem, x, y):
+    """The problem, x and y that a solver for fixed sets is given, and the run."""
+    given = []
+
+    class Given(bilevel.solvers.VPBGD):
+        def init(self, problem, x, y, seeds):
+            given.extend((problem, x, y))
+            return super().init(problem, x, y, seeds)
+
+    solution = bilevel.minimize(problem, x, y, solver=Given(upper_step=1e-9), steps=1)
+    return *given, solution
+
+
 @pytest.mark.parametrize("name", ["translated", "scaled", "both", "both, the other way"])
 def test_the_fixed_form_has_the_same_upper_function_and_gradient(name):
     problem = moving_problem(MOVING[name])
-    form = rewrite_moving_set(problem, X0, problem.y0)
-    assert form is not None
-    inner = form.to_fixed(X0, problem.y0)
-    assert torch.allclose(form.from_fixed(X0, inner), problem.y0)
+    form, _, inner, solution = fixed_form(problem, X0, problem.y0)
+    assert not form.moving
+    assert solution.history[0].upper == pytest.approx(float(problem.upper(X0, problem.y0)), rel=1e-12)
     x = X0 + torch.tensor([0.4, -0.2, 0.1, 0.2]).double()
-    values = [float(bilevel.upper_value(p, x, y)) for p, y in ((problem, problem.y0), (form.problem, inner))]
+    values = [float(bilevel.upper_value(p, x, y)) for p, y in ((problem, problem.y0), (form, inner))]
     assert values[0] == pytest.approx(values[1], rel=1e-9)
     y = bilevel.solve_lower(problem, x, tol=1e-12).y
-    h, fixed = bilevel.hypergradient(problem, x, y), bilevel.hypergradient(form.problem, x, form.to_fixed(x, y))
+    form, _, inner, _ = fixed_form(problem, x, y)
+    h, fixed = bilevel.hypergradient(problem, x, y), bilevel.hypergradient(form, x, inner)
     assert torch.allclose(h, fixed, atol=1e-8)
 
 
@@ -136,7 +148,7 @@ def test_the_fixed_form_keeps_a_linearisation_of_the_problem_itself(name):
     plain, structured = (make(MOVING[name]) for make in (moving_problem, Structured))
     x = X0 + torch.tensor([0.4, -0.2, 0.1, 0.2]).double()
     y, v = torch.tensor([0.3, -0.2, 0.4]).double(), torch.tensor([0.5, 1.0, -2.0]).double()
-    a, b = (rewrite_moving_set(p, X0, p.y0).problem.linearize(x, y) for p in (plain, structured))
+    a, b = (fixed_form(p, X0, p.y0)[0].linearize(x, y) for p in (plain, structured))
     for quantity in ("upper_value", "lower_value", "upper_grad_x", "upper_grad_y", "lower_grad_x", "lower_grad_y"):
         assert torch.allclose(getattr(a, quantity), getattr(b, quantity)), quantity
     assert torch.allclose(a.lower_hvp(v), b.lower_hvp(v))
@@ -149,12 +161,12 @@ def test_the_fixed_form_keeps_a_linearisation_of_the_problem_itself(name):
 
 
 def test_other_motions_have_no_fixed_form():
-    problem = moving_problem(MOVING["radius"])
-    assert rewrite_moving_set(problem, X0, problem.y0) is None
     inner = moving_problem(lambda x: sets.Translated(sets.L1Ball(x[3].exp()), 0.3 * x[:3]))
-    assert rewrite_moving_set(inner, X0, inner.y0) is None
-    still = KNOWN[3].problem
-    assert rewrite_moving_set(still, KNOWN[3].x0, KNOWN[3].y0) is None
+    for problem in (moving_problem(MOVING["radius"]), inner):
+        with pytest.raises(bilevel.IncompatibleError, match="it needs a set that does not move with x"):
+            fixed_form(problem, X0, problem.y0)
+    still = KNOWN[3]
+    assert fixed_form(still.problem, still.x0, still.y0)[0].constraint is still.problem.constraint
 
 
 def test_the_refusal_names_solver_set_need_and_alternatives():
