@@ -18,7 +18,7 @@ import pandas as pd
 from .._checks import check_choice
 from ..errors import InvalidInputError, MissingExtraError, did_you_mean
 from .cells import as_codes, as_texts, dates_of, has_decimal_comma, is_day_first, numbers_of
-from .column_kinds import KINDS, MOST_CATEGORIES, decide_columns
+from .column_kinds import KINDS, MOST_CATEGORIES, ColumnDecision, decide_columns
 
 try:
     from sklearn.feature_extraction.text import TfidfVectorizer
@@ -84,15 +84,18 @@ class ColumnEncoder:
             check_choice(f"the kind of column {name!r}", kind, KINDS)
             if name not in table.columns:
                 raise InvalidInputError(f"there is no column {name!r}{did_you_mean(name, list(table.columns))}")
-        self.decisions_ = decide_columns(table, labels, self.kinds)
+        self.decisions_: list[ColumnDecision] = decide_columns(table, labels, self.kinds)
         self._kind = {each.column: each.kind for each in self.decisions_}
         self.columns_: list[str] = [name for name, kind in self._kind.items() if kind != "ignore"]
         self.prose_: bool = all(self._kind[name] == "text" for name in self.columns_)
         tests = {"date": is_day_first, "number": has_decimal_comma, "category": pd.api.types.is_numeric_dtype}
-        self.day_first_, self.comma_, self.codes_ = (
-            [name for name in self.columns_ if self._kind[name] == kind and test(table[name])]
+        passed = {
+            kind: [name for name in self.columns_ if self._kind[name] == kind and test(table[name])]
             for kind, test in tests.items()
-        )
+        }
+        self.day_first_: list[str] = passed["date"]
+        self.comma_: list[str] = passed["number"]
+        self.codes_: list[str] = passed["category"]
         for name in self.columns_:
             asked = self.kinds.get(name) in ("number", "date")
             if asked and self._converted(name, table[name]).isna().all():

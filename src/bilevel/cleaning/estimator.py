@@ -604,7 +604,7 @@ class HyperCleaner(ClassifierMixin, BaseEstimator):
         return tags
 
 
-DEFAULTS = HyperCleaner().get_params(deep=False)
+DEFAULTS: dict[str, Any] = HyperCleaner().get_params(deep=False)
 
 
 def seed_of(random_state: Any) -> int:

@@ -29,7 +29,7 @@ RECORD = 2 + 3 * 32 * 32
 NAMES = "fine_label_names.txt"
 ARCHIVE_SLACK = 1_000_000  # headers, padding and the files of names
 
-FC100 = {
+FC100: dict[str, tuple[int, ...]] = {
     "train": (1, 2, 3, 4, 5, 6, 9, 10, 15, 17, 18, 19),
     "validation": (8, 11, 13, 16),
     "test": (0, 7, 12, 14),

@@ -40,7 +40,8 @@ class Probe:
         self._x, self._y = (wide_x, wide_y) if self.widened else (x, y)
         self.dtype: torch.dtype = leaves(self._x)[0].dtype
         self.eps: float = torch.finfo(self.dtype).eps
-        self.x, self.y = SPACE.ravel(self._x), SPACE.ravel(self._y)
+        self.x: Tensor = SPACE.ravel(self._x)
+        self.y: Tensor = SPACE.ravel(self._y)
 
     @classmethod
     def checked(cls, problem: Problem, x: Vector, y: Vector | None, *, warn: bool = True) -> Self:

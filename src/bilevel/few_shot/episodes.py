@@ -97,9 +97,9 @@ class Episodes:
         dtype: torch.dtype = torch.float32,
     ) -> None:
         self.images: Tensor = _checked_images(images)
-        self.ways, self.shots, self.queries = (
-            check_count(name, value) for name, value in (("ways", ways), ("shots", shots), ("queries", queries))
-        )
+        self.ways: int = check_count("ways", ways)
+        self.shots: int = check_count("shots", shots)
+        self.queries: int = check_count("queries", queries)
         self.rotations = rotations
         self.augment = augment
         self.dtype = dtype

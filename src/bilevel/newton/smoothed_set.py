@@ -28,7 +28,7 @@ class SmoothedSet:
 
     def __init__(self, constraint: ConvexSet, radius: float, draws: Vector) -> None:
         self.constraint, self.radius, self.draws = constraint, radius, draws
-        self.count = leaves(draws)[0].shape[0]
+        self.count: int = leaves(draws)[0].shape[0]
 
     def points(self, z: Vector) -> Vector:
         """z + radius u_k, stacked along a first dimension."""

@@ -258,7 +258,7 @@ class CheckpointFiles:
     def __init__(self, settings: Checkpoint, document: RunDocument, *, overwrite: bool = False) -> None:
         self.path: Path = Path(settings.path)  # as messages name it
         check_writable(self.path, overwrite=True)
-        self.settings = replace(settings, path=self.path.absolute())  # a callback may change the current folder
+        self.settings: Checkpoint = replace(settings, path=self.path.absolute())  # a callback may chdir
         self.resumed: bool = document.path is not None and document.path.resolve() == self.path.resolve()
         self._overwrite, self._read = overwrite, document.read
         self._remedy, self.newest_is_good = document.remedy(self.path), False

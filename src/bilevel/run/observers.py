@@ -42,7 +42,7 @@ class CSVFile:
     """
 
     def __init__(self, path: str | Path) -> None:
-        self.path = _checked_path("path", path)
+        self.path: Path = _checked_path("path", path)
         self._file: Any = None
         check_writable(self.path, overwrite=True)
 
@@ -114,7 +114,8 @@ class TensorBoard:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
             raise MissingExtraError("TensorBoard", "tensorboard") from None
-        self.folder, self._make = _checked_path("folder", folder), SummaryWriter
+        self.folder: Path = _checked_path("folder", folder)
+        self._make = SummaryWriter
         self._writer: Any = None
         check_name(self.folder)
         if self.folder.exists() and not self.folder.is_dir():

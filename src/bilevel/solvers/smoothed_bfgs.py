@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -35,7 +35,7 @@ from ..problem import Problem
 from ..random import RandomStreams, Seeds
 from ..spaces import Vector
 from ._quasi_newton import Descent, Metric, learn
-from .base import JACOBIAN, ONE_PROCESS, State
+from .base import JACOBIAN, ONE_PROCESS, Need, State
 
 STALL, STRICT_STALL, SMOOTHED_STALL = (12, 1e-3), (20, 3e-5), (8, 1e-2)
 """A descent ends when this many steps have gained less than this fraction of the progress; the last one is stricter,
@@ -235,7 +235,7 @@ class SmoothedBFGS(Settings):
     tol: float = 1e-4
     effort: float = setting(10.0, closed="left")
 
-    needs = (JACOBIAN, ONE_PROCESS)
+    needs: ClassVar[tuple[Need, ...]] = (JACOBIAN, ONE_PROCESS)
 
     def __post_init__(self) -> None:
         if not (isinstance(self.rounds, tuple) and self.rounds and all(isinstance(r, Round) for r in self.rounds)):
