@@ -79,16 +79,22 @@ def headline(result: CleaningResult) -> dict[str, str]:
             "text": f"Whether cleaning helps was not measured: {result.unmeasured}.",
         }
     choice = "filter" if result.advice is None else result.advice.choice
-    advice = "" if result.advice is None else f"By the checked rows, the advice is: {ADVICE_TEXTS[choice]}."
+    advice = "" if result.advice is None else f"Advice, by all checked rows: {ADVICE_TEXTS[choice]}."
     if choice == "leave alone":
         return {"kind": "none", "title": "Do not filter", "text": f"{advice} Use the list to correct labels."}
     first = found.comparisons[0]
     gain, error = first.changes[choice]
-    what = {"filter": "leaving the suspected rows out", "relabel": "using the suggested labels"}[choice]
-    text = f"(± {100 * error:.1f}) of accuracy of {first.plain} by {what}, on {found.where}. {advice} {found.caution}"
-    if gain <= error:
-        return {"kind": "none", "title": "No gain measured", "text": f"{100 * gain:+.1f} points {text}"}
-    return {"kind": "good", "title": f"{100 * gain:+.1f} points", "text": text}
+    after = {"filter": first.after, "relabel": first.relabelled}[choice]
+    what = {"filter": "without the suspected rows", "relabel": "with the suggested labels"}[choice]
+    text = (
+        f"Accuracy of {first.plain} on {found.where}: {100 * first.before.share:.1f} % trained on all rows, "
+        f"{100 * after.share:.1f} % {what} ({100 * gain:+.1f} ± {100 * error:.1f} points). {advice} {found.caution}"
+    )
+    if gain > error:
+        return {"kind": "good", "title": f"{100 * gain:+.1f} points", "text": text}
+    if gain < -error:
+        return {"kind": "bad", "title": f"{100 * gain:+.1f} points", "text": f"{text} On these rows it did not help."}
+    return {"kind": "none", "title": "No difference measured", "text": text}
 
 
 def _pictures(result: CleaningResult) -> dict[str, Picture | None]:
