@@ -37,6 +37,7 @@ from .correction import (
     CORRECTED,
     KEPT,
     Correction,
+    balancing_power,
     decide,
     final_model,
     of_all_classes,
@@ -72,13 +73,15 @@ class Comparison:
     """The mean Brier score of each candidate on held-out checked rows, and the choice.
 
     `weights` are those of the average. `posterior` is Q(c|x,g) of each checked row, computed without its right label,
-    shape (m, classes); None without scores.
+    shape (m, classes), and `P` has the probabilities of all rows by the chosen candidate without the labels of some
+    checked rows, shape (n, classes); None without scores.
     """
 
     choice: str
     scores: Mapping[str, float] = field(default_factory=dict)
     weights: Mapping[str, float] = field(default_factory=lambda: START)
     posterior: np.ndarray | None = None
+    P: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -93,13 +96,13 @@ class SingleModel:
         return probabilities(self.model, X, self.classes)
 
 
-def compare(correction: Correction, seed: int = 0, tau: float = 0.0) -> Comparison:
+def compare(correction: Correction, seed: int = 0, *, balanced: bool = False) -> Comparison:
     """The Brier scores of the candidates on the checked rows.
 
     Parameters
     ----------
-    tau
-        The decision is argmax_c p_c / prior_c^tau; candidates that never predict some class are avoided.
+    balanced
+        Whether decisions are balanced (`balancing_power`); candidates that never predict some class are avoided.
     """
     evidence = correction.evidence
     if len(evidence.checked) < FEWEST:
@@ -119,10 +122,10 @@ def compare(correction: Correction, seed: int = 0, tau: float = 0.0) -> Comparis
     scores = {name: brier_scores(P[name], right) for name in ORDER if name in P}
     everywhere = {name: each for name, each in scores.items() if np.isfinite(each).all()}
     trial.seen[AVERAGE] = pooled(trial.seen, weights)
-    absent = {name: missing_classes(trial.seen[name], correction, tau) for name in everywhere}
+    absent = {name: missing_classes(trial.seen[name], correction, balanced) for name in everywhere}
     choice = most_stable(everywhere, absent) if correction.mixture is not None else CORRECTED
     means = {name: float(np.nanmean(each)) for name, each in scores.items()}
-    return Comparison(choice, means, weights, trial.posterior)
+    return Comparison(choice, means, weights, trial.posterior, trial.seen[choice])
 
 
 def pool_weights(P: Mapping[str, np.ndarray], right: np.ndarray) -> dict[str, float]:
@@ -219,9 +222,9 @@ def brier_scores(P: np.ndarray, right: np.ndarray) -> np.ndarray:
     return ((P / P.sum(1, keepdims=True) - (seen == right[:, None])) ** 2).sum(1)
 
 
-def missing_classes(P: np.ndarray, correction: Correction, tau: float) -> int:
+def missing_classes(P: np.ndarray, correction: Correction, balanced: bool) -> int:
     """The number of classes among given and checked labels that are predicted for no row."""
-    evidence = correction.evidence
+    evidence, tau = correction.evidence, balancing_power(P, correction.prior) if balanced else 0.0
     present = np.union1d(evidence.given[evidence.given >= 0], evidence.right[evidence.checked])
     return len(np.setdiff1d(present, decide(P, correction.prior, tau)))
 

@@ -15,7 +15,7 @@ import numpy as np
 from .._checks import check_choice
 from ..errors import InvalidInputError, LabelWarning
 from .candidates import chosen_model, compare
-from .correction import Correction, Evidence, balancing_power, correct, decide, suspected
+from .correction import Correction, Evidence, balancing_power, correct, decide, expected_accuracy, suspected
 from .inputs import joined, truth_values
 from .out_of_fold import of_labels, row_numbers
 
@@ -61,11 +61,14 @@ class CorrectedFit(FittedDecision):
         The mean Brier score of each candidate on held-out checked rows; empty with too few rows.
     held_out
         Q(c|x,g) of the checked rows, each computed without its right label, shape (m, classes); None with too few rows.
+    expected
+        Expected accuracy and balanced accuracy of the decision, and those of the most probable class.
     """
 
     correction: Correction
     selection: Mapping[str, float]
     held_out: np.ndarray | None
+    expected: tuple[tuple[float, float], tuple[float, float]]
 
     def issues(self, count: int) -> dict[str, np.ndarray]:
         """The columns of `HyperCleaner.label_issues` for the first rows, labels as numbers."""
@@ -93,14 +96,18 @@ def fit_corrected(
 ) -> CorrectedFit:
     """Learn which labels are right, and choose a model for new rows and its decision rule."""
     found = correct(evidence, estimator=estimator, pred_probs=pred_probs, seed=seed, progress=progress)
-    tau = balancing_power(found.p, found.prior) if decision == "balanced" else 0.0
     progress("comparison")
-    comparison = compare(found, seed, tau)
+    balanced = decision == "balanced"
+    comparison = compare(found, seed, balanced=balanced)
+    P = found.p if comparison.P is None else comparison.P
+    tau = balancing_power(P, found.prior) if balanced else 0.0
+    expected = expected_accuracy(P, found.prior, tau), expected_accuracy(P, found.prior, 0.0)
     model = None
     if found.mixture is not None:
         progress("model")
         model = chosen_model(found, comparison, seed)
-    return CorrectedFit(model, comparison.choice, tau, found.prior, found, comparison.scores, comparison.posterior)
+    scores, held_out = comparison.scores, comparison.posterior
+    return CorrectedFit(model, comparison.choice, tau, found.prior, found, scores, held_out, expected)
 
 
 # --- what the user gives ----------------------------------------------------------------------------------------------

@@ -12,7 +12,6 @@ import pandas as pd
 
 from ..ranks import Ranks
 from .corrected_fit import precision_threshold, wrong_among_suspected
-from .correction import expected_accuracy
 from .estimator import HyperCleaner
 from .measurement import ENOUGH_ROWS, Measurement, measure
 from .model_file import json_value, versions
@@ -285,7 +284,7 @@ def notes_on_decision(cleaner: Any) -> tuple[str, ...]:
     fit = cleaner.correction_
     if fit is None or not fit.tau:
         return ()
-    balanced, plain = (expected_accuracy(fit.correction.p, fit.prior, tau) for tau in (fit.tau, 0.0))
+    balanced, plain = fit.expected
     return (
         f"Rare classes count more in predictions (probability / share^{fit.tau:.1f}): expected accuracy "
         f"{balanced[0]:.1%} and balanced accuracy {balanced[1]:.1%}, instead of {plain[0]:.1%} and {plain[1]:.1%}.",
