@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any
 
 import numpy as np
@@ -70,7 +71,7 @@ def decide_columns(table: Any, labels: Any = None, kinds: Mapping[str, str] | No
     kinds = kinds or {}
     given = None if labels is None else pd.factorize(np.asarray(labels).astype(str))[0]
     decisions: list[ColumnDecision] = []
-    earlier: dict[bytes, list[str]] = {}
+    earlier: dict[bytes, str] = {}
     for name in table.columns:
         if name in kinds:
             decisions.append(ColumnDecision(name, kinds[name], "as you said"))
@@ -79,13 +80,15 @@ def decide_columns(table: Any, labels: Any = None, kinds: Mapping[str, str] | No
             decisions.append(ColumnDecision(name, "ignore", f"holds values of type {strange}"))
             continue
         code = pd.factorize(table[name])[0]
-        alike = earlier.setdefault(code.tobytes(), [])  # columns whose values are equal in the same rows
-        if why := _useless(table[name], code, given, table[alike]):
+        content = _content(table[name], code)
+        if why := _useless(table[name], code, given):
             kind, reason = "ignore", why
+        elif content in earlier:
+            kind, reason = "ignore", f"repeats the column {earlier[content]!r}"
         else:
             kind, reason = _kind_of(name, table[name])
         if kind != "ignore":
-            alike.append(name)
+            earlier[content] = name
         decisions.append(ColumnDecision(name, kind, reason))
     return decisions
 
@@ -98,19 +101,26 @@ def _strange_type(column: Any) -> str:
     return next((type(cell).__name__ for cell in column.dropna() if not isinstance(cell, plain)), "")
 
 
-def _useless(column: Any, code: np.ndarray, given: np.ndarray | None, alike: Any) -> str:
+def _is_few(code: np.ndarray) -> bool:
+    """Whether values repeat; two columns of different values would otherwise be one another's names."""
+    return int(code.max()) + 1 < len(code) / 5
+
+
+def _content(column: Any, code: np.ndarray) -> bytes:
+    """Equal bytes for columns that repeat each other: few values, equal in the same rows; otherwise the same texts."""
+    same = code if _is_few(code) else pd.util.hash_pandas_object(as_texts(column), index=False).to_numpy()
+    return sha256(same.tobytes()).digest()
+
+
+def _useless(column: Any, code: np.ndarray, given: np.ndarray | None) -> str:
     """The reason to leave a column out whatever its kind, or an empty text."""
     count = int(code.max()) + 1
     if count == 0:
         return "empty"
     if count == 1 and (code >= 0).all():
         return f"always {str(column.iloc[0])[:40]!r}"
-    few = count < len(code) / 5  # otherwise every two columns of different values would be one another's names
-    for other in alike:
-        if few or as_texts(column).equals(as_texts(alike[other])):
-            return f"repeats the column {other!r}"
     if given is not None:
-        if few and _reveals(code, given):
+        if _is_few(code) and _reveals(code, given):
             return "repeats the label: it determines it in (almost) every row"
         if (code < 0).any() and _reveals(code >= 0, given):
             return "reveals the label: whether a cell is empty determines it in (almost) every row"
