@@ -15,8 +15,8 @@ import tempfile
 from pathlib import Path
 
 STATIC = Path(__file__).parents[1] / "docs" / "_static"
-SIZE = {"width": 980, "height": 1400}
-COLUMNS = 5
+SIZE = {"width": 1100, "height": 1400}
+COLUMNS = 4
 """How many columns of the row are shown; the first ones speak most against its label."""
 
 
