@@ -210,6 +210,21 @@ def test_a_value_that_falls_without_end_is_said(upper):
     problem = bilevel.Problem(upper, lambda x, y: (y - x).square().sum(), bilevel.sets.NonNegative())
     start = torch.zeros(3, dtype=torch.float64)
     solution = bilevel.minimize(problem, start, start)
-    assert solution.status is bilevel.Status.STALLED
+    assert solution.status is bilevel.Status.UNFINISHED
+    assert not solution.status.ok
     assert "F falls without end" in solution.message
     assert "bound x" in solution.message
+
+
+@pytest.mark.parametrize("options", [{}, {"tol": 1e-3}, {"tol": 1e-3, "delta": 1e-2}], ids=str)
+def test_steps_that_end_nowhere_are_no_success(options):
+    """|x| is beyond 1e30, where x - h is x."""
+    problem = bilevel.Problem(
+        lambda x, y: -x.sum() + 0 * y.sum(), lambda x, y: (y - x).square().sum(), sets.Box(-3.0, 3.0)
+    )
+    start = torch.ones(4, dtype=torch.float64)
+    solution = bilevel.minimize(problem, start, 0 * start, solver=bilevel.DMLCBO(), steps=300, **options)
+    assert float(solution.x.norm()) > 1e30
+    assert solution.status is bilevel.Status.UNFINISHED
+    assert "x needs bounds" in str(solution)
+    assert solution.history[-1].stationarity == pytest.approx(2.0)

@@ -32,7 +32,7 @@ from .engine import Callback, Limits, Run, Stage
 from .observers import check_logs, checked_callbacks, named_logs
 from .problem_identity import check_same_problem, problem_identity
 from .solution import Iterate, Plan, Record, Solution, Status, document_of
-from .stopping import SHORT, SOLVED, ends_above_start, is_certified, no_descent_near, stationarity_of
+from .stopping import SHORT, SOLVED, ends_above_start, falls_without_end, is_certified, no_descent_near, stationarity_of
 
 SAME_PROBLEM = 1e-3
 """A run is resumed only if f(x, y) has its former value, up to this relative change."""
@@ -376,7 +376,8 @@ class SolverStage(Stage):
         limited = status in (Status.STEPS, Status.TIME)
         if state.current.ended or (limited and state.current.step >= SHORT):
             self._is_flawed(state)
-        if limited and state.current.falling:
+        endless = falls_without_end(uncounted(self.problem), state.current, history)
+        if (limited and state.current.falling) or (status.ok and endless):
             return Status.UNFINISHED
         if (limited or status in (Status.STATIONARY, Status.CERTIFIED)) and any(row.diverges for row in history):
             return Status.SERIES_DIVERGES

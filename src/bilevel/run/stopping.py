@@ -10,8 +10,10 @@ from ..lower import solve_lower
 from ..newton import LowerLevel, Smoothing, find_descent, flat, lower_level
 from ..newton.descent_test import PARTS
 from ..problem import Problem
+from ..sets import FreeSpace
 from ..solvers import SmoothedBFGS, State
 from ..solvers.base import unmet
+from ..solvers.smoothed_bfgs import ENDLESS
 from ..spaces import Vector, leaves
 from ..tolerances import lower_residual as lower_tolerance
 from .solution import Record
@@ -30,8 +32,16 @@ higher by this fraction."""
 def stationarity_of(problem: Problem, x: Vector, h: Vector) -> float:
     """|x - P_X(x - h)|, which is |h| when x is free."""
     space = problem.x_space
+    if isinstance(problem.upper_constraint, FreeSpace):
+        return float(space.norm(h))  # also where x is so large that x - h is x
     moved = problem.project_x(space.add(x, h, -1.0))
     return float(space.norm(space.add(x, moved, -1.0)))
+
+
+def falls_without_end(problem: Problem, state: State, history: Sequence[Record]) -> bool:
+    """Whether |x|, or the decrease of f, is so large that F seems to be unbounded below."""
+    fallen = history[0].upper - history[-1].upper if history else 0.0
+    return float(problem.x_space.norm(state.x)) > ENDLESS or fallen > ENDLESS * (1.0 + abs(history[0].upper))
 
 
 def no_descent_near(problem: Problem, state: State, tol: float, delta: float | None = None) -> bool:
