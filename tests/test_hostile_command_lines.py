@@ -168,3 +168,22 @@ def test_a_checkpoint_of_another_run_is_not_replaced(here, capsys):
     assert cli.main(["demo", "--steps", "1", "--checkpoint", "demo.safetensors"]) == 2
     assert "bilevel resume demo.safetensors continues from it" in capsys.readouterr().err
     assert Path("demo.safetensors").read_bytes() == stored
+
+
+@pytest.mark.parametrize("command", [
+    ["completion", "\x1b[2J"], ["demo", "--steps", "\udcff"], ["fewshot", "train", "--network", "a\nb\x07"],
+], ids=repr)  # fmt: skip
+def test_an_argument_with_control_characters_is_shown_and_not_obeyed(command, capsys):
+    assert cli.main(command) == 2
+    shown = capsys.readouterr().err
+    assert all(sign.isprintable() or sign == "\n" for sign in shown)
+    assert shown.startswith("bilevel: Invalid value")
+
+
+@pytest.mark.parametrize("command", [
+    ["demo", "--steps", "1"],
+    ["fewshot", "train", "--dataset", "generated", "--out", "model.safetensors", "--steps", "1", "--width", "2",
+     "--ways", "2", "--shots", "1", "--queries", "1", "--episodes", "2"],
+], ids=lambda command: command[0])  # fmt: skip
+def test_a_seed_of_any_length(here, command):
+    assert cli.main([*command, "--seed", "9" * 400]) == 0

@@ -22,6 +22,7 @@ from torch.nn.functional import cross_entropy
 import bilevel
 
 from .errors import MissingExtraError
+from .random import plain_generator
 
 TRAINING, TRUSTED, FLIPPED = 1000, 50, 0.3  # rows, rows, share of the training rows with a wrong label
 RADIUS, RIDGE = 15.0, 1e-3
@@ -58,10 +59,11 @@ def load_digits(seed: int = 0) -> Digits:
 
     pixels, names = load_digits(return_X_y=True)
     images, labels = torch.tensor(pixels / 16.0, dtype=torch.float32), torch.tensor(names)
-    trusted, rest = train_test_split(range(len(labels)), train_size=TRUSTED, stratify=labels, random_state=seed)
-    noisy, test = train_test_split(rest, train_size=TRAINING, stratify=labels[rest], random_state=seed)
+    short = seed % (1 << 32)  # as scikit-learn takes them
+    trusted, rest = train_test_split(range(len(labels)), train_size=TRUSTED, stratify=labels, random_state=short)
+    noisy, test = train_test_split(rest, train_size=TRAINING, stratify=labels[rest], random_state=short)
 
-    generator = torch.Generator().manual_seed(seed)
+    generator = plain_generator(seed)
     flipped = torch.zeros(TRAINING, dtype=torch.bool)
     flipped[torch.randperm(TRAINING, generator=generator)[: round(FLIPPED * TRAINING)]] = True
     given = torch.where(flipped, (labels[noisy] + 3) % 10, labels[noisy])

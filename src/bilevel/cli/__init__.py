@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .._version import __version__
 from ..errors import BilevelError, MissingExtraError, escape_control_chars
@@ -55,9 +55,13 @@ def _run(arguments: Sequence[str] | None) -> int:
     except ImportError:
         raise MissingExtraError("The command line", "apps") from None
     command_line[:] = sys.argv[1:] if arguments is None else arguments
+    readable = all(sign.isprintable() for sign in "".join(command_line))
+    how: dict[str, Any] = {"exit_on_error": False, "print_error": readable, "result_action": "return_value"}
     try:
-        code = application()(list(command_line), exit_on_error=False, result_action="return_value")
-    except CycloptsError:  # cyclopts has said what is wrong with the arguments
+        code = application()(list(command_line), **how)
+    except CycloptsError as error:
+        if not readable:  # else cyclopts has said what is wrong with the arguments
+            print(f"bilevel: {escape_control_chars(str(error))}", file=sys.stderr)
         return FAILURE
     return code if isinstance(code, int) else SUCCESS
 

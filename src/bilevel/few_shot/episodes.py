@@ -14,6 +14,7 @@ from torch import Tensor
 
 from .._checks import check_count
 from ..errors import InvalidInputError, InvalidTypeError, NonFiniteError
+from ..random import plain_generator
 
 PADDING = 4  # pixels on each side for random crops, as is usual for CIFAR
 
@@ -193,7 +194,7 @@ def generated_images(classes: int = 20, per_class: int = 20, size: int = 28, see
     classes, per_class, size = (
         check_count(name, value) for name, value in (("classes", classes), ("per_class", per_class), ("size", size))
     )
-    generator = torch.Generator().manual_seed(seed)
+    generator = plain_generator(seed)
     points = 0.15 + 0.7 * torch.rand(classes, 1, 2, 3, 2, generator=generator)
     hand = 0.03 * torch.randn(classes, per_class, 2, 3, 2, generator=generator)
     shift = 0.04 * torch.randn(classes, per_class, 1, 1, 2, generator=generator)

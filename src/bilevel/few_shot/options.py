@@ -151,7 +151,7 @@ class Experiment:
 
         channels, size = (3, 32) if self.dataset == "fc100" else (1, 28)
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.seed)
+            torch.manual_seed(self.seed % (1 << 63))
             if self.network == "resnet12":
                 return ResNet12(channels, size)
             return ConvNet(channels, size, width=self.width, normalise=not self.plain, bfloat16=self.bfloat16)

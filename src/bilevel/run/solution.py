@@ -54,8 +54,8 @@ class Status(Enum):
         "best point is returned, and another x0 or seed may lead further"
     )
     UNFINISHED = (
-        "the run ended while F was still decreasing; resume=solution with more steps or seconds continues it, and where "
-        "F has no minimum, as when |x| grows without end, x needs bounds"
+        "the run ended while F was still decreasing; resume=solution with more steps or seconds continues it; where F "
+        "has no minimum, as when |x| grows without end, x needs bounds"
     )
     STOPPED = "a callback ended the run"
     INTERRUPTED = "interrupted from the keyboard; the last complete step is returned, resume=solution continues it"
