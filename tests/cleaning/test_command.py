@@ -386,7 +386,7 @@ def test_predict_to_standard_output_and_parquet(forest, model, capsys):
 
 
 def test_a_reader_that_leaves_early(forest, model):
-    forest.write("long.csv", pd.concat([forest.test] * 200))
+    forest.write("long.csv", pd.concat([forest.test] * 40))  # more than a pipe holds
     line = f"{sys.executable} -m bilevel predict model.safetensors long.csv | head -1"
     finished = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=300, cwd=forest.folder)
     assert finished.stdout.startswith("row,predicted_label")

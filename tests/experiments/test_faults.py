@@ -169,16 +169,16 @@ def test_memory_that_runs_out_costs_no_other_run_and_is_named(reproduce, tmp_pat
     assert reproduce("--methods", "dmlcbo")[0] == 0
 
 
-@pytest.mark.parametrize("damage", [b"<html>", b"", b"{", b'{"identity": "0"}'])
-def test_a_damaged_run_is_named_and_made_again(reproduce, tmp_path, damage):
+def test_a_damaged_run_is_named_and_made_again(reproduce, tmp_path):
     assert reproduce("--methods", "dmlcbo")[0] == 0
     before = stored(tmp_path)
     folder = min((tmp_path / "results" / "runs").iterdir())
-    (folder / "record.json").write_bytes(damage)
-    code, said = reproduce("--methods", "dmlcbo")
-    assert code == 2
-    assert "record.json is damaged or missing" in said
-    assert f"delete the folder {folder}; the next `bilevel reproduce` makes that one run again" in said
+    for damage in (b"<html>", b"", b"{", b'{"identity": "0"}'):
+        (folder / "record.json").write_bytes(damage)
+        code, said = reproduce("--methods", "dmlcbo")
+        assert code == 2, damage
+        assert "record.json is damaged or missing" in said
+        assert f"delete the folder {folder}; the next `bilevel reproduce` makes that one run again" in said
     shutil.rmtree(folder)
     assert reproduce("--methods", "dmlcbo")[0] == 0
     assert stored(tmp_path).keys() == before.keys()

@@ -781,7 +781,6 @@ def test_a_solver_of_your_own_is_named_and_passed_again(study, path, capsys):
 def test_the_demo_resumes(path, capsys, monkeypatch):
     from bilevel import demo
 
-    monkeypatch.setattr(demo, "TRAINING", 60)
     minimize = bilevel.minimize
 
     def stopped(*arguments, **options):
