@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -122,19 +123,22 @@ def labels_of(table: Table, column: str, ranks: Ranks | None = None) -> tuple[np
     """The labels of the rows, shape (n,), and all labels that rows of any rank have, sorted.
 
     They are whole numbers, truth values or texts, whichever fits all of them. Numbers with a fractional part become
-    texts, because scikit-learn treats them as regression targets. Words that differ in case only are one label.
+    texts, because scikit-learn treats them as regression targets. Words that differ in case only are one label, in its
+    most frequent spelling.
     """
     from ..ranks import Ranks
 
     ranks = Ranks() if ranks is None else ranks
     values: Any = None
-    here: list[Any] = []
+    here: dict[Any, int] = {}
     with ranks.guard(f"reading the labels of {table.name}"):
         values = filled(table, column)
-        here = [plain(value) for value in values.unique()]
+        here = {plain(value): int(size) for value, size in values.value_counts(sort=False).items()}
         if len(here) > max(MOST_LABELS, len(table) / 2):
             raise _too_many_labels(table, column, len(here))
-    found = list(dict.fromkeys(value for part in ranks.gather(here) for value in part))
+    found: Counter[Any] = Counter()
+    for part in ranks.gather(here):
+        found.update(part)
     if not found:
         raise InvalidInputError(f"{table.name}: every cell of the label column {column!r} is empty")
     typed: dict[Any, Label] = {value: value for value in found}
@@ -142,8 +146,11 @@ def labels_of(table: Table, column: str, ranks: Ranks | None = None) -> tuple[np
         typed = {value: str(value) for value in found}
     if all(isinstance(value, str) for value in typed.values()):
         typed = dict(zip(found, _typed([str(value).strip() for value in typed.values()]), strict=True))
+    spellings: Counter[Label] = Counter()
+    for value, size in found.items():
+        spellings[typed[value]] += size
     first: dict[Any, Label] = {}
-    for label in sorted(typed.values(), key=str):
+    for label in sorted(spellings, key=lambda each: (-spellings[each], str(each))):
         first.setdefault(folded(label), label)
     typed = {value: first[folded(label)] for value, label in typed.items()}
     classes = np.unique(np.array(list(typed.values())))
@@ -154,7 +161,8 @@ def labels_of(table: Table, column: str, ranks: Ranks | None = None) -> tuple[np
         )
     if len(classes) > max(2, table.total / 2):
         raise _too_many_labels(table, column, len(classes))
-    return np.array([typed[plain(value)] for value in here], dtype=classes.dtype)[pd.factorize(values)[0]], classes
+    code, different = pd.factorize(values)
+    return np.array([typed[plain(value)] for value in different], dtype=classes.dtype)[code], classes
 
 
 def _too_many_labels(table: Table, column: str, count: int) -> InvalidInputError:
@@ -187,8 +195,8 @@ def _typed(texts: list[str]) -> list[Any]:
     """Convert texts to the simplest type that fits all of them."""
     if all(re.fullmatch(r"0|-?[1-9]\d{0,17}", text) for text in texts):
         return [int(text) for text in texts]
-    if all(text.lower() in ("true", "false") for text in texts):
-        return [text.lower() == "true" for text in texts]
+    if all(text in ("True", "False") for text in texts):  # others are written as the file spells them
+        return [text == "True" for text in texts]
     if all(re.fullmatch(r"-?(0|[1-9]\d{0,14})\.0", text) for text in texts):
         return [float(text) for text in texts]
     return texts
