@@ -108,7 +108,7 @@ pins: $(STAMP) ## Write the versions now installed in .venv to constraints.txt, 
 	@cp $(VENV)/pins.txt constraints.txt && $(BIN)/python benchmarks/pin_hashes.py && touch $(STAMP)
 
 clean: ## Remove what the targets wrote, except .venv
-	rm -rf build dist docs/_build docs/_charts docs/_generated docs/auto_gallery .pytest_cache .ruff_cache .import_linter_cache .hypothesis .benchmarks
+	rm -rf build dist docs/_build docs/_charts docs/_backreferences docs/_generated docs/auto_gallery .pytest_cache .ruff_cache .import_linter_cache .hypothesis .benchmarks
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean ## Remove .venv as well

@@ -71,6 +71,8 @@ html_css_files = ["manual.css"]
 sphinx_gallery_conf = {
     "examples_dirs": "gallery",
     "gallery_dirs": "auto_gallery",
+    "backreferences_dir": "_backreferences",  # by these, a page of the reference shows the examples that use its name
+    "doc_module": ("bilevel",),
     "filename_pattern": "/plot_",
     "download_all_examples": False,
     "show_memory": False,
