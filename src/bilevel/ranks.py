@@ -226,9 +226,12 @@ class Ranks:
         self.bytes += len(content)
         messages = self._all_gather(_HEAD.pack(question.encode(), len(content)) + content[:ROOM], _HEAD.size + ROOM)
         heads = [_HEAD.unpack_from(message) for message in messages]
-        asked, lengths = [head.rstrip(b"\0").decode(errors="replace") for head, _ in heads], [each for _, each in heads]
+        operations, lengths = (
+            [head.rstrip(b"\0").decode(errors="replace") for head, _ in heads],
+            [each for _, each in heads],
+        )
         contents = [message[_HEAD.size : _HEAD.size + n] for message, n in zip(messages, lengths, strict=True)]
-        self._check(asked, contents)
+        self._check(operations, contents)
         if max(lengths) > ROOM:
             rest = self._all_gather(content[ROOM:], max(lengths) - ROOM)
             contents = [(first + more)[:n] for first, more, n in zip(contents, rest, lengths, strict=True)]
@@ -241,10 +244,10 @@ class Ranks:
         self._call(dist.all_gather, messages, mine)
         return [each.numpy().tobytes() for each in messages]
 
-    def _check(self, asked: list[str], contents: list[bytes]) -> None:
+    def _check(self, operations: list[str], contents: list[bytes]) -> None:
         """Raise on every rank if some rank failed or takes part in another exchange."""
-        failed = {rank: json.loads(contents[rank]) for rank, each in enumerate(asked) if each == _FAILED}
-        other = next((rank for rank, each in enumerate(asked) if each != asked[0]), None)
+        failed = {rank: json.loads(contents[rank]) for rank, each in enumerate(operations) if each == _FAILED}
+        other = next((rank for rank, each in enumerate(operations) if each != operations[0]), None)
         if failed:
             kinds, texts = ({each[i] for each in failed.values()} for i in (0, 1))
             everywhere = len(failed) == self.size and len(texts) == 1
@@ -254,8 +257,8 @@ class Ranks:
             error = known(f"every rank, {texts.pop()}" if everywhere else text)
         elif other is not None:
             error = RankError(
-                f"rank 0 asks for {asked[0]!r}, and rank {other} for {asked[other]!r}: every rank must ask the same "
-                "questions, in the same order"
+                f"rank 0 asks for {operations[0]!r}, and rank {other} for {operations[other]!r}: every rank must ask "
+                "the same questions, in the same order"
             )
         else:
             return

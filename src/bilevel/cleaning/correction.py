@@ -253,8 +253,8 @@ def correct(
         if evidence.tied.min() == evidence.tied.max():
             raise InvalidInputError("all rows are equal or in one group: no model can be fitted without one of them")
         fold = folds_of(labels, evidence.tied, seed)
-        judges = evidence.unchecked if len(evidence.unchecked) else evidence.checked
-        mixture = mix(models_of(estimator, evidence.X, seed), evidence.X, labels, fold, judges, evidence.classes)
+        validation = evidence.unchecked if len(evidence.unchecked) else evidence.checked
+        mixture = mix(models_of(estimator, evidence.X, seed), evidence.X, labels, fold, validation, evidence.classes)
         pred_probs = mixture.out_of_fold
     P = pred_probs / pred_probs.sum(1, keepdims=True)
     progress("correction")

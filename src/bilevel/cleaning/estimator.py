@@ -235,7 +235,7 @@ class HyperCleaner(ClassifierMixin, BaseEstimator):
         ranks = Ranks() if ranks is None else ranks
         only_here = {"verified": verified, "wrong": wrong, "groups": groups, "pred_probs": pred_probs, "kinds": kinds}
         alone = ranks.size == 1 and checkpoint is None and resume is None
-        if self._corrects(X, alone=alone, asked=any(value is not None for value in only_here.values())):
+        if self._corrects(X, alone=alone, required=any(value is not None for value in only_here.values())):
             if ranks.size > 1 or checkpoint is not None or resume is not None:
                 raise InvalidInputError(
                     'noise="correction" trains ensembles in one process, in minutes: it takes no ranks and no '
@@ -290,16 +290,16 @@ class HyperCleaner(ClassifierMixin, BaseEstimator):
         self._fitted_on, self._index = original, index
         return self
 
-    def _corrects(self, X: Any, *, alone: bool, asked: bool) -> bool:
+    def _corrects(self, X: Any, *, alone: bool, required: bool) -> bool:
         """Whether noise="correction" is used; otherwise a linear model is trained by a solver.
 
-        For pixels it is used only if that is `asked` for by arguments that linear models do not support.
+        For pixels it is used only if that is `required` by arguments that linear models do not support.
         """
         if not isinstance(self.noise, str) or self.noise not in ("auto", "correction"):
             return False
         default = all(getattr(self, name) == DEFAULTS[name] for name in LINEAR)
-        asked = asked or self.estimator is not None or self.decision != "argmax"
-        return self.noise == "correction" or (alone and default and (asked or not inputs.of_pixels(X)))
+        required = required or self.estimator is not None or self.decision != "argmax"
+        return self.noise == "correction" or (alone and default and (required or not inputs.of_pixels(X)))
 
     def _fit_correction(
         self, X: Any, y: Any, trusted: Any, X_trusted: Any, y_trusted: Any, **evidence: Any

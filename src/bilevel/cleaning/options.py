@@ -191,8 +191,8 @@ class CleanOptions:
                     "rows, class-pairs or transition"
                 )
             return True
-        asked = (self.solver, self.radius, self.steps, self.checkpoint, self.resume)
-        return self.noise == "auto" and processes == 1 and not pixels and asked == ("auto", "auto", None, None, None)
+        settings = (self.solver, self.radius, self.steps, self.checkpoint, self.resume)
+        return self.noise == "auto" and processes == 1 and not pixels and settings == ("auto", "auto", None, None, None)
 
     def settings(self, *, corrects: bool) -> dict[str, Any]:
         """The arguments of `HyperCleaner`."""

@@ -269,23 +269,23 @@ class FittedMixture:
         return np.sum(parts, axis=0)
 
 
-def mix(models: Mapping[str, Strengths], X: Any, labels: np.ndarray, fold: np.ndarray, judges: np.ndarray,
+def mix(models: Mapping[str, Strengths], X: Any, labels: np.ndarray, fold: np.ndarray, validation: np.ndarray,
         classes: int) -> Mixture:  # fmt: skip
-    """The mixture with the largest out-of-fold likelihood of the labels of the rows `judges`.
+    """The mixture with the largest out-of-fold likelihood of the labels of the rows `validation`.
 
     Parameters
     ----------
     labels
         The training labels, shape (n,): given labels, right ones for checked rows, -1 for rows that are not used.
-    judges
+    validation
         Numbers of the rows whose label was given and not checked.
     """
     chosen: dict[str, Any] = {}
     P: dict[str, np.ndarray] = {}
     for name, strengths in models.items():
         tried = [(out_of_fold(model, X, labels, fold, classes), model) for model in strengths]
-        P[name], chosen[name] = max(tried, key=lambda pair: log_likelihood(pair[0][judges], labels[judges]))
-    weights = mixture_weights([each[judges] for each in P.values()], labels[judges])
+        P[name], chosen[name] = max(tried, key=lambda pair: log_likelihood(pair[0][validation], labels[validation]))
+    weights = mixture_weights([each[validation] for each in P.values()], labels[validation])
     kept = {name: float(weight) for name, weight in zip(P, weights, strict=True) if weight > 0}
     mixed = sum(weight * P[name] for name, weight in kept.items())
     first = next(iter(models))

@@ -201,16 +201,16 @@ def reliability_curve(stated: np.ndarray, right: np.ndarray, groups: int = 5) ->
     """
     parts = np.array_split(np.argsort(stated, kind="stable"), groups)
     counts = np.array([len(part) for part in parts])
-    told, seen = (np.array([values[part].mean() for part in parts]) for values in (stated, right))
-    ends = beta(seen * counts + 0.5, (1 - seen) * counts + 0.5).interval(0.95)
+    predicted, observed = (np.array([values[part].mean() for part in parts]) for values in (stated, right))
+    ends = beta(observed * counts + 0.5, (1 - observed) * counts + 0.5).interval(0.95)
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(WIDTH, 2.9), layout="constrained")
         axes = figure.subplots()
         axes.plot([0, 100], [0, 100], color=LINE, linewidth=1.2)
-        axes.vlines(100 * told, *(100 * end for end in ends), color=INK)
-        axes.plot(100 * told, 100 * seen, color=ACCENT, marker="o", linestyle="none")
+        axes.vlines(100 * predicted, *(100 * end for end in ends), color=INK)
+        axes.plot(100 * predicted, 100 * observed, color=ACCENT, marker="o", linestyle="none")
         axes.set(xlim=(0, 100), ylim=(0, 100), xlabel="stated probability of being right, %", ylabel="labels right, %")
-        pairs = "; ".join(f"stated {a:.0%}, right {b:.0%}" for a, b in zip(told, seen, strict=True))
+        pairs = "; ".join(f"stated {a:.0%}, right {b:.0%}" for a, b in zip(predicted, observed, strict=True))
         return make_picture(figure, "Are the probabilities right?", f"{len(stated)} verified rows in groups: {pairs}.")
 
 

@@ -208,16 +208,16 @@ def quality_text(quality: float) -> str:
 
 def rows_frame(cleaner: Any, data: CleaningData) -> pd.DataFrame:
     """One row for each row that this rank has, in their order. Trusted rows count fully and are never suspected."""
-    said: Any = cleaner.label_issues().assign(weight=cleaner.sample_weight_.astype(float))
+    issues: Any = cleaner.label_issues().assign(weight=cleaner.sample_weight_.astype(float))
     noisy, others = np.flatnonzero(data.is_noisy), np.flatnonzero(~data.is_noisy)
-    said = said.set_axis(noisy)
+    issues = issues.set_axis(noisy)
     if len(others):
-        said = pd.concat([said, _other_rows(cleaner, data)[said.columns].set_axis(others)]).sort_index()
-    numbers = said.index + data.table.first + 1
+        issues = pd.concat([issues, _other_rows(cleaner, data)[issues.columns].set_axis(others)]).sort_index()
+    numbers = issues.index + data.table.first + 1
     if data.empty is not None:
-        said["given_label"] = said["given_label"].astype(object).mask(data.empty, None)
-    names = [*ROW_COLUMNS, *(name for name in said.columns if name not in ROW_COLUMNS)]
-    return said.assign(row=numbers).set_axis(numbers - 1)[names]
+        issues["given_label"] = issues["given_label"].astype(object).mask(data.empty, None)
+    names = [*ROW_COLUMNS, *(name for name in issues.columns if name not in ROW_COLUMNS)]
+    return issues.assign(row=numbers).set_axis(numbers - 1)[names]
 
 
 def _other_rows(cleaner: Any, data: CleaningData) -> pd.DataFrame:

@@ -102,8 +102,8 @@ def _decisions(cleaner: Any, data: CleaningData) -> list[tuple[int, str, int | N
     """What is known of rows of the table: place, verdict, correct label, drawn at random."""
     if data.verified is None:
         return []
-    nowhere = np.zeros(len(data.verified), bool)
-    wrong, drawn = (nowhere if flags is None else flags for flags in (data.wrong, data.drawn))
+    none = np.zeros(len(data.verified), bool)
+    wrong, drawn = (none if flags is None else flags for flags in (data.wrong, data.drawn))
     numbers = {label: place for place, label in enumerate(cleaner.classes_)}
     rows = zip(np.flatnonzero(data.is_noisy), data.noisy.labels, data.verified, wrong, drawn, strict=True)
     return [

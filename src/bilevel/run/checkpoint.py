@@ -321,8 +321,8 @@ class CheckpointFiles:
         except (WriteError, InvalidInputError) as error:
             if self.place is None and isinstance(error, InvalidInputError):
                 raise
-            told = str(error).replace(str(self.settings.path), str(self.path))
-            warnings.warn(f"{told}. {self}", CheckpointWarning, stacklevel=3)
+            message = str(error).replace(str(self.settings.path), str(self.path))
+            warnings.warn(f"{message}. {self}", CheckpointWarning, stacklevel=3)
             return False
         if self.place is None:
             self.settings.previous.unlink(missing_ok=True)  # of another run, which may be overwritten

@@ -134,46 +134,46 @@ class Plan(Settings):
             )
 
     @classmethod
-    def settle(cls, earlier: tuple[Plan, State] | None, **asked: Any) -> Plan:
+    def settle(cls, earlier: tuple[Plan, State] | None, **arguments: Any) -> Plan:
         """Replace the arguments of the earlier run, from whose state this one continues, by those that are not None."""
-        asked = {name: value for name, value in asked.items() if value is not None}
+        arguments = {name: value for name, value in arguments.items() if value is not None}
         if earlier is None:
-            return cls(**asked)
+            return cls(**arguments)
         old, state = earlier
-        if "steps" in asked:
-            asked["steps"] = check_count("steps", asked["steps"]) + state.step
-        asked["logs"] = {**old.logs, **asked["logs"]}
-        new = replace(old, **{"steps": max(old.steps, state.step), **asked})
+        if "steps" in arguments:
+            arguments["steps"] = check_count("steps", arguments["steps"]) + state.step
+        arguments["logs"] = {**old.logs, **arguments["logs"]}
+        new = replace(old, **{"steps": max(old.steps, state.step), **arguments})
         if new.output != old.output and "sampled" in (new.output, old.output):
             raise InvalidInputError(
                 f'output="sampled" cannot resume a run with output="{old.output}": its iterates were not stored'
             )
-        return replace(new, solver=_same_solver(old.solver, asked.get("solver"), state))
+        return replace(new, solver=_same_solver(old.solver, arguments.get("solver"), state))
 
     def __str__(self) -> str:
         """The arguments in which all ranks must agree."""
         return _without_addresses(repr(self))
 
 
-def _same_solver(old: Any, asked: Any, state: State) -> Any:
+def _same_solver(old: Any, solver: Any, state: State) -> Any:
     """The solver of the run to resume, or an equal one."""
-    if asked is None or isinstance(asked, str):
+    if solver is None or isinstance(solver, str):
         if isinstance(old, str):
             raise InvalidInputError(f"the run to resume used {old}: pass it as solver=...")
         default = SmoothedBFGS() if isinstance(state, SmoothedBFGSState) else DMLCBO()
         return default if old is None else old
-    was, now = str(old).partition("(")[0], type(asked).__name__
+    was, now = str(old).partition("(")[0], type(solver).__name__
     if old is not None and was != now:
         raise IncompatibleError(
             f"a run of {was} cannot be continued by {now}, whose state differs: "
             "start a new run with x0=solution.x, y0=solution.y"
         )
-    if old is not None and (other := _other_setting(old, asked)):
+    if old is not None and (other := _other_setting(old, solver)):
         raise IncompatibleError(
             f"the run to resume used other settings of {was}: {other}; pass the same solver=..., or start a new run "
             "from its point with x0=solution.x, y0=solution.y"
         )
-    return asked
+    return solver
 
 
 def _other_setting(old: Any, solver: Any) -> str:

@@ -70,10 +70,10 @@ class Oracle:
         self._point.value = z.detach().double().numpy()
         for problem, shifted, settings in self._attempts:
             data, chain, inverse = problem.get_problem_data(self._solver, solver_opts=_ACCEPT)
-            for asked, regularisation, longest, refine in settings:
+            for gap, regularisation, longest, refine in settings:
                 options = {
-                    "tol_gap_abs": asked,
-                    "tol_gap_rel": asked,
+                    "tol_gap_abs": gap,
+                    "tol_gap_rel": gap,
                     "tol_feas": 1e-12,
                     "max_iter": 200,
                     "max_step_fraction": longest,

@@ -70,9 +70,9 @@ class ProjectionTests(SetCases):
             assert membership, f"{Y} at scale {case.scale:g}: projection outside, {membership.reason}"
         slack = self.accuracy * size
         assert (event_norm(Y.project(p).detach() - p, ndim) <= slack).all(), f"{Y}: not idempotent"
-        moved, asked = p[:, None] - p[None], z[:, None] - z[None]
+        moved, differences = p[:, None] - p[None], z[:, None] - z[None]
         assert (
-            event_norm(moved, ndim) <= event_norm(asked, ndim) + torch.maximum(slack[:, None], slack[None])
+            event_norm(moved, ndim) <= event_norm(differences, ndim) + torch.maximum(slack[:, None], slack[None])
         ).all(), f"{Y}: expansive"
         generator = torch.Generator().manual_seed(case.seed + 3)
         batch = (20, *case.shape)
@@ -168,28 +168,28 @@ class ProjectionTests(SetCases):
             assert torch.equal(inside, before)
 
     def test_bad_points_are_refused(self) -> None:
-        """NaN, infinite, integer, empty points and lists: an error of ours that names the set, whatever is asked."""
+        """NaN, infinite, integer, empty points and lists: an error of ours that names the set, by any method."""
         case = next(iter(self.small_cases("bad")))
         Y, name = case.Y, type(case.Y).__name__
-        asked: tuple[Any, ...] = (Y.project, Y.jacobian, Y.distance)
+        methods: tuple[Any, ...] = (Y.project, Y.jacobian, Y.distance)
         if Y.margin(case.z[0]) is not None:
-            asked = (*asked, Y.margin)
+            methods = (*methods, Y.margin)
         for bad in (float("nan"), float("inf"), -float("inf")):
             z = case.z[0].clone()
             z.view(-1)[0] = bad
-            for ask in asked:
+            for method in methods:
                 with pytest.raises(InvalidInputError, match=f"{name}.* NaN or infinite"):
-                    ask(z)
+                    method(z)
             assert "1 NaN or infinite" in Y.contains(z).reason
-        for ask in (*asked, Y.contains):
+        for method in (*methods, Y.contains):
             with pytest.raises(InvalidTypeError, match=f"{name} takes floating-point"):
-                ask(torch.zeros(case.shape, dtype=torch.int64))
+                method(torch.zeros(case.shape, dtype=torch.int64))
             for other in ([0.0], np.zeros(case.shape)):
                 with pytest.raises(InvalidTypeError, match=f"{name} takes a tensor"):
-                    ask(other)
+                    method(other)
             with pytest.raises(InvalidInputError, match="has no entries"):
-                ask(torch.zeros(tuple(0 for _ in case.shape)))
+                method(torch.zeros(tuple(0 for _ in case.shape)))
             if not self.takes_numbers:
                 with pytest.raises(InvalidInputError, match=f"{name} takes points of"):
-                    ask(torch.zeros((), dtype=torch.float64))
+                    method(torch.zeros((), dtype=torch.float64))
         assert name in repr(Y)
