@@ -86,7 +86,7 @@ def solve_lower(
     (2015). The step length is 1/L, estimated by Lanczos steps; if two successive gradients show a far larger curvature,
     the last step is undone and shortened. If these steps do not reach the tolerance soon, Newton steps follow (Qi & Sun
     1993), which work at any condition number. Gradient steps continue where Newton steps are not possible: without
-    second derivatives, with function constraints and on several ranks.
+    second derivatives and with function constraints.
 
     Parameters
     ----------
@@ -206,7 +206,7 @@ def solve_near(
 
 def _newton_steps(problem: Problem, x: Vector, y: Vector, tol: float, step: float, most: int) -> tuple[Vector, int]:
     """A better y by Newton steps (y itself if they fail), and the number of gradients and Hessian products used."""
-    if problem.inequality is not None or problem.ranks.size > 1:
+    if problem.inequality is not None:
         return y, 0
     level = lower_level(problem, x, y)
     better = level.solve(x, y, tol=tol, step=step, most=most)

@@ -226,10 +226,8 @@ class Ranks:
         self.bytes += len(content)
         messages = self._all_gather(_HEAD.pack(question.encode(), len(content)) + content[:ROOM], _HEAD.size + ROOM)
         heads = [_HEAD.unpack_from(message) for message in messages]
-        operations, lengths = (
-            [head.rstrip(b"\0").decode(errors="replace") for head, _ in heads],
-            [each for _, each in heads],
-        )
+        operations = [name.rstrip(b"\0").decode(errors="replace") for name, _ in heads]
+        lengths = [length for _, length in heads]
         contents = [message[_HEAD.size : _HEAD.size + n] for message, n in zip(messages, lengths, strict=True)]
         self._check(operations, contents)
         if max(lengths) > ROOM:

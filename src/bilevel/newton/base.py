@@ -183,8 +183,9 @@ class LowerLevel(ABC):
         self.goal, self.allowed = (tol, step), self.work + most
         constraint = self.hard_set_at(x)
         try:
-            start = self.at(x, self.project(constraint, flat(y)))
-            point = self._descend_by_newton(x, constraint, start)
+            with self.problem.ranks.guard("taking Newton steps"):  # they fail on all ranks or on none
+                start = self.at(x, self.project(constraint, flat(y)))
+                point = self._descend_by_newton(x, constraint, start)
         except (*FAILURES, *GRADIENT_ONLY):
             return None
         better = point is not None and point.finite and point.is_below(start, self.eps)
