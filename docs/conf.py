@@ -74,6 +74,7 @@ sphinx_gallery_conf = {
     "backreferences_dir": "_backreferences",  # by these, a page of the reference shows the examples that use its name
     "doc_module": ("bilevel",),
     "filename_pattern": "/plot_",
+    "within_subsection_order": "charts.by_topic",
     "download_all_examples": False,
     "show_memory": False,
     "write_computation_times": False,

@@ -139,6 +139,16 @@ def draw(name: str, path: Path, ink: str) -> None:
         figure.savefig(path, transparent=True, metadata={"Date": None})
 
 
+GALLERY = ["which_labels_were_wrong", "tune_the_radius", "sets_in_the_plane", "compare_solvers", "portfolio"]
+"""The examples that the gallery shows first; the others follow by name."""
+
+
+def by_topic(filename: str) -> tuple[int, str]:
+    """Where an example stands in the gallery."""
+    name = filename.removeprefix("plot_").removesuffix(".py")
+    return GALLERY.index(name) if name in GALLERY else len(GALLERY), name
+
+
 def enlarge_text(*_: Any) -> None:
     """The text of the gallery's figures, which are read as thumbnails too."""
     matplotlib.rcParams["font.size"] = 12
