@@ -117,7 +117,8 @@ def sharded_derivatives(ranks):
     found = {}
     for name, (options, shape) in CASES.items():
         problem = sharded(ranks, options, **shape)
-        x, y = point(problem, sum(problem.row_counts), problem.noise.per_row, sum(problem.row_counts[: ranks.rank]))
+        rows = ranks.gather(len(problem.labels))
+        x, y = point(problem, sum(rows), problem.noise.per_row, sum(rows[: ranks.rank]))
         found[name] = {what: told(value) for what, value in derivatives(problem, x, y).items()}
     return found
 

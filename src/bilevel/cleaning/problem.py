@@ -154,11 +154,6 @@ class CleaningProblem(Problem):
         if ranks.size > 1:
             ranks.agree(self._facts(), "give every rank the same trusted rows, columns and settings")
 
-    @property
-    def row_counts(self) -> list[int]:
-        """The number of noisy rows on each rank."""
-        return self._rows.counts
-
     def _zero_model(self, intercept: bool) -> Any:
         columns, (_, d) = self.loss.columns(self.classes), self.design.shape
         zeros = torch.zeros(columns, d, dtype=self.design.dtype, device=self.design.device)

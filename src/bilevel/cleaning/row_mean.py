@@ -55,9 +55,9 @@ class RowLoss:
         self.loss = loss
         self.noise = noise
         self.ranks: Ranks = Ranks() if ranks is None else ranks
-        self.counts: list[int] = self.ranks.gather(design.shape[0])
-        self.total: int = sum(self.counts)
-        self.largest: int = max(self.counts)
+        counts = self.ranks.gather(design.shape[0])
+        self.total: int = sum(counts)
+        self.largest: int = max(counts)
         self.working_set: WorkingSet = WorkingSet(design, self.largest)
 
     def at(
