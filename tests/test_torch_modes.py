@@ -65,7 +65,32 @@ def learned(p):
     return torch.cat([parameter.detach().reshape(-1) for parameter in network.parameters()])
 
 
+def linearized(p):
+    lin = p.linearize(p.x0, p.y0)
+    products = [lin.lower_hvp(p.y0 + 1), lin.lower_cross(p.y0 + 1)]
+    return torch.cat([lin.upper_grad_x, lin.upper_grad_y, lin.lower_grad_y, *products])
+
+
+def estimated(p):
+    smoothed = bilevel.Neumann(terms=3, eta=0.1, smoothing=bilevel.hypergradients.Perturbed(radius=0.1))
+    lin, streams = p.linearize(p.x0, p.y0), bilevel.random.RandomStreams()
+    return torch.cat([each.estimate(lin, streams).gradient for each in (bilevel.Unrolled(steps=3), smoothed)])
+
+
+def resumed(p):
+    return bilevel.minimize(p, resume=bilevel.minimize(p, steps=3, solver=bilevel.DMLCBO()), steps=3).x
+
+
+def evaluated(p):
+    learner = bilevel.MetaLearner(copy.deepcopy(NETWORK), bilevel.SVMHead(ways=3))
+    return torch.tensor(learner.evaluate(EPISODES, count=3).mean, dtype=torch.float64)
+
+
 CALLS = {
+    "linearize": linearized,
+    "estimate": estimated,
+    "resume": resumed,
+    "evaluate": evaluated,
     "solve_lower": lambda p: bilevel.solve_lower(p, p.x0).y,
     "upper_value": lambda p: bilevel.upper_value(p, p.x0),
     "lower_residual": lambda p: torch.as_tensor(bilevel.lower_residual(p, p.x0, p.y0), dtype=p.y0.dtype),
@@ -86,8 +111,12 @@ CALLS = {
     "HyperCleaner": cleaned,
     "MetaLearner": learned,
 }
-WITHOUT_DERIVATIVES = ["project", "HyperCleaner"]
+WITHOUT_DERIVATIVES = ["project", "HyperCleaner", "evaluate"]
 """What takes no derivatives by autograd is right under inference_mode too."""
+OF_DATA = ("HyperCleaner", "MetaLearner", "evaluate")
+"""Calls whose problem is made inside."""
+ONE_POINT = ("project", "linearize", "estimate")
+"""Products and sums at one point, in the precision of that point."""
 
 
 @contextlib.contextmanager
@@ -160,7 +189,7 @@ def test_what_takes_no_derivatives_is_right_there_too(call, mode):
         assert torch.equal(CALLS[call](given), expected)
 
 
-@pytest.mark.parametrize("call", [call for call in CALLS if call not in ("HyperCleaner", "MetaLearner")])
+@pytest.mark.parametrize("call", [call for call in CALLS if call not in OF_DATA])
 def test_points_made_under_inference_mode_are_taken(call):
     given, expected = problem(), CALLS[call](problem())
     with torch.inference_mode():
@@ -168,7 +197,7 @@ def test_points_made_under_inference_mode_are_taken(call):
     assert torch.equal(CALLS[call](given), expected)
 
 
-@pytest.mark.parametrize("call", [call for call in CALLS if call not in ("project", "MetaLearner")])
+@pytest.mark.parametrize("call", [call for call in CALLS if call not in (*ONE_POINT, "MetaLearner", "evaluate")])
 def test_another_default_device_is_refused(call):
     """Random numbers are drawn on the CPU, where the points are."""
     given = problem()
@@ -180,7 +209,7 @@ def test_another_default_device_is_refused(call):
         torch.set_default_device(None)
 
 
-@pytest.mark.parametrize("call", [call for call in CALLS if call not in ("project", "HyperCleaner", "MetaLearner")])
+@pytest.mark.parametrize("call", [call for call in CALLS if call not in (*ONE_POINT, *OF_DATA)])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_points_of_half_precision_are_refused(call, dtype):
     with pytest.raises(bilevel.InvalidTypeError, match="use float32 or float64"):
