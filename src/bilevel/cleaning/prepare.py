@@ -165,10 +165,11 @@ def prepare(options: CleanOptions, ranks: Ranks, training: Table | None = None) 
     _check_sizes(options, rows, parts["trusted"].labels, known.right, labels, notes, corrects=corrects)
     trusted, measured, where = _rows_to_measure(options, parts, known.right is not None)
     seen = 0 if measured is None else _seen(measured, parts["train"], trusted, ranks)
-    if seen:
+    if measured is not None and seen:
         names = " or ".join(path.name for path in (options.table, options.trusted) if path is not None)
         notes.append(
-            f"{seen:,} of the measured rows are also in {names}, by the columns used: accuracies are too optimistic"
+            f"{seen:,} of the {len(measured):,} measured rows also occur in {names}, by the columns used: accuracies "
+            "may be too optimistic"
         )
     return CleaningData(
         table=training.beside(table.frame[[name for name in table.columns if name not in training.columns]]),

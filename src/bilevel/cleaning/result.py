@@ -298,7 +298,8 @@ def settings_shown(options: CleanOptions, cleaner: Any) -> dict[str, Any]:
     fit = cleaner.correction_
     weights = {} if fit.correction.mixture is None else fit.correction.mixture.weights
     mixed = ", ".join(f"{name} {weight:.0%}" for name, weight in weights.items())
-    return {"models of the labels": mixed, "final model": fit.choice, "power of priors": fit.tau, "seed": options.seed}
+    facts = {"models of the labels": mixed, "final model": fit.choice, "power of priors": f"{fit.tau:g}"}
+    return {**facts, "seed": options.seed}
 
 
 def collect(
