@@ -13,7 +13,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
 from bilevel.cleaning import candidates, correction, label_likelihood, linear_candidates, out_of_fold
-from bilevel.cleaning.correction import Evidence, correct, final_model
+from bilevel.cleaning.correction import Evidence, correct, decide, expected_accuracy, final_model
 
 
 def rows(seed: int, n: int = 400, classes: int = 3, columns: int = 5, distance: float = 1.6):
@@ -340,18 +340,28 @@ class TestDecision:
     P = rng.dirichlet([0.2, 2.0], 1000)
     prior = P.mean(0)
 
-    def test_argmax_at_power_zero_and_costs_at_most_the_budget_and_no_more_than_it_gains(self):
+    def test_argmax_at_power_zero_and_a_cost_in_accuracy_of_at_most_the_gain(self):
         tau = correction.balancing_power(self.P, self.prior)
         assert tau > 0
         np.testing.assert_array_equal(correction.decide(self.P, self.prior, 0.0), self.P.argmax(1))
-        plain, balanced = (correction.expected_accuracy(self.P, self.prior, power) for power in (0.0, tau))
+        plain, balanced = (expected_accuracy(self.P, decide(self.P, self.prior, power)) for power in (0.0, tau))
         assert plain[0] == pytest.approx(self.P.max(1).mean())
-        assert 0 < plain[0] - balanced[0] <= min(correction.ACCURACY_BUDGET, balanced[1] - plain[1])
+        assert 0 < plain[0] - balanced[0] <= balanced[1] - plain[1]
+
+    @pytest.mark.parametrize("power", [0.0, 0.3, 1.0])
+    def test_behind_a_rival_neither_in_accuracy_nor_in_balanced_accuracy(self, power):
+        """The rival decides by worse probabilities."""
+        worse = 0.5 * self.P + 0.5 * self.rng.permutation(self.P)
+        rival = decide(worse, self.prior, power)
+        tau = correction.balancing_power(self.P, self.prior, rival)
+        ours, theirs = (expected_accuracy(self.P, each) for each in (decide(self.P, self.prior, tau), rival))
+        assert ours[0] >= theirs[0]
+        assert ours[1] >= theirs[1]
 
     def test_expected_accuracies_are_those_of_labels_drawn_from_the_probabilities(self):
         P = np.repeat(self.P, 50, axis=0)
         labels = (self.rng.random(len(P)) < P[:, 1]).astype(int)
-        chosen = correction.decide(P, self.prior, 0.7)
+        chosen = decide(P, self.prior, 0.7)
         right = [(chosen[labels == c] == c).mean() for c in (0, 1)]
-        expected = correction.expected_accuracy(self.P, self.prior, 0.7)
+        expected = expected_accuracy(self.P, decide(self.P, self.prior, 0.7))
         assert expected == pytest.approx(((chosen == labels).mean(), np.mean(right)), abs=0.01)

@@ -73,14 +73,15 @@ class Comparison:
     """The mean Brier score of each candidate on held-out checked rows, and the choice.
 
     `weights` are those of the average. `posterior` is Q(c|x,g) of each checked row, computed without its right label,
-    shape (m, classes), and `P` has the probabilities of all rows by the chosen candidate without the labels of some
-    checked rows, shape (n, classes); None without scores.
+    shape (m, classes); None without scores. `tau` is the power of the decision, and `P` has the probabilities of all
+    rows, shape (n, classes), by which it was chosen: those of the candidate, without the labels of some checked rows.
     """
 
     choice: str
     scores: Mapping[str, float] = field(default_factory=dict)
     weights: Mapping[str, float] = field(default_factory=lambda: START)
     posterior: np.ndarray | None = None
+    tau: float = 0.0
     P: np.ndarray | None = None
 
 
@@ -102,11 +103,13 @@ def compare(correction: Correction, seed: int = 0, *, balanced: bool = False) ->
     Parameters
     ----------
     balanced
-        Whether decisions are balanced (`balancing_power`); candidates that never predict some class are avoided.
+        Whether decisions are balanced (`balancing_power`, with the filter as rival). Candidates that never predict
+        some class are avoided.
     """
-    evidence = correction.evidence
+    evidence, prior = correction.evidence, correction.prior
     if len(evidence.checked) < FEWEST:
-        return Comparison(AVERAGE if len(evidence.checked) else ALL)
+        tau = balancing_power(correction.p, prior) if balanced else 0.0
+        return Comparison(AVERAGE if len(evidence.checked) else ALL, tau=tau, P=correction.p)
     trial, right = _Trial(correction, seed), evidence.right[evidence.checked]
     folds = held_out_rows(correction, seed + 1)
     for held in folds:
@@ -122,10 +125,12 @@ def compare(correction: Correction, seed: int = 0, *, balanced: bool = False) ->
     scores = {name: brier_scores(P[name], right) for name in ORDER if name in P}
     everywhere = {name: each for name, each in scores.items() if np.isfinite(each).all()}
     trial.seen[AVERAGE] = pooled(trial.seen, weights)
-    absent = {name: missing_classes(trial.seen[name], correction, balanced) for name in everywhere}
+    rival = trial.seen[FILTER].argmax(1) if FILTER in trial.seen else None
+    tau = {name: balancing_power(trial.seen[name], prior, rival) if balanced else 0.0 for name in everywhere}
+    absent = {name: missing_classes(trial.seen[name], correction, tau[name]) for name in everywhere}
     choice = most_stable(everywhere, absent) if correction.mixture is not None else CORRECTED
     means = {name: float(np.nanmean(each)) for name, each in scores.items()}
-    return Comparison(choice, means, weights, trial.posterior, trial.seen[choice])
+    return Comparison(choice, means, weights, trial.posterior, tau.get(choice, 0.0), trial.seen[choice])
 
 
 def pool_weights(P: Mapping[str, np.ndarray], right: np.ndarray) -> dict[str, float]:
@@ -222,9 +227,9 @@ def brier_scores(P: np.ndarray, right: np.ndarray) -> np.ndarray:
     return ((P / P.sum(1, keepdims=True) - (seen == right[:, None])) ** 2).sum(1)
 
 
-def missing_classes(P: np.ndarray, correction: Correction, balanced: bool) -> int:
+def missing_classes(P: np.ndarray, correction: Correction, tau: float) -> int:
     """The number of classes among given and checked labels that are predicted for no row."""
-    evidence, tau = correction.evidence, balancing_power(P, correction.prior) if balanced else 0.0
+    evidence = correction.evidence
     present = np.union1d(evidence.given[evidence.given >= 0], evidence.right[evidence.checked])
     return len(np.setdiff1d(present, decide(P, correction.prior, tau)))
 

@@ -15,7 +15,7 @@ import numpy as np
 from .._checks import check_choice
 from ..errors import InvalidInputError, LabelWarning
 from .candidates import chosen_model, compare
-from .correction import Correction, Evidence, balancing_power, correct, decide, expected_accuracy, suspected
+from .correction import Correction, Evidence, correct, decide, expected_accuracy, suspected
 from .inputs import joined, truth_values
 from .out_of_fold import of_labels, row_numbers
 
@@ -68,7 +68,7 @@ class CorrectedFit(FittedDecision):
     correction: Correction
     selection: Mapping[str, float]
     held_out: np.ndarray | None
-    expected: tuple[tuple[float, float], tuple[float, float]]
+    expected: tuple[tuple[float, float], ...]
 
     def issues(self, count: int) -> dict[str, np.ndarray]:
         """The columns of `HyperCleaner.label_issues` for the first rows, labels as numbers."""
@@ -97,11 +97,9 @@ def fit_corrected(
     """Learn which labels are right, and choose a model for new rows and its decision rule."""
     found = correct(evidence, estimator=estimator, pred_probs=pred_probs, seed=seed, progress=progress)
     progress("comparison")
-    balanced = decision == "balanced"
-    comparison = compare(found, seed, balanced=balanced)
-    P = found.p if comparison.P is None else comparison.P
-    tau = balancing_power(P, found.prior) if balanced else 0.0
-    expected = expected_accuracy(P, found.prior, tau), expected_accuracy(P, found.prior, 0.0)
+    comparison = compare(found, seed, balanced=decision == "balanced")
+    P, tau = found.p if comparison.P is None else comparison.P, comparison.tau
+    expected = tuple(expected_accuracy(P, decide(P, found.prior, power)) for power in (tau, 0.0))
     model = None
     if found.mixture is not None:
         progress("model")

@@ -49,8 +49,7 @@ STRENGTHS = (0.01, 0.1, 1.0)
 SPARSE_STRENGTHS = (0.1, 1.0, 10.0, 100.0)
 """Values of C for the model of the checked rows; the one with the largest out-of-fold likelihood is used."""
 TAUS = np.linspace(0.0, 1.0, 11)
-ACCURACY_BUDGET = 0.05
-"""The maximal cost of a balanced decision in expected accuracy."""
+"""Powers of the priors that a balanced decision may take."""
 
 
 @dataclass(frozen=True)
@@ -382,24 +381,31 @@ def decide(P: np.ndarray, prior: np.ndarray, tau: float) -> np.ndarray:
     return (P / prior**tau).argmax(1)
 
 
-def expected_accuracy(P: np.ndarray, prior: np.ndarray, tau: float) -> tuple[float, float]:
-    """The accuracy and the balanced accuracy of `decide` that are expected if P is right; no labels are used.
+def expected_accuracy(P: np.ndarray, chosen: np.ndarray) -> tuple[float, float]:
+    """The accuracy and the balanced accuracy of chosen classes (n,) that are expected if P is right.
 
     Examples
     --------
-    >>> expected_accuracy(np.array([[0.6, 0.4], [0.8, 0.2]]), np.array([0.7, 0.3]), tau=0.0)
+    >>> expected_accuracy(np.array([[0.6, 0.4], [0.8, 0.2]]), np.array([0, 0]))
     (0.7, 0.5)
     """
-    chosen = decide(P, prior, tau)
     found = np.bincount(chosen, P[np.arange(len(P)), chosen], minlength=P.shape[1])  # right rows of each class
     return float(found.sum() / len(P)), float((found / np.maximum(P.sum(0), TINY)).mean())
 
 
-def balancing_power(P: np.ndarray, prior: np.ndarray) -> float:
+def balancing_power(P: np.ndarray, prior: np.ndarray, rival: np.ndarray | None = None) -> float:
     """The tau of `TAUS` with the largest sum of expected accuracy and expected balanced accuracy.
 
-    Accuracy is thus given up only for at least as much balanced accuracy, and at most `ACCURACY_BUDGET` of it.
+    Parameters
+    ----------
+    rival
+        The classes that a simpler model chooses, shape (n,). Powers that are expected to be behind it in neither are
+        preferred, then those that are not behind in balanced accuracy.
     """
-    expected = {tau: expected_accuracy(P, prior, tau) for tau in TAUS.tolist()}
-    least = expected[0.0][0] - ACCURACY_BUDGET
-    return max((tau for tau in expected if expected[tau][0] >= least), key=lambda tau: sum(expected[tau]))
+    least = (0.0, 0.0) if rival is None else expected_accuracy(P, rival)
+
+    def merit(tau: float) -> tuple[bool, bool, float]:
+        plain, balanced = expected_accuracy(P, decide(P, prior, tau))
+        return plain >= least[0] and balanced >= least[1], balanced >= least[1], plain + balanced
+
+    return max(TAUS.tolist(), key=merit)

@@ -69,8 +69,8 @@ class HyperCleaner(ClassifierMixin, BaseEstimator):
         ridge logistic regression and extra trees; for sparse rows, such as texts, logistic regression and naive Bayes.
     decision
         For noise="correction": "argmax" predicts the most probable class; "balanced" divides the probabilities by a
-        power of the class frequencies first, so that rare classes are predicted more often: at most five points of
-        expected accuracy are given up for at least as much balanced accuracy.
+        power of the class frequencies first, so that rare classes are predicted more often, and accuracy is given
+        up for at least as much balanced accuracy.
     loss
         "logistic" (two classes), "softmax", "squared", "smoothed hinge", or "auto": logistic or softmax.
     radius
