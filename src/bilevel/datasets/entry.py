@@ -18,7 +18,7 @@ class RemoteFile:
     path
         The path after the address of the data set; its last part is the name of the file in the folder of the set.
     checksum
-        `sha256:...` or `md5:...`. A file without a published checksum, None, is never downloaded.
+        `sha256:...`. A file without a published checksum, None, is never downloaded.
     size
         The size in bytes, or None.
 
