@@ -5,12 +5,15 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
 
 import bilevel
 from bilevel import cli, datasets
+from bilevel.experiments import ResultsStore, RunRecord
+from bilevel.experiments.run_folder import Outcome
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -127,3 +130,38 @@ def test_the_page_about_data_sets_lists_the_catalogue():
     names: dict[str, Any] = {}
     exec(python_blocks("docs/datasets.md")[1], names)
     assert names["tasks"].query.shape == (32, 75, 1, 28, 28)
+
+
+def test_the_page_about_scaling_out_runs(tmp_path, monkeypatch):
+    """Its runs with a file each, resumed by the same call, and its rows on one rank; the build runs the last block."""
+    monkeypatch.chdir(tmp_path)
+    pool, rows, _ = (block.replace("2000", "20") for block in python_blocks("docs/scaling-out.md"))
+    names: dict[str, Any] = {"__name__": "page"}
+    exec(pool, names)
+    names["make_problem"] = lambda: bilevel.Problem(
+        upper=lambda x, y: (y - 1).square().sum(),
+        lower=lambda x, y: (y - x).square().sum(),
+        constraint=bilevel.sets.L2Ball(1.0),
+        x0=torch.zeros(3).double(),
+        y0=torch.zeros(3).double(),
+    )
+    assert names["run"](1) == names["run"](1)
+    assert (tmp_path / "run-1.safetensors").exists()
+
+    table = np.random.default_rng(0).normal(size=(40, 3))
+    files = {"rows": table, "labels": table[:, 0] > 0, "trusted": table[:9], "checked": table[:9, 0] > 0}
+    for name, values in files.items():
+        np.save(f"{name}.npy", values.astype(int) if values.dtype == bool else values)
+    exec(rows, names)
+    assert np.load("weights-0.npy").shape == (40,)
+
+
+def test_the_page_about_reproducing_reads_a_store(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    about: dict[str, Any] = {"experiment": "table-2", "role": "final", "dataset": "mnist", "method": "dmlcbo"}
+    numbers: dict[str, Any] = {"settings": {}, "seed": 0, "curve": {"step": [0, 20], "accuracy": [0.5, 0.93]}}
+    record = RunRecord(**about, **numbers, identity="0123456789abcdef", status="iterations")
+    ResultsStore("bilevel-results").add([Outcome(record)])
+    for block in python_blocks("docs/reproduce.md"):
+        exec(block, {})
+    assert capsys.readouterr().out == "mnist dmlcbo 0 0.93\n"

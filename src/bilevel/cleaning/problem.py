@@ -283,7 +283,7 @@ def _constraint(radius: Any, ball: Any, weight_set: ConvexSet | None, *, interce
 
 def _labels(name: str, labels: Any, design: Design) -> Tensor:
     """Labels as int64 on the device of their rows."""
-    labels = labels if isinstance(labels, Tensor) else np.asarray(labels)
+    labels = labels if isinstance(labels, Tensor) else np.array(labels)
     whole = (not labels.is_floating_point()) if isinstance(labels, Tensor) else labels.dtype.kind in "iu"
     if not whole or labels.dtype == torch.bool:
         raise InvalidTypeError(
