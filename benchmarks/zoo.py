@@ -41,6 +41,7 @@ from .harness import reason_of
 from .zoo_further import FURTHER
 from .zoo_problems import CASES, Case
 from .zoo_small import KINKS, RANDOM
+from .zoo_third import THIRD
 from .zoo_variants import VARIANTS, make
 
 METHODS = (
@@ -109,9 +110,9 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     known = json.loads(arguments.best.read_text()) if arguments.best else {}
-    cases = arguments.cases or list(FURTHER if arguments.further else CASES)
+    cases = arguments.cases or list(FURTHER | THIRD if arguments.further else CASES)
     if arguments.claims and not arguments.cases:
-        cases = [*CASES, *(f"{name}~cut" for name in CASES), *FURTHER, *KINKS, *RANDOM]
+        cases = [*CASES, *(f"{name}~cut" for name in CASES), *FURTHER, *THIRD, *KINKS, *RANDOM]
     names = [name + variant for name in cases for variant in _variants(name, arguments.variants)]
     outcomes = _stored(arguments.out) if arguments.add else []
     outcomes = [old for old in outcomes if (old.case not in names) or (old.seed not in arguments.seeds)]

@@ -14,8 +14,9 @@ from bilevel.spaces import tree_map
 from .zoo_further import FURTHER
 from .zoo_problems import CASES, Case
 from .zoo_small import KINKS, RANDOM
+from .zoo_third import THIRD
 
-ALL = {**CASES, **FURTHER, **KINKS, **RANDOM}
+ALL = {**CASES, **FURTHER, **THIRD, **KINKS, **RANDOM}
 
 VARIANTS = ("f1e-4", "f1e4", "g1e-3", "g1e3", "x1e-2", "x1e2", "y1e-2", "y1e2", "far", "float32")
 """Other units of f, g, x and y, a start that is 8 away in every entry of x, and single precision; there is also "cut",
