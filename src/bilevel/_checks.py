@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import field, fields
@@ -14,7 +15,14 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import torch
 from torch import Tensor
 
-from .errors import BilevelError, IncompatibleError, InvalidInputError, InvalidTypeError, NonFiniteError
+from .errors import (
+    BilevelError,
+    IncompatibleError,
+    InvalidInputError,
+    InvalidTypeError,
+    NonFiniteError,
+    ProblemWarning,
+)
 from .linearization import AutogradLinearization, Linearization, check_default_device
 from .problem import Problem
 from .sets.base import ConvexSet, check_holds_values
@@ -87,28 +95,41 @@ def check_lower_start(problem: Problem, constraint: ConvexSet, y0: Vector | None
 
 def check_feasible(name: str, constraint: ConvexSet, point: Vector) -> None:
     """The point lies in the set."""
+    outside = _why_outside(name, constraint, point)
+    if outside:
+        raise InvalidInputError(f"{outside}. Start from its projection, constraint.project({name})")
+
+
+def _why_outside(name: str, constraint: ConvexSet, point: Vector) -> str:
+    """Why the point is not in the set; empty if it is."""
     try:
         member = constraint.contains(point)
     except (InvalidInputError, InvalidTypeError, RuntimeError, AttributeError) as error:  # the last two: users' sets
         raise InvalidInputError(f"{name} does not fit {constraint!r}: {error}") from error
-    if not member:
-        raise InvalidInputError(
-            f"{name} is not in {constraint!r}: {member.reason}. Start from its projection, constraint.project({name})"
-        )
+    return "" if member else f"{name} is not in {constraint!r}: {member.reason}"
+
+
+def _start_in(name: str, constraint: ConvexSet, point: Vector) -> Vector:
+    """The point, or with a warning its projection on the set."""
+    outside = _why_outside(name, constraint, point)
+    if not outside:
+        return point
+    warnings.warn(f"{outside}. The run starts from its projection", ProblemWarning, stacklevel=4)
+    return tree_map(Tensor.detach, constraint.project(point))
 
 
 def check_start(problem: Problem, x0: Any, y0: Any) -> tuple[Vector, Vector]:
-    """Check the starting point of a run for every error that can be detected before the first step."""
+    """Check the starting point of a run for every error that can be detected before the first step; move it into X and
+    Y if it is outside."""
     x0 = problem.x0 if x0 is None else x0
     if x0 is None:
         raise InvalidTypeError(
             "x0 is missing (NoneType): pass x0=..., or give the problem one with Problem(..., x0=...)"
         )
     x = tree_map(lambda u: u.detach().clone(), check_vector("x0", x0))
-    check_feasible("x0", problem.upper_constraint, x)
+    x = _start_in("x0", problem.upper_constraint, x)
     constraint = problem.constraint_at(x)
-    y = check_lower_start(problem, constraint, y0)
-    check_feasible("y0", constraint, y)
+    y = _start_in("y0", constraint, check_lower_start(problem, constraint, y0))
     _check_shape(constraint, y)
     if problem.moving:
         _check_moving(problem, x)

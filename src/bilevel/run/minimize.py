@@ -108,8 +108,8 @@ def minimize(
     problem
         f, g and the sets.
     x0, y0
-        The starting point: tensors, or dictionaries of tensors, of any shape; y0 must lie in Y. Defaults: `problem.x0`
-        and `problem.y0`. They are not modified.
+        The starting point: tensors, or dictionaries of tensors, of any shape, projected (with a warning) if outside of
+        X or Y. Defaults: `problem.x0` and `problem.y0`. They are not modified.
     solver
         "auto" uses `SmoothedBFGS()` if f and g are deterministic (with a sampler, if all its data can be used at once),
         `BiCGAFFA()` if there are function constraints, and `DMLCBO()` otherwise. `solution.solver` states the choice
@@ -201,7 +201,8 @@ def minimize(
     ) as run:  # fmt: skip
         with ranks.guard("looking at the start of the run"):
             if plan.solver is None or isinstance(plan.solver, str):
-                chosen, choice = choose_solver(problem, *check_start(uncounted(problem), x0, y0))
+                x0, y0 = check_start(uncounted(problem), x0, y0)
+                chosen, choice = choose_solver(problem, x0, y0)
                 plan = replace(plan, solver=chosen, choice=choice)
             run.document.plan = plan
             stage = SolverStage(uncounted(problem), plan, Seeds.from_seed(seed))

@@ -67,7 +67,8 @@ ROUND_SHARE = 0.3
 HOPS = 4
 """A hop is the best of this many random points."""
 INWARDS = (0.5, 0.0)
-"""If x0 was far away, the best of these multiples of x is a further start: where F saturates, its minima are poor."""
+"""The best of these multiples of x is a further start if x0 was far away or F is lower there than anywhere before:
+where F saturates, its minima are poor."""
 
 
 FAR = (0.3, 1.0)
@@ -77,7 +78,8 @@ FAR = (0.3, 1.0)
 @serializable
 @dataclass(frozen=True)
 class Round:
-    """One descent: from the "first" point, the "best" one or a "hop" from it, by way of smoothed problems or directly.
+    """One descent: from the "first" point, the "best" one, a "hop" from it or nearer to the "origin", by way of smoothed
+    problems or directly.
 
     Parameters
     ----------
@@ -496,7 +498,7 @@ class _Walk:
             return s.first if round.start == "first" else s.best
         way, size = float((s.best.x - s.first.x).norm()), math.sqrt(s.best.x.numel())
         if round.start == "origin":
-            starts = [part * s.best.x for part in INWARDS] if float(s.first.x.norm()) > way else []
+            starts = [part * x for part in INWARDS for x in (s.best.x, s.first.x)] if bool(s.first.x.any()) else []
         else:
             generator = RandomStreams(s.seeds, s.round).generator("smoothing")
             noise = torch.randn(HOPS, *s.best.x.shape, generator=generator, dtype=torch.float64)
@@ -506,6 +508,8 @@ class _Walk:
             point = self.evaluate(None, descent.project(start), s.best, self.scale)
             if self.trusted(point) and (found is None or point.value < found.value):
                 found = point
+        if round.start == "origin" and found is not None and float(s.first.x.norm()) <= way:
+            return found if found.value < s.best.value else None
         return found
 
     def _descend(self, start: Evaluation, **how: Any) -> None:
