@@ -177,7 +177,7 @@ class OperatorLevel(LowerLevel):
         return torch.cat(blocks)
 
     def buy(self, lin: Linearization, support: Tensor, credit: float = 0.0) -> bool:
-        """Whether G is known on the support: missing rows are bought once as many products were spent without them."""
+        """Whether G is known on the support: missing rows are bought once as much work was spent without them."""
         known = self.known
         if len(support) > SUPPORT_LIMIT:
             return False
@@ -185,7 +185,7 @@ class OperatorLevel(LowerLevel):
         if not len(new):
             return True
         if max(known.debt, credit) < len(new):
-            return credit == 0.0 and len(new) <= 0.3 * len(support)
+            return len(new) <= 0.3 * len(support)
         if len(known.index) + len(new) > 2 * SUPPORT_LIMIT:
             known = known.restricted(support, self.size)
         values = torch.stack([self._row(lin, int(i)) for i in new])
@@ -280,8 +280,9 @@ class OperatorLevel(LowerLevel):
         return found.value
 
     def gradient_steps(self, x: Vector, point: LowerPoint, steps: int, tol: float) -> LowerPoint:
+        before = self.work
         y, largest = self.descend(x, point.y, self.known.largest, tol, steps)
-        self.known = replace(self.known, largest=largest)
+        self.known = replace(self.known, largest=largest, debt=self.known.debt + self.work - before)
         return self.at(x, y)
 
 
