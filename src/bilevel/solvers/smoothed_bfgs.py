@@ -78,8 +78,8 @@ FAR = (0.3, 1.0)
 @serializable
 @dataclass(frozen=True)
 class Round:
-    """One descent: from the "first" point, the "best" one, a "hop" from it or nearer to the "origin", by way of smoothed
-    problems or directly.
+    """One descent: from the "first" point, the "best" one, a "hop" from it, or a point nearer to the "origin"; directly
+    or by way of smoothed problems.
 
     Parameters
     ----------
