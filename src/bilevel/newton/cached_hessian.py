@@ -32,7 +32,7 @@ class KnownHessian(Effort):
     """Known parts of G: its largest and mean curvature, and rows on the coordinates `index`.
 
     The rows are updated without products when x and y change. They depend on all points so far and are therefore a part
-    of the state of a run. `debt` is the work, in products and gradients, since rows were last computed; `diagonal` is true
+    of the state of a run. `debt` is the work, in products and gradients, since rows were computed; `diagonal` is true
     if x changes only the diagonal of G.
     """
 
