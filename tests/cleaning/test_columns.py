@@ -66,6 +66,7 @@ def kind_of(name: str, values, labels=None, **others) -> tuple[str, str]:
         ("product_name", [f"shirt {i} blue" for i in range(N)], "text"),
         ("account", 10**18 + np.arange(N) % 30, "category"),  # as floats they would be equal
         ("zipcode", RNG.permutation(9 * 10**4)[:N] + 10**4, "ignore"),
+        ("plane", [f"N{i % 600}" for i in range(1000)], "ignore"),  # each is in one or two rows
         ("league_id", RNG.integers(0, 9, N), "category"),
         ("paid", RNG.integers(10**3, 10**4, N), "number"),
         ("zip", RNG.integers(10**4, 10**4 + 30, N), "category"),

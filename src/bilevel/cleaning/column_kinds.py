@@ -28,6 +28,8 @@ MOST_CATEGORIES = 50
 """A column with more distinct texts is encoded by n-grams, unless the texts are single words (names or codes)."""
 FEW_IDS = 20
 """A column named id identifies rows if it has more different values."""
+FREQUENT = 0.2
+"""A column whose most frequent categories are in less than this fraction of the rows says nothing about most rows."""
 SINGLE_WORDS = 1.5
 """Words in a cell, on average, below which it holds single words."""
 EXCEPTIONS = 0.005
@@ -155,22 +157,29 @@ def _kind_of(name: Any, column: Any) -> tuple[str, str]:
         long = numbers.abs().max() >= EXACT and known.astype(str).str.isdecimal().all()  # floats may be equal
         codes = ID_NAME.search(word) or CODE_NAME.search(word) or long
         if whole and different > 2 and codes:
-            if different >= max(20, UNIQUE * len(known)):
-                return "ignore", "identifies rows: codes, most are different"
-            return "category", f"{different:,} codes{_rare(different)}"
+            return _codes(known, "codes")
         return "number", _about_numbers(known, numbers, len(column))
     if reads_as_dates(known):
         return "date", f"{different:,} different dates"
     words = count_words(known)
-    if different >= max(20, UNIQUE * len(known)) and words < SINGLE_WORDS:
-        return "ignore", "identifies rows: single words, most are different"
     if different > MOST_CATEGORIES and words >= SINGLE_WORDS:
         return "text", f"{different:,} different texts"
-    return "category", f"{different:,} values{_rare(different)}"
+    return _codes(known, "single words" if words < SINGLE_WORDS else "values")
 
 
-def _rare(different: int) -> str:
-    return f", of which the {MOST_CATEGORIES} most frequent count" if different > MOST_CATEGORIES + 1 else ""
+def _codes(known: Any, what: str) -> tuple[str, str]:
+    """The kind of a column of codes or single words, and why."""
+    counts = known.value_counts()
+    different = len(counts)
+    if different >= max(20, UNIQUE * len(known)):
+        return "ignore", f"identifies rows: {what}, most are different"
+    found = f"{different:,} {'codes' if what == 'codes' else 'values'}"
+    if different <= MOST_CATEGORIES + 1:
+        return "category", found
+    share = counts.iloc[:MOST_CATEGORIES].sum() / len(known)
+    if share < FREQUENT:
+        return "ignore", f"{found}, of which the {MOST_CATEGORIES} most frequent are in {100 * share:.0f} % of the rows"
+    return "category", f"{found}, of which the {MOST_CATEGORIES} most frequent count"
 
 
 def _about_numbers(known: Any, numbers: Any, rows: int) -> str:
