@@ -260,3 +260,11 @@ def test_units_of_g_and_y_do_not_change_the_verdict(dtype, of_g, of_y):
     )
     check = bilevel.check_hypergradient(problem, torch.ones(4, dtype=dtype))
     assert check.cause is Cause.CORRECT, check
+
+
+def test_x_and_y_of_different_dtypes_stay_as_they_are():
+    A = torch.randn(4, 3, generator=torch.Generator().manual_seed(0)).double()
+    problem = bilevel.Problem(
+        lambda x, y: (A @ y - 1).square().sum(), lambda x, y: (y - x).square().sum(), y0=torch.zeros(3).double()
+    )
+    assert check_hypergradient(problem, torch.ones(3)).ok

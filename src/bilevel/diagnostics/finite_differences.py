@@ -39,6 +39,7 @@ class Probe:
         self.widened: bool = _takes(self.problem, wide_x, wide_y)
         self._x, self._y = (wide_x, wide_y) if self.widened else (x, y)
         self.dtype: torch.dtype = leaves(self._x)[0].dtype
+        self.dtype_of_y: torch.dtype = leaves(y)[0].dtype  # the user's
         self.eps: float = torch.finfo(self.dtype).eps
         self.x: Tensor = SPACE.ravel(self._x)
         self.y: Tensor = SPACE.ravel(self._y)

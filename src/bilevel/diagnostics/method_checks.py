@@ -82,7 +82,7 @@ class GradientUnderTest:
         if self.gradient is not None:
             return Averaged(self.gradient[None])
         point = probe.as_y(y) if self.y is None else self.y
-        lin = probe.problem.linearize(self.x, tree_map(lambda u: u.to(self.dtype), point))
+        lin = probe.problem.linearize(self.x, tree_map(lambda u: u.to(probe.dtype_of_y), point))
         return self.averaged(lin, probe, draws)
 
     def averaged(self, lin: Linearization, probe: Probe, draws: int) -> Averaged:
