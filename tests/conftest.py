@@ -36,20 +36,35 @@ def pytest_terminal_summary(terminalreporter, config) -> None:
         terminalreporter.write_line(
             f"{part}: {len(mine)} tests, {f'{failed} FAILED' if failed else 'passed'}, {seconds:.0f} s"
         )
-        for figure in figures_of(mine):
+        for figure in summed(figures_of(mine)):
             terminalreporter.write_line("    {figure} ({seconds} s)".format(**figure))
     if config.getoption("figures"):
         store_figures(config.getoption("figures"), figures_of(calls))
 
 
 def figures_of(reports: list) -> list[dict]:
-    """The figures that tests recorded by `record_property("figure", ...)`."""
-    return [
-        {"test": each.nodeid, "figure": value, "seconds": round(each.duration), "passed": each.passed}
-        for each in reports
-        for name, value in each.user_properties
-        if name == "figure"
-    ]
+    """The figures that tests recorded by `record_property("figure", ...)`, with the "counts" that fill their braces."""
+    found = []
+    for each in reports:
+        properties = dict(each.user_properties)
+        if "figure" in properties:
+            about = {"test": each.nodeid, "seconds": round(each.duration), "passed": each.passed}
+            found.append({**about, "figure": properties["figure"], "counts": properties.get("counts", {})})
+    return found
+
+
+def summed(figures: list[dict]) -> list[dict]:
+    """The counts and seconds of the pieces of one figure added up."""
+    parts: dict[tuple, list[dict]] = {}
+    for each in figures:
+        parts.setdefault((each["test"].partition("[")[0], each["figure"], each["passed"]), []).append(each)
+    rows = []
+    for (test, figure, passed), pieces in parts.items():
+        totals = {name: sum(piece["counts"][name] for piece in pieces) for name in pieces[0].get("counts", {})}
+        text = figure.format(**totals) if totals else figure
+        seconds = sum(piece["seconds"] for piece in pieces)
+        rows.append({"test": test, "figure": text if passed else f"FAILED: {text}", "seconds": seconds})
+    return rows
 
 
 def store_figures(folder: Path, figures: list[dict]) -> None:
@@ -60,9 +75,8 @@ def store_figures(folder: Path, figures: list[dict]) -> None:
     figures = [every[test] for test in sorted(every)]
     stored.write_text(json.dumps(figures, indent=1, ensure_ascii=False) + "\n")
     rows = [
-        f"| {each['figure'] if each['passed'] else 'FAILED: ' + each['figure']} | `{Path(test).name}` | {seconds} s |"
-        for each in figures
-        for test, seconds in [(each["test"].partition("::")[0], each["seconds"])]
+        f"| {each['figure']} | `{Path(each['test'].partition('::')[0]).name}` | {each['seconds']} s |"
+        for each in summed(figures)
     ]
     head = ["| measured | `pytest -m reliability` in `tests/reliability` | duration |", "| --- | --- | --- |"]
     (folder / "reliability.md").write_text("\n".join([*head, *rows, ""]))
