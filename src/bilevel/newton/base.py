@@ -137,6 +137,8 @@ class LowerLevel(ABC):
         Points with a larger curvature of g count as failed.
     """
 
+    first_knowledge: Any = Effort()
+
     def __init__(
         self,
         problem: Problem,
@@ -150,7 +152,7 @@ class LowerLevel(ABC):
         self.device, self.eps = leaves(y)[0].device, torch.finfo(self.dtype).eps
         self.smoothing, self.curvature_limit = smoothing, curvature_limit
         self.price = 1 if smoothing is None else max(1, smoothing.draws // 4)  # of a projection, in gradients
-        self.known: Any = Effort()  # what has been learned on the way, a part of the state of a run
+        self.known: Any = self.first_knowledge  # what has been learned on the way, a part of the state of a run
         self.nonconvex = False  # whether G was seen to be indefinite
         self.work = 0  # gradients, Hessian products and model steps so far, the measure of effort
         self.limit = math.inf  # what `work` may grow to; evaluations fail beyond

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..linearization import Linearization
-from ..problem import Problem
 from ..sets.base import ConvexSet
 from ..spaces import Vector
 from .base import Evaluation, LowerLevel, LowerPoint, Solved, flat, rows
-from .smoothed_set import SmoothedSet, Smoothing
+from .smoothed_set import SmoothedSet
 
 NEWTON_STEPS, SMOOTHED_STEPS = 30, 15
 """Newton steps at most for one evaluation."""
@@ -47,17 +47,14 @@ class System:
 class DenseLevel(LowerLevel):
     """`LowerLevel` with dense linear algebra in float64, whatever the dtype of y."""
 
-    def __init__(
-        self,
-        problem: Problem,
-        x: Vector,
-        y: Vector,
-        smoothing: Smoothing | None = None,
-        curvature_limit: float = math.inf,
-    ) -> None:
-        super().__init__(problem, x, y, smoothing, curvature_limit)
-        self.identity = torch.eye(self.size, dtype=torch.float64, device=self.device)
-        self.units = self.tree_y(self.identity)
+    @cached_property
+    def identity(self) -> Tensor:
+        return torch.eye(self.size, dtype=torch.float64, device=self.device)
+
+    @cached_property
+    def units(self) -> Vector:
+        """The unit vectors, in the form of y."""
+        return self.tree_y(self.identity)
 
     # --- the matrix ---------------------------------------------------------------------------------------------------
 

@@ -21,12 +21,11 @@ from torch import Tensor
 from .._krylov import conjugate_gradients, largest_curvature
 from ..errors import NotConvergedError
 from ..linearization import Linearization
-from ..problem import Problem
 from ..spaces import Space, Vector, leaves, tree_map
 from .base import Evaluation, LowerLevel, LowerPoint, Solved, flat, rows
 from .cached_hessian import KnownHessian
 from .operator_search import OperatorSearch
-from .smoothed_set import SmoothedSet, Smoothing
+from .smoothed_set import SmoothedSet
 
 SUPPORT_LIMIT = 1500
 """Rows of G are kept while no more than so many coordinates are in use."""
@@ -61,17 +60,8 @@ class System:
 class OperatorLevel(LowerLevel):
     """`LowerLevel` by products with G and H."""
 
-    def __init__(
-        self,
-        problem: Problem,
-        x: Vector,
-        y: Vector,
-        smoothing: Smoothing | None = None,
-        curvature_limit: float = math.inf,
-    ) -> None:
-        super().__init__(problem, x, y, smoothing, curvature_limit)
-        self.known = KnownHessian()
-        self.space = Space()
+    first_knowledge: Any = KnownHessian()
+    space: Space = Space()
 
     def evaluate(
         self, x: Tensor, slack: float = math.inf, near: Evaluation | None = None, *, relative: float = 0.0
