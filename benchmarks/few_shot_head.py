@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from bilevel.few_shot import ConvNet, SVMHead
-from bilevel.few_shot.dual import Dual
+from bilevel.few_shot.svm_dual import Dual
 
 from .environments import ROOT, peer_python
 from .harness import Row, reason_of

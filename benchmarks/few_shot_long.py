@@ -93,7 +93,7 @@ def measured(model: Path, data: Path | None, ways: list[int], tasks: int) -> dic
 
 def accuracies(found: dict[str, Any]) -> str:
     """The accuracies as a table, with the paper's beside them."""
-    from bilevel.experiments.printed import TABLES
+    from bilevel.experiments.paper_values import TABLES
 
     experiment = found["experiment"]
     lines = ["| tasks | method | printed | novel classes | training classes | steps |", "|" + " --- |" * 6]

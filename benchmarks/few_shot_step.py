@@ -25,11 +25,11 @@ for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
 
 import torch
 
-from bilevel.few_shot.dual import Dual
 from bilevel.few_shot.episodes import Episodes
 from bilevel.few_shot.networks import ConvNet
 from bilevel.few_shot.options import Experiment
 from bilevel.few_shot.problem import FewShotProblem
+from bilevel.few_shot.svm_dual import Dual
 from bilevel.few_shot.training import MetaTraining
 from bilevel.hypergradients import LinearSolve
 from bilevel.solvers import DMLCBO

@@ -73,7 +73,7 @@ def arrival(record: Any, distance: np.ndarray, gap: float) -> dict[str, float] |
 
 def groups(records: Iterable[Any]) -> dict[str, dict[str, list[Any]]]:
     """The runs by data set and by what ran, both in the order of the paper."""
-    from bilevel.experiments.printed import DATASETS, METHODS
+    from bilevel.experiments.paper_values import DATASETS, METHODS
 
     order = [*METHODS]
 
@@ -90,7 +90,7 @@ def groups(records: Iterable[Any]) -> dict[str, dict[str, list[Any]]]:
 
 def markdown(records: list[Any], distances: dict[str, np.ndarray]) -> str:
     """What each method spends until F is near the lowest: means over seeds, where all arrive."""
-    from bilevel.experiments.printed import DATASETS
+    from bilevel.experiments.paper_values import DATASETS
 
     heads = ["dataset", "method", "upper, lower step", "runs", "steps", "s", "end above the lowest F"]
     heads += [f"s to {gap:.0e}".replace("e-0", "e-") for gap in GAPS]
@@ -137,7 +137,7 @@ def draw(records: list[Any], distances: dict[str, np.ndarray], path: Path) -> No
     from matplotlib.figure import Figure
 
     from bilevel._html import ON_WHITE, SERIES, style_on_white
-    from bilevel.experiments.printed import DATASETS
+    from bilevel.experiments.paper_values import DATASETS
     from bilevel.experiments.report.figures import DASHES
 
     found = groups(records)

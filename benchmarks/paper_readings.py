@@ -145,7 +145,7 @@ def accuracies_of_the_method(folder: Path, seeds: int = 10, steps: int = 2000) -
 
 def misfit(found: dict[str, float], method: str) -> float:
     """Root mean square difference to a printed column of table 2."""
-    from bilevel.experiments.printed import TABLES
+    from bilevel.experiments.paper_values import TABLES
 
     cells = TABLES["table-2"].cells
     return math.sqrt(np.mean([(found[name] - cells[name][method].mean) ** 2 for name in found]))
@@ -153,7 +153,7 @@ def misfit(found: dict[str, float], method: str) -> float:
 
 def markdown(rows: list[dict[str, Any]], method: list[float] | None = None) -> str:
     """Readings with their accuracies and misfits, the printed columns first; and the spread of the method alone."""
-    from bilevel.experiments.printed import DATASETS, METHODS, TABLES
+    from bilevel.experiments.paper_values import DATASETS, METHODS, TABLES
 
     table = TABLES["table-2"]
     columns, names = [str(name) for name in table.columns], list(rows[0]["accuracy"])
@@ -187,7 +187,7 @@ def main() -> None:
     import torch
 
     from bilevel.experiments.code_version import commit
-    from bilevel.experiments.printed import TABLES
+    from bilevel.experiments.paper_values import TABLES
 
     torch.set_num_threads(1)
     about = {"seed": arguments.seed, "seconds": arguments.seconds, "commit": commit(), "hardware": hardware()}

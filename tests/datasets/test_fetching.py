@@ -23,7 +23,7 @@ from bilevel.datasets import (
     load,
     verify,
 )
-from bilevel.datasets.contents import Files, require
+from bilevel.datasets.untrusted_bytes import Files, require
 from bilevel.errors import CorruptFileError, InvalidInputError, MissingFileError
 
 CONTENT = {"a.bin": b"abcd", "b.bin": b"efgh"}

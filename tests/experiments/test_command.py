@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from bilevel.cli import main
-from bilevel.experiments import command, pools
+from bilevel.experiments import command, worker_pools
 from bilevel.experiments.plan import RunSpec
 from bilevel.experiments.store import ResultsStore
 
@@ -49,7 +49,7 @@ def test_a_table_from_the_command_to_the_export(reproduce, finished, tmp_path, c
         best = min(search, key=lambda r: r.final["solved_upper_value"])
         assert all(r.settings == best.settings for r in final if r.method == method)
 
-    monkeypatch.setattr(pools, "run", None)  # nothing is left to run
+    monkeypatch.setattr(worker_pools, "run", None)  # nothing is left to run
     assert reproduce() == 0
     capsys.readouterr()
     assert main(["status", "--results", str(results)]) == 0
@@ -88,7 +88,7 @@ def test_a_record_holds_the_configuration_that_its_identity_is_the_hash_of(finis
 
 
 def test_a_sweep_that_is_stopped_goes_on_and_says_how(reproduce, tmp_path, capsys, monkeypatch):
-    made, run = [], pools.run
+    made, run = [], worker_pools.run
 
     def stopped_after_three(specs, folder):
         if len(made) == 3:
@@ -97,11 +97,11 @@ def test_a_sweep_that_is_stopped_goes_on_and_says_how(reproduce, tmp_path, capsy
         return run(specs, folder)
 
     with monkeypatch.context() as patch:
-        patch.setattr(pools, "run", stopped_after_three)
+        patch.setattr(worker_pools, "run", stopped_after_three)
         assert reproduce() == 130
     assert "3 runs are in" in (said := capsys.readouterr().err)
     assert "the same command continues" in said
-    monkeypatch.setattr(pools, "run", lambda specs, folder: made.append(specs) or run(specs, folder))
+    monkeypatch.setattr(worker_pools, "run", lambda specs, folder: made.append(specs) or run(specs, folder))
     assert reproduce() == 0
     assert len(made) == len({specs[0].identity for specs in made}) == 8
 

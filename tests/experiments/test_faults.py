@@ -13,7 +13,7 @@ import pytest
 
 from bilevel.cli import main
 from bilevel.errors import InvalidInputError, WriteError
-from bilevel.experiments import command, pools
+from bilevel.experiments import command, worker_pools
 from bilevel.experiments.run_folder import Outcome, RunRecord
 from bilevel.experiments.store import ResultsStore
 
@@ -66,7 +66,7 @@ def files_up_to(size):
 @contextmanager
 def nothing_to_run(monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(pools, "run", None)
+        patch.setattr(worker_pools, "run", None)
         yield
 
 
@@ -76,7 +76,7 @@ def stored(tmp_path):
 
 
 def test_a_full_disk_in_the_middle_of_a_sweep(reproduce, tmp_path, monkeypatch):
-    made, run = [], pools.run
+    made, run = [], worker_pools.run
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def full_after_three(specs, folder):
@@ -85,7 +85,7 @@ def test_a_full_disk_in_the_middle_of_a_sweep(reproduce, tmp_path, monkeypatch):
             resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limit[1]))
         return run(specs, folder)
 
-    monkeypatch.setattr(pools, "run", full_after_three)
+    monkeypatch.setattr(worker_pools, "run", full_after_three)
     try:
         code, said = reproduce()
     finally:
@@ -106,7 +106,7 @@ def test_a_sweep_that_ended_by_an_error_is_not_called_running(reproduce, tmp_pat
     def failing(specs, folder):
         raise InvalidInputError("no data here")
 
-    monkeypatch.setattr(pools, "run", failing)
+    monkeypatch.setattr(worker_pools, "run", failing)
     assert reproduce()[0] == 2
     assert main(["status", "--results", str(tmp_path / "results")]) == 0
     assert "stopped, 0 of 8 runs done" in capsys.readouterr().out
@@ -151,7 +151,7 @@ def test_a_full_disk_while_a_run_is_stored(tmp_path, entries):
 
 
 def test_memory_that_runs_out_costs_no_other_run_and_is_named(reproduce, tmp_path, monkeypatch):
-    calls, run = [], pools.run
+    calls, run = [], worker_pools.run
 
     def without_memory_once(specs, folder):
         calls.append(specs)
@@ -160,7 +160,7 @@ def test_memory_that_runs_out_costs_no_other_run_and_is_named(reproduce, tmp_pat
         return run(specs, folder)
 
     with monkeypatch.context() as patch:
-        patch.setattr(pools, "run", without_memory_once)
+        patch.setattr(worker_pools, "run", without_memory_once)
         code, said = reproduce("--methods", "dmlcbo")
     assert code == 2
     identity = calls[1][0].identity

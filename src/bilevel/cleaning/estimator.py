@@ -39,7 +39,7 @@ from .corrected_fit import CorrectedFit
 from .design import Design, dtype_for
 from .inputs import FitRows
 from .learning import TrainingEvent
-from .linear_fit import LINEAR, common_facts, settings_of
+from .linear_settings import LINEAR, common_facts, settings_of
 from .losses import Loss, loss_of, warn_of_wrong_derivatives
 from .noise import NoiseModel
 from .training import REMEDY, CleaningFit, Training

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..errors import InvalidInputError, MissingExtraError, did_you_mean
 from . import cifar100, idx, omniglot, text_files
-from .entry import Dataset, Entry, RemoteFile
+from .catalogue_entry import Dataset, Entry, RemoteFile
 
 READERS: dict[str, Callable[[Path], Dataset]] = {
     "mnist": partial(idx.read, name="mnist"),

@@ -20,8 +20,8 @@ import numpy as np
 
 from .._files import CorruptFileError
 from ..errors import InvalidInputError
-from .contents import Files, reading, require
-from .entry import ImageClasses, TrainTestRows
+from .catalogue_entry import ImageClasses, TrainTestRows
+from .untrusted_bytes import Files, reading, require
 
 CLASSES, SUPERCLASSES = 100, 20
 PIXELS = (3, 32, 32)

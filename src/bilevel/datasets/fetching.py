@@ -12,8 +12,8 @@ from typing import Any
 from .._files import MissingFileError
 from ..errors import BilevelError, InvalidInputError, MissingExtraError
 from .catalogue import data_folder, find
-from .contents import OPENERS
-from .entry import Entry, RemoteFile
+from .catalogue_entry import Entry, RemoteFile
+from .untrusted_bytes import OPENERS
 
 TIMEOUT = 30  # seconds without an answer
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from .contents import Files, require
-from .entry import TrainTestRows
+from .catalogue_entry import TrainTestRows
+from .untrusted_bytes import Files, require
 
 PIXELS, CLASSES = (28, 28), 10
 

@@ -26,8 +26,8 @@ import torch
 
 from .._files import document_writer, load_document, write_atomically
 from ..errors import BilevelError, InvalidInputError, MissingExtraError
-from .contents import Files, bounded, damaged, reading, require
-from .entry import ImageClasses
+from .catalogue_entry import ImageClasses
+from .untrusted_bytes import Files, bounded, damaged, reading, require
 
 CHARACTERS = {"images_background": 964, "images_evaluation": 659}
 DRAWINGS, SIDE, SIZE = 20, 105, 28

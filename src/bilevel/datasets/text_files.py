@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from ..errors import MissingExtraError
-from .contents import Files, damaged, require
-from .entry import TrainTestRows
+from .catalogue_entry import TrainTestRows
+from .untrusted_bytes import Files, damaged, require
 
 RNA_COLUMNS, LONGEST_RNA_ROW = 8, 120  # bytes; in the official files at most 83
 MADELON_COLUMNS, LARGEST = 500, 999

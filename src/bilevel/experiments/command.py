@@ -22,15 +22,15 @@ from .export import export
 from .methods import check_settings
 from .notes import QUICK, report_notes
 from .options import RESULTS, ReproduceOptions
+from .paper_values import TABLES
 from .plan import catalogue_names, count_runs, planned_runs
-from .pools import DaskScheduler, InProcess, LocalProcesses, Pool
-from .printed import TABLES
 from .report import write_report
 from .report.provenance import core_hours
 from .report.writing import plain_table
 from .run_folder import group_runs
 from .store import ResultsStore
 from .sweep import Progress, hash_data, sweep
+from .worker_pools import DaskScheduler, InProcess, LocalProcesses, Pool
 
 SUCCESS, FAILURE = 0, 2
 TARGETS: dict[str, tuple[str, ...]] = {

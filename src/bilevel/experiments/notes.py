@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from .configuration import TABLES, Configuration, load_configuration
-from .printed import printed_table
+from .paper_values import printed_table
 
 QUICK = (
     "This is a quick look (--quick): few step sizes, short runs and few seeds. Its numbers are not comparable with "

@@ -14,10 +14,10 @@ from ..errors import BilevelError, MissingFileError
 from .configuration import Configuration, select_parts
 from .data import data_hash, has_files
 from .plan import RunSpec, catalogue_names, count_runs, planned_runs
-from .pools import Group, Pool, WorkerLostError
 from .run import copy_record
 from .run_folder import Outcome, RunRecord
 from .store import ResultsStore
+from .worker_pools import Group, Pool, WorkerLostError
 
 
 @dataclass

@@ -3,10 +3,10 @@ from .episodes import Tasks as Tasks
 from .episodes import generated_images as generated_images
 from .evaluation import Accuracy as Accuracy
 from .evaluation import evaluate as evaluate
-from .head import SVMHead as SVMHead
 from .learner import MetaLearner as MetaLearner
 from .networks import ConvNet as ConvNet
 from .networks import ResNet12 as ResNet12
 from .problem import FewShotProblem as FewShotProblem
+from .svm_head import SVMHead as SVMHead
 from .training import Training as Training
 from .training import TrainingRecord as TrainingRecord

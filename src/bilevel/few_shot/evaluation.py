@@ -15,9 +15,9 @@ from .._checks import check_count
 from ..errors import InvalidInputError, InvalidTypeError
 from ..random import RandomStreams, Seeds
 from ..ranks import Ranks
-from .head import SVMHead
 from .inputs import TaskBatch, check_same_dtype, check_tasks
 from .problem import image_features
+from .svm_head import SVMHead
 
 TRAINING, EVALUATION, VALIDATION = 0, 1, 2
 """Draws of one seed that share no task: index of `RandomStreams.generator`."""

@@ -21,8 +21,8 @@ from ..run.checkpoint import Checkpoint, RunDocument
 from ..run.engine import Limits, Run
 from ..solvers import DMLCBO, Solver
 from .evaluation import Accuracy, EpisodeSource, evaluate, in_mode
-from .head import SVMHead
 from .problem import check_network_and_head
+from .svm_head import SVMHead
 from .training import MetaTraining, Training, TrainingRecord, TrainingState, check_states, named_tensors, place
 from .updates import OptimizerUpdates, SolverUpdates, Updates
 

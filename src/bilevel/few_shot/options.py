@@ -161,8 +161,8 @@ class Experiment:
         from torch import optim
 
         from .. import solvers
-        from .head import SVMHead
         from .learner import MetaLearner
+        from .svm_head import SVMHead
 
         name, settings = SOLVERS[self.solver]
         adam, published = self.solver == "adam", self.solver == "dmlcbo-as-published"

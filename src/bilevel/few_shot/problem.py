@@ -17,11 +17,11 @@ from ..problem import Problem
 from ..ranks import Ranks
 from ..sets.base import ConvexSet
 from ..spaces import Space, Vector, leaves, like, sum_whole, tree_map
-from .dual import Dual
 from .episodes import Tasks
-from .head import SVMHead
 from .inputs import TaskBatch, check_finite, check_network_output, check_same_dtype, check_tasks
-from .parallel import shared_statistics
+from .svm_dual import Dual
+from .svm_head import SVMHead
+from .sync_batch_norm import shared_statistics
 
 Parameters = dict[str, Tensor]
 

@@ -31,8 +31,8 @@ from ..problem import Problem
 from ..sets.base import ConvexSet
 from ..spaces import Vector, leaves, like
 from .cached_hessian import Effort
+from .single_point_sets import SinglePointSet, takes_stacks
 from .smoothed_set import SmoothedSet, Smoothing
-from .unbatched_sets import SinglePointSet, takes_stacks
 
 GRADIENT_ONLY = (RuntimeError, ValueError, IndexError)
 """Further errors raised by missing second derivatives and by sets whose Jacobian does not support stacks."""

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bilevel.experiments.printed import TABLES
+from bilevel.experiments.paper_values import TABLES
 from bilevel.experiments.run_folder import RunRecord
 
 ENVIRONMENT = {"python": "3.12.1", "torch": "2.6.0", "numpy": "2.1.0", "bilevel": "0.1.0", "threads": 1, "cores": 2,

@@ -10,7 +10,7 @@ import re
 import pytest
 
 from bilevel.errors import InvalidInputError
-from bilevel.experiments.printed import TABLES
+from bilevel.experiments.paper_values import TABLES
 from bilevel.experiments.report import render_markdown
 from bilevel.experiments.report.curves import band, value_after
 from bilevel.experiments.report.provenance import core_hours, facts, step_searches, troubles

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from bilevel.experiments.printed import Printed
+from bilevel.experiments.paper_values import Printed
 from bilevel.experiments.report.tables import Spread, Verdict, spread, verdict
 
 # s^2 = 0.4^2 / 4 + 0.3^2 / 10 = 0.04 + 0.009 = 0.049, 2 s = 0.442719

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..._html import ON_WHITE, SERIES, STYLE, Picture, make_picture, style_on_white
 from ...errors import MissingExtraError
-from ..printed import DATASETS, METHODS, printed_table
+from ..paper_values import DATASETS, METHODS, printed_table
 from ..run_folder import RunRecord, csv_text
 from .curves import Band, band
 from .tables import CAPTIONS, PERCENT, find_application, make_cells

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...run.solution import Status
+from ..paper_values import DATASETS, printed_table
 from ..plan import score
-from ..printed import DATASETS, printed_table
 from ..run_folder import RunRecord, group_runs
 from .tables import f_rose, make_cells, rise_of_f, series_diverged
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...errors import InvalidInputError
-from ..printed import DATASETS, METHODS, RUNS, SOURCE, Printed, printed_table
+from ..paper_values import DATASETS, METHODS, RUNS, SOURCE, Printed, printed_table
 from ..run_folder import RunRecord
 from .curves import is_reached, value_after
 

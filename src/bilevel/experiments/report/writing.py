@@ -12,7 +12,7 @@ from typing import Any
 from ..._files import write_together
 from ...errors import InvalidInputError, WriteError
 from ..export import Row, column_names, flat_row, rows_csv
-from ..printed import SOURCE, TABLES, PrintedTable, printed_table
+from ..paper_values import SOURCE, TABLES, PrintedTable, printed_table
 from ..run_folder import RunRecord, sort_key
 from .curves import value_after
 from .provenance import core_hours, facts, step_searches, troubles

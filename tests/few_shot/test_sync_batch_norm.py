@@ -5,7 +5,7 @@ import torch
 from tests.ranks import on_ranks
 from torch import nn
 
-from bilevel.few_shot.parallel import shared_statistics
+from bilevel.few_shot.sync_batch_norm import shared_statistics
 
 pytestmark = pytest.mark.slow  # each starts several processes
 

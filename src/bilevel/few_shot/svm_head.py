@@ -12,10 +12,10 @@ from .._checks import check_count, check_number, check_object
 from ..errors import InvalidInputError, InvalidTypeError
 from ..hypergradients import Estimator, LinearSolve
 from ..random import RandomStreams, Seeds
-from .coding import Coded, CodingName, coding_class
-from .dual import Dual, with_ridge
 from .inputs import check_features, check_finite, check_labels, check_mask
-from .layer import solved
+from .label_coding import Coded, CodingName, coding_class
+from .svm_dual import Dual, with_ridge
+from .svm_layer import solved
 
 
 class SVMHead(nn.Module):

@@ -23,8 +23,8 @@ from torch import Tensor
 
 from ..errors import NonFiniteError, NotConvergedError
 from ..sets.threshold import above_level
-from .coding import Coded
-from .interior import InteriorPoint
+from .interior_point import InteriorPoint
+from .label_coding import Coded
 
 STEP_LENGTHS = tuple(0.5**k for k in range(9))
 NEARLY_CENTRAL = 1e-4

@@ -1,4 +1,4 @@
-"""The tables of the paper, as data: see printed.toml."""
+"""The tables of the paper, as data: see paper_values.toml."""
 
 from __future__ import annotations
 

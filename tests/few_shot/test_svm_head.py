@@ -10,7 +10,7 @@ import torch
 
 import bilevel
 from bilevel.few_shot import SVMHead
-from bilevel.few_shot.coding import CODINGS
+from bilevel.few_shot.label_coding import CODINGS
 
 from .support import tasks_of
 

@@ -12,8 +12,8 @@ from sklearn.svm import LinearSVC
 
 from bilevel.errors import NonFiniteError, NotConvergedError
 from bilevel.few_shot import SVMHead
-from bilevel.few_shot.coding import CODINGS
-from bilevel.few_shot.dual import Dual, with_ridge
+from bilevel.few_shot.label_coding import CODINGS
+from bilevel.few_shot.svm_dual import Dual, with_ridge
 
 from .support import KINDS, tasks_of
 

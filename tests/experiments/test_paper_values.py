@@ -2,7 +2,7 @@
 
 import pytest
 
-from bilevel.experiments.printed import DATASETS, METHODS, TABLES
+from bilevel.experiments.paper_values import DATASETS, METHODS, TABLES
 
 
 def test_every_table_is_complete():

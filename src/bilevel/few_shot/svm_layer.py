@@ -16,7 +16,7 @@ from ..hypergradients import Estimator, LinearSolve
 from ..problem import Problem
 from ..random import RandomStreams
 from ..spaces import Space
-from .dual import Dual
+from .svm_dual import Dual
 
 
 def solved(dual: Dual, quadratic: Tensor, method: Estimator, streams: RandomStreams, *, tol: float) -> Tensor:

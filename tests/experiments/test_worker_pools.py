@@ -16,7 +16,7 @@ from tests.experiments import workers
 
 from bilevel.errors import InvalidInputError, MissingExtraError
 from bilevel.experiments.plan import planned_runs
-from bilevel.experiments.pools import DaskScheduler, LocalProcesses, SchedulerLostError, WorkerLostError
+from bilevel.experiments.worker_pools import DaskScheduler, LocalProcesses, SchedulerLostError, WorkerLostError
 
 QUEUED = 1500  # more than Python lets functions call each other
 
