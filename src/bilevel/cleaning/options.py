@@ -176,6 +176,12 @@ class CleanOptions:
         return {option: path for option, path in named.items() if path is not None}
 
     @property
+    def linear_only(self) -> list[str]:
+        """The given options that only linear models have."""
+        defaults = {"solver": "auto", "radius": "auto", "steps": None, "checkpoint": None, "resume": None}
+        return [f"--{name}" for name, default in defaults.items() if getattr(self, name) != default]
+
+    @property
     def trusted_from(self) -> str:
         """A description of the source of the trusted rows."""
         if self.trusted is None and self.trusted_column is None:

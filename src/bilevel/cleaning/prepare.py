@@ -140,6 +140,9 @@ def prepare(options: CleanOptions, ranks: Ranks, training: Table | None = None) 
     corrects = options.corrects(processes=ranks.size, pixels=pixels is not None)
     if not corrects and (unused := [name for name in ONLY_CORRECTION if getattr(options, name)]):
         raise InvalidInputError(f"--{unused[0]} needs --noise correction: omit it, or choose that noise model")
+    if options.noise == "auto" and pixels is None and ranks.size == 1 and options.linear_only:
+        option = options.linear_only[0]
+        notes.append(f"{option} is for linear models: without it, boosting and other models find the wrong labels")
     given, labels, empty = _given_labels(options, training, ranks, notes)
     marked = np.zeros(len(training), bool)
     if options.trusted_column is not None:
