@@ -30,7 +30,8 @@ from .errors import InvalidInputError, RankConnectionError, RankError, first_lin
 TIMEOUT = 300.0
 """Seconds that a rank waits for the others."""
 ROLL_CALL = 5.0
-"""Seconds for which a rank that lost the others tries to find out which ranks are left."""
+"""Seconds for which a rank that lost the others tries to find out which ranks are left, or a quarter of the time-out if
+that is shorter. The store may take as long again; all of it is within the time-out."""
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """The environment variables that `torchrun` sets for its processes."""
 ROOM, SHORT = 1 << 13, 1 << 16
@@ -74,6 +75,7 @@ class Ranks:
         self.size: int = 1 if group is None else dist.get_world_size(group)
         self.rounds: int = 0
         self.bytes: int = 0
+        self._roll_call = ROLL_CALL
         self._attempt: Any = None  # stores of torch.distributed: of these processes, and of torchrun
         self._torchrun: Any = None
 
@@ -279,7 +281,7 @@ class Ranks:
         keepers = {0} if self._torchrun is None else set(missing)
         if self._attempt is not None:
             threading.Thread(target=self._call_roll, args=(missing, keepers, answers, ended), daemon=True).start()
-            if not ended.wait(2 * ROLL_CALL):
+            if not ended.wait(2 * self._roll_call):
                 missing &= keepers
         if answers:
             return answers[0]
@@ -291,7 +293,7 @@ class Ranks:
 
     def _call_roll(self, missing: set[int], keepers: set[int], answers: list[str], ended: threading.Event) -> None:
         """Remove the ranks that answer from the missing ones, until a rank has stored why it ended."""
-        ends = time.monotonic() + ROLL_CALL
+        ends = time.monotonic() + self._roll_call
         try:
             self._attempt.set(f"lost/{self.rank}", "")
             while missing and not answers and time.monotonic() < ends:
@@ -332,7 +334,7 @@ def connect(timeout: float = TIMEOUT) -> Iterator[Ranks]:
     Parameters
     ----------
     timeout
-        Seconds to wait for the others, at the start and in every sum.
+        Seconds to wait for the others, at the start and in every sum, before an error names those that are missing.
 
     Yields
     ------
@@ -372,10 +374,12 @@ def connect(timeout: float = TIMEOUT) -> Iterator[Ranks]:
 
 def _join(wait: timedelta) -> Ranks:
     """Connect to the other ranks at the address that torchrun has set."""
+    roll_call = min(ROLL_CALL, wait.total_seconds() / 4)
+    sums = wait - timedelta(seconds=2 * roll_call)
     try:
         store, rank, size = next(dist.rendezvous("env://", timeout=wait))  # type: ignore[attr-defined]
         attempt = dist.PrefixStore(_attempt_name(store, rank, size, wait), store)  # type: ignore[attr-defined]
-        dist.init_process_group("gloo", store=attempt, rank=rank, world_size=size, timeout=wait)
+        dist.init_process_group("gloo", store=attempt, rank=rank, world_size=size, timeout=sums)
     except (RuntimeError, ValueError, OSError) as error:
         rank, size, host, port = (os.environ[name] for name in VARIABLES)
         raise RankConnectionError(
@@ -384,7 +388,7 @@ def _join(wait: timedelta) -> Ranks:
             "address and port that all of them can reach"
         ) from error
     ranks = Ranks(dist.group.WORLD)
-    ranks._attempt = attempt
+    ranks._attempt, ranks._roll_call = attempt, roll_call
     ranks._torchrun = store if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True) else None
     return ranks
 

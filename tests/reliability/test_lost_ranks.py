@@ -7,18 +7,15 @@ import re
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 from tests.ranks import free_port
-
-from bilevel.ranks import ROLL_CALL
 
 TIMEOUT = 10
 pytestmark = pytest.mark.reliability
 
 RANK = f"""
-import os, signal, sys, torch, bilevel
+import os, signal, sys, time, torch, bilevel
 from bilevel.distributed import connect
 
 lost, number = map(int, sys.argv[1:])
@@ -33,9 +30,15 @@ with connect(timeout={TIMEOUT}) as ranks:
         if state.step == 20 and ranks.rank == lost:
             os.kill(os.getpid(), number)
         if state.step == 20:
+            struck.append(time.monotonic())
             print("struck", flush=True)
 
-    bilevel.minimize(problem, steps=10**6, evaluate_every=10, solver=bilevel.DMLCBO(), callbacks=[strike])
+    struck = []
+    try:
+        bilevel.minimize(problem, steps=10**6, evaluate_every=10, solver=bilevel.DMLCBO(), callbacks=[strike])
+    except bilevel.errors.RankError:
+        print(time.monotonic() - struck[0], flush=True)
+        raise
 """
 
 
@@ -56,15 +59,16 @@ def test_a_lost_rank_is_named_within_the_time_out(size, lost, number, record_pro
     try:
         for other in others:
             assert other.stdout.readline() == "struck\n", other.communicate()
-        began = time.monotonic()
         for other in others:
-            _, errors = other.communicate(timeout=60)
-            seconds = time.monotonic() - began
+            told, errors = other.communicate(timeout=60)
             assert "RankError" in errors, errors
+            seconds = max(seconds, float(told))
             assert re.search(rf"lost (rank \d or )?rank {lost}\b", errors), errors
     finally:
         for process in processes:
             process.kill()
             process.communicate()
-    record_property("figure", f"rank {lost} of {size} {number.name}: named by the others after {seconds:.1f} s")
-    assert seconds < TIMEOUT + 2 * ROLL_CALL + 10  # and a busy machine
+    record_property(
+        "figure", f"rank {lost} of {size} {number.name}: named by the others after {seconds:.1f} s of {TIMEOUT}"
+    )
+    assert seconds < TIMEOUT + 5  # on a busy machine
