@@ -282,6 +282,13 @@ def test_other_rows_are_refused(stopped, which):
     assert stopped.read_bytes() == before
 
 
+@pytest.mark.parametrize("exchange", [lambda X: X[::-1], lambda X: X[:, ::-1]], ids=["rows", "columns"])
+def test_the_same_numbers_in_another_order_are_refused(stopped, exchange):
+    X, y, trusted = table()
+    with pytest.raises(bilevel.IncompatibleError, match="since X differs from that of its run;"):
+        HyperCleaner(**SETTINGS).fit(exchange(X).copy(), y, trusted=trusted, resume=stopped)
+
+
 def test_any_seed_means_that_of_the_fit_that_was_stopped(path):
     X, y, trusted = table()
     X, settings = sparse.csr_matrix(X), {"steps": 3, "noise": "rows"}

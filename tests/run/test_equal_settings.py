@@ -1,13 +1,14 @@
-"""Fingerprints: equal contents and only they."""
+"""A run goes on with settings of equal content, of whatever kind they are, and notices all others."""
 
 from __future__ import annotations
 
 import re
 import subprocess
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,41 @@ import scipy.sparse
 import torch
 
 import bilevel
-from bilevel._fingerprint import fingerprint, row_fingerprint
+from bilevel.solvers import State
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resting:
+    """A solver that stays where it is, with a setting of any kind."""
+
+    setting: Any = None
+
+    def init(self, problem, x, y, seeds):
+        return State(x=x, y=y, seeds=seeds)
+
+    def step(self, problem, state):
+        return replace(state, step=state.step + 1)
+
+
+def problem(constraint=None):
+    return bilevel.Problem(
+        lambda x, y: y.square().sum(),
+        lambda x, y: (y - x).square().sum(),
+        constraint,
+        x0=torch.zeros(3).double(),
+        y0=torch.zeros(3).double(),
+    )
+
+
+def begun(setting):
+    return bilevel.minimize(problem(), solver=Resting(setting=setting), steps=1)
+
+
+def goes_on(run, setting):
+    try:
+        return bilevel.minimize(problem(), resume=run, solver=Resting(setting=setting), steps=1).state.step == 2
+    except bilevel.IncompatibleError as error:
+        return "other settings of Resting: setting was" not in str(error)
 
 
 @dataclass(frozen=True)
@@ -87,48 +122,52 @@ DIFFERENT = {
 
 
 @pytest.mark.parametrize("kind", DIFFERENT)
-def test_different_contents_have_different_fingerprints(kind):
-    found = [fingerprint(value) for value in DIFFERENT[kind]]
-    assert len(set(found)) == len(found)
-    assert [fingerprint(value) for value in DIFFERENT[kind]] == found
+def test_settings_of_other_content_are_noticed(kind):
+    values = DIFFERENT[kind]
+    for i, value in enumerate(values):
+        run = begun(value)
+        assert [goes_on(run, other) for other in values] == [j == i for j in range(len(values))]
 
 
 def test_layout_in_memory_is_no_content():
     matrix = torch.randn(3, 4)
-    assert fingerprint(matrix) == fingerprint(matrix.T.contiguous().T) == fingerprint(matrix.clone())
+    assert goes_on(begun(matrix), matrix.T.contiguous().T)
+    assert goes_on(begun(matrix), matrix.clone())
     column = torch.ones(1, 30)[:, :1]  # one entry, whose stride is 30
-    assert fingerprint(column) == fingerprint(torch.ones(1, 1))
+    assert goes_on(begun(column), torch.ones(1, 1))
     array = np.random.default_rng(0).normal(size=(3, 4))
-    assert fingerprint(array) == fingerprint(np.asfortranarray(array))
+    assert goes_on(begun(array), np.asfortranarray(array))
 
 
-def test_other_processes_find_the_same():
-    code = (
-        "import bilevel; from bilevel._fingerprint import fingerprint; print(fingerprint(bilevel.DMLCBO(), {'a': 1}))"
-    )
-    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert other.strip() == fingerprint(bilevel.DMLCBO(), {"a": 1})
+RESUMED = """
+import torch, bilevel
+
+problem = bilevel.Problem(
+    lambda x, y: y.square().sum(), lambda x, y: (y - x).square().sum(), bilevel.sets.L1Ball(torch.tensor(2.0).double()),
+    x0=torch.zeros(3).double(), y0=torch.zeros(3).double(),
+)
+print(bilevel.minimize(problem, resume="run.safetensors", steps=1).state.step)
+"""
+
+
+def test_another_process_finds_the_same(tmp_path):
+    ball = bilevel.sets.L1Ball(torch.tensor(2.0).double())
+    bilevel.minimize(problem(ball), solver=bilevel.DMLCBO(), steps=1).save(tmp_path / "run.safetensors")
+    other = subprocess.run([sys.executable, "-c", RESUMED], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert other.stdout == "2\n"
 
 
 @pytest.mark.parametrize("make", [
     lambda: bilevel.sets.L1Ball(1.0),
     lambda: bilevel.sets.Polyhedron(torch.eye(3).double(), torch.ones(3).double()),
-    lambda: bilevel.sets.Permutahedron(torch.arange(3).double()),
+    lambda: bilevel.sets.Permutahedron(torch.arange(3).double() - 1),
     lambda: bilevel.sets.MonotoneCone(),
     lambda: bilevel.sets.Intersection(bilevel.sets.Box(0.0, 1.0), bilevel.sets.L1Ball(2.0)),
 ])  # fmt: skip
-def test_the_use_of_a_set_leaves_its_fingerprint(make):
+def test_a_set_is_the_same_after_its_use(make):
     used = make()
-    before = fingerprint(used)
+    run = bilevel.minimize(problem(used), solver=bilevel.DMLCBO(), steps=1)
     used.project(torch.tensor([3.0, -2.0, 0.5]).double())
     used.jacobian(torch.tensor([3.0, -2.0, 0.5]).double())
-    assert before == fingerprint(used) == fingerprint(make())
-
-
-def test_rows_can_be_divided_and_not_exchanged():
-    columns = list(np.random.default_rng(0).normal(size=(3, 10)))
-    whole = row_fingerprint(columns, 0)
-    parts = [row_fingerprint([column[a:b] for column in columns], a) for a, b in ((0, 4), (4, 10))]
-    assert np.array(parts).sum() == whole
-    assert row_fingerprint([column[::-1] for column in columns], 0) != whole
-    assert row_fingerprint(columns[::-1], 0) != whole
+    for constraint in (used, make()):
+        assert bilevel.minimize(problem(constraint), resume=run, steps=1).state.step == 2
