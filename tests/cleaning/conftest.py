@@ -103,7 +103,7 @@ def make_result():
         parts = {
             "table": "train.csv",
             "rows": rows,
-            "trusted": np.zeros(size, dtype=bool),
+            "checked": np.zeros(size, dtype=bool),
             "trusted_rows": 60,
             "trusted_from": "trusted.csv",
             "classes": list(classes),

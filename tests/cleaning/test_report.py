@@ -303,12 +303,12 @@ def test_colour_pictures():
     assert image.size == (4, 4)
 
 
-def test_trusted_rows_are_not_among_the_suspects(make_result):
+def test_checked_rows_are_not_among_the_suspects(make_result):
     result = make_result()
     worst = int(result.rows.label_quality.argmin())
-    trusted = np.zeros(300, dtype=bool)
-    trusted[worst] = True
-    suspects = make_result(trusted=trusted).suspects(10)
+    checked = np.zeros(300, dtype=bool)
+    checked[worst] = True
+    suspects = make_result(checked=checked).suspects(10)
     assert worst + 1 not in suspects.row.tolist()
     assert suspects.label_quality.is_monotonic_increasing
 

@@ -45,8 +45,8 @@ class CleaningResult:
         A pandas data frame with one row per training row and the columns `ROW_COLUMNS`.
     names
         The columns that --ignore leaves out, by which users identify rows.
-    trusted
-        Which of these rows are trusted, shape (n,).
+    checked
+        Which of these rows are trusted or were verified, shape (n,).
     trusted_rows
         The number of trusted rows, including those of another file.
     trusted_from
@@ -105,7 +105,7 @@ class CleaningResult:
     table: str
     rows: Any
     names: Any = None
-    trusted: np.ndarray
+    checked: np.ndarray
     trusted_rows: int
     trusted_from: str
     classes: Sequence[Any]
@@ -140,8 +140,8 @@ class CleaningResult:
         return int(self.rows["is_label_issue"].sum())
 
     def suspects(self, count: int) -> Any:
-        """The rows of lowest label quality among those that are not trusted, most suspicious first."""
-        return most_suspicious(self.rows, self.trusted, count)
+        """The rows of lowest label quality that nobody has checked, most suspicious first."""
+        return most_suspicious(self.rows, self.checked, count)
 
     @property
     def suggestion(self) -> str:
@@ -189,9 +189,9 @@ class CleaningResult:
         return json_value(facts)
 
 
-def most_suspicious(rows: Any, trusted: np.ndarray, count: int) -> Any:
-    """The rows of lowest label quality among those that are not trusted, most suspicious first."""
-    return rows[~trusted].sort_values(["label_quality", "row"]).head(count)
+def most_suspicious(rows: Any, checked: np.ndarray, count: int) -> Any:
+    """The rows of lowest label quality that nobody has checked, most suspicious first."""
+    return rows[~checked].sort_values(["label_quality", "row"]).head(count)
 
 
 def quality_text(quality: float) -> str:
@@ -242,6 +242,16 @@ def _other_rows(cleaner: Any, data: CleaningData) -> pd.DataFrame:
             "suggested_probability": np.where(empty, chance(best), 1.0),
         }
     )
+
+
+def checked_rows(data: CleaningData) -> np.ndarray:
+    """Which rows of the table are trusted or were verified, shape (n,)."""
+    checked = data.marked.copy()
+    if data.verified is not None:
+        checked[data.is_noisy] |= np.array([each is not None for each in data.verified], bool)
+    if data.wrong is not None:
+        checked[data.is_noisy] |= data.wrong
+    return checked
 
 
 def rows_to_look_at(cleaner: Any, data: CleaningData, count: int) -> pd.DataFrame:
@@ -325,13 +335,14 @@ def collect(
             raise
         unmeasured = status = "interrupted"
     frame, named = data.table.frame.set_index(rows.index), list(options.ignore or ())
-    worst = rows.index if ranks.size == 1 else most_suspicious(rows, data.marked, SUSPECTS).index
-    worst = most_suspicious(rows, data.marked, SUSPECTS).index if data.pixels is not None else worst
+    checked = checked_rows(data)
+    few = ranks.size > 1 or data.pixels is not None
+    worst = most_suspicious(rows, checked, SUSPECTS).index if few else rows.index
     return CleaningResult(
         table=options.table.name,
         rows=gathered(rows, ranks),
         names=gathered(frame[[name for name in named if name not in ROW_COLUMNS]], ranks),
-        trusted=gathered(pd.DataFrame({"trusted": data.marked}), ranks)["trusted"].to_numpy(),
+        checked=gathered(pd.DataFrame({"checked": checked}), ranks)["checked"].to_numpy(),
         trusted_rows=data.trusted_rows,
         trusted_from=options.trusted_from,
         classes=list(cleaner.classes_),
