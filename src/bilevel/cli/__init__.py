@@ -62,6 +62,8 @@ def _run(arguments: Sequence[str] | None) -> int:
     except CycloptsError as error:
         if not readable:  # else cyclopts has said what is wrong with the arguments
             print(f"bilevel: {escape_control_chars(str(error))}", file=sys.stderr)
+        elif error.command_chain:
+            print(f"Options and examples: bilevel {' '.join(error.command_chain)} --help", file=sys.stderr)
         return FAILURE
     return code if isinstance(code, int) else SUCCESS
 
