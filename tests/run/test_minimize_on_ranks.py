@@ -158,3 +158,27 @@ def test_one_rank_runs_as_without_ranks():
     found = minimize(problem, problem.start(), steps=30, evaluate_every=10, solver=bilevel.DMLCBO(upper_step=0.1))
     assert found.stats["seconds"] > 0
     assert [r.step for r in found.history] == [0, 10, 20, 30]
+
+
+def status_above_start(ranks):
+    """Steps that are far too long, on rows that the ranks divide."""
+    target = ranks.part(torch.linspace(-1.0, 1.0, 6, dtype=torch.float64))
+
+    def upper(x, y):
+        return (x - target).square().sum() + 1e-3 * y.square().sum() / ranks.size
+
+    def lower(x, y):
+        return (y - 1).square().sum() / ranks.size + 1e-3 * y.sum() * x.sum()
+
+    start = target + 0.1
+    problem = bilevel.Problem(upper, lower, x0=start, y0=torch.zeros(2).double(), ranks=ranks, divided=("x",))
+    solver = bilevel.solvers.ProjectedSOBA(upper_step=1.001)
+    found = bilevel.minimize(problem, solver=solver, steps=40, evaluate_every=20)
+    return found.status.name
+
+
+@pytest.mark.slow
+def test_a_run_that_ends_above_its_start_says_so_on_several_ranks():
+    alone = status_above_start(Ranks())
+    assert alone == "ABOVE_START"
+    assert on_ranks(status_above_start, 2) == [alone, alone]

@@ -80,7 +80,7 @@ def ends_above_start(
 
     With a sampler, whose steps are cheaper than evaluations of all the data, this is computed only if f is higher.
     """
-    if start is None or state.step < SHORT or problem.inequality is not None or problem.ranks.size > 1:
+    if start is None or state.step < SHORT or problem.inequality is not None:
         return False
     first, values = history[0], []
     if problem.sampler is not None and history[-1].upper <= first.upper:
