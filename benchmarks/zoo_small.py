@@ -39,7 +39,10 @@ def kink(name: str, mixed: bool, seed: int, dtype: torch.dtype) -> Case:
 
 
 def drawn(number: int, seed: int, dtype: torch.dtype) -> Case:
-    """Quadratic g of condition number up to 1e4 on one of eight sets; f quadratic, with waves or with kinks."""
+    """Quadratic or logistic g of condition number up to 1e4, f with waves or kinks, on one of eight sets.
+
+    Every third set moves with x, and every fourth problem has bounds for x.
+    """
     rng = np.random.default_rng(1000 + number)
     below, above = int(rng.integers(3, 30)), int(rng.integers(1, 10))
     basis = np.linalg.qr(rng.normal(size=(below, below)))[0]
@@ -53,20 +56,29 @@ def drawn(number: int, seed: int, dtype: torch.dtype) -> Case:
             rng.normal(size=above),
         )
     )
-    constraint = (
-        sets.Box(-0.5, 0.5), sets.NonNegative(), sets.L1Ball(1.0), sets.L2Ball(1.0), sets.Simplex(1.0),
-        sets.CappedSimplex(total=1.0, cap=0.4), sets.MonotoneCone(), sets.SecondOrderCone(),
-    )[number % 8]  # fmt: skip
-    kind = number % 3
+    kinds: list[Callable] = [
+        lambda r: sets.Box(-0.5 * r, 0.5 * r), lambda r: sets.NonNegative(), lambda r: sets.L1Ball(r),
+        lambda r: sets.L2Ball(r), lambda r: sets.Simplex(r), lambda r: sets.CappedSimplex(total=r, cap=0.5),
+        lambda r: sets.MonotoneCone(), lambda r: sets.SecondOrderCone(),
+    ]  # fmt: skip
+    make = kinds[number % 8]
 
     def upper(x: Tensor, y: Tensor) -> Tensor:
         value = (y - t).square().mean() + 0.05 * (x - c).square().mean()
-        if kind == 1:
+        if number % 3 == 1:
             value = value + 0.1 * (3 * x).sin().mean()
-        return value + 0.1 * y.abs().mean() if kind == 2 else value
+        return value + 0.1 * y.abs().mean() if number % 3 == 2 else value
 
-    problem = Problem(upper, lambda x, y: y @ G @ y / 2 - (B @ x) @ y, constraint)
-    return Case(problem, torch.zeros(above, dtype=dtype), constraint.project(torch.zeros(below, dtype=dtype)))
+    def lower(x: Tensor, y: Tensor) -> Tensor:
+        bend = torch.nn.functional.softplus(basis_t @ y).sum() if number % 5 == 0 else 0.0
+        return y @ G @ y / 2 - (B @ x) @ y + bend
+
+    basis_t = torch.as_tensor(basis, dtype=dtype)
+    start = make(1.0).project(torch.zeros(below, dtype=dtype))
+    constraint = (lambda x: make(1 + x[0].tanh() / 5)) if number % 3 == 0 else make(1.0)
+    bounds = (-0.3, 0.3) if number % 4 == 2 else None
+    problem = Problem(upper, lower, constraint, upper_constraint=sets.Box(*bounds) if bounds else None)
+    return Case(problem, torch.zeros(above, dtype=dtype), start, bounds)
 
 
 KINKS: dict[str, Maker] = {

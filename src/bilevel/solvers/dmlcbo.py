@@ -17,8 +17,9 @@ on the units of x, y, f or g:
     h       = f_x - G_xy w with H at z + delta_k u,    delta_k = sqrt(n) max|z - P_Y(z)| (1 + k/60)^(-3/2)
 
 Khaled, Mishchenko & Jin (2023), DoWG: the step is proportional to the distance r from the first point, which grows from
-the first small step to the distance of the solution. Here r grows only with steps that decrease f. With batches or
-noise, which hide whether f decreases,
+the first small step to the distance of the solution. Here r grows only with steps that decrease f; after 30 steps
+without a lower f the run returns to the point of the lowest one and starts again from there, with 0.3 r for r. With
+batches or noise, which hide whether f decreases,
 
     r_{k+1} = max(r_k, sum_i r_i^2 <h_i, x_1 - x_i> / |sum_i r_i^2 h_i|)  (D-adaptation, Defazio & Mishchenko 2023)
 
@@ -54,16 +55,20 @@ FIRST_DECREASE = 1e-2
 """The first automatic step of x has a predicted decrease of this fraction of |f|."""
 LARGEST_GROWTH = 2.0
 """The distance behind automatic steps grows by at most this factor per step."""
+PATIENCE, SHORTENED = 30, 0.3
+"""After this many steps without a lower f the run returns to the lowest one, and the distance is multiplied by this."""
 PACE_SHARE = 0.3
 """The lower level may change f by this fraction of the predicted change of a step of x."""
-PACE_GRADIENTS = 25
-"""If y lags behind after this many gradients, Newton steps follow, for up to DENSE_LIMIT entries of y."""
+PACE_GRADIENTS, LEAST_GRADIENTS = 25, 3
+"""If y lags behind after this many gradients, Newton steps follow, for up to DENSE_LIMIT entries of y. The next step
+then takes half as many gradients, and twice as many after a step at which they were enough."""
 FIRST_STEPS, FIRST_RESIDUAL = 300, 1e-3
 """Before the first automatic step y takes this many steps, or until its gradient mapping has fallen by this factor."""
 LAGGING, LAG_STEPS = 0.5, 50
 """The run has a remark if y lagged behind at more than this fraction of about this many steps."""
-NOISY_STEPS, NOISY_REFRESH = 10, 10
-"""With batches: steps of y per step of x, each on a batch of its own, and steps between estimates of L."""
+NOISY_STEPS, NOISY_REFRESH, NOISY_FALL = 10, 10, 0.98
+"""With batches: steps of y per step of x, each on a batch of its own, steps between estimates of L, and the factor by
+which L falls at most per step: that of one batch may be far too small."""
 NOISY_GROWTH = 0.5
 """With batches the distance behind automatic steps grows by at most this multiple of eta_k per step."""
 OUTLIER = 3.0
@@ -89,7 +94,10 @@ class DMLCBOState(State):
     distance: float = 0.0  # r_k
     weighted_squares: float = 0.0  # sum of r_i^2 |h_i|^2
     lowest: float = math.inf  # the lowest f so far
+    lowest_x: Any = like_x(default=None)  # where it was
+    waited: int = 0  # steps since then
     price: float = math.nan  # how much f may change with a residual of the lower level
+    gradients: int = PACE_GRADIENTS  # steps of y before Newton steps follow
     lag: float = 0.0  # the share of the last steps at which y was not in pace with x
     noisy: bool = False  # whether f and g differ from call to call, as with batches; then:
     descent: float = 0.0  # sum of r_i^2 <h_i, x_1 - x_i>
@@ -272,6 +280,7 @@ class DMLCBO(Settings):
             distance=distance,
             weighted_squares=(distance * float(x_space.norm(h))) ** 2,
             lowest=float(lin.upper_value),
+            lowest_x=x,
             price=self._price(lin, sample.adjoint, curvature),
             noisy=noisy,
             gradient_sum=x_space.zeros_like(h) if noisy else None,
@@ -283,7 +292,9 @@ class DMLCBO(Settings):
         return self._next_x(problem, state, self.averaging(state.step + 1))
 
     def _next_x(self, problem: Problem, state: DMLCBOState, average: float) -> Vector:
-        """P_X(x - scale w)."""
+        """P_X(x - scale w); the point of the lowest f after PATIENCE steps in vain."""
+        if state.waited >= PATIENCE:
+            return state.lowest_x
         if self.upper_step != "auto":
             scale = self._scale(state.upper_moment, state.upper_floor, -average * float(self.upper_step))
         elif state.weighted_squares > 0:
@@ -298,7 +309,7 @@ class DMLCBO(Settings):
         k = state.step + 1
         average, streams = self.averaging(k), RandomStreams(state.seeds, k)
         x = self._next_x(problem, state, average)
-        y, lower_momentum, curvature, lag = self._next_y(problem, state, streams, x, average)
+        y, lower_momentum, curvature, lag, gradients = self._next_y(problem, state, streams, x, average)
         lin = problem.linearize(x, y, batch_of(problem, streams))
         known = Eigenpair(curvature, state.curvature_direction)
         curvature, direction = self._curvature(lin, streams, known, noisy=state.noisy)
@@ -306,15 +317,19 @@ class DMLCBO(Settings):
         h, v = sample.gradient, lin.lower_grad_y
         x_space, y_space, settled = problem.x_space, problem.y_space(lin.constraint), k == SETTLING
         upper_weight, usual_length = self.upper_momentum * average, state.usual_length
+        if state.waited >= PATIENCE:  # x has jumped
+            upper_weight = 1.0
         if state.noisy:
-            upper_weight = average
+            upper_weight, curvature = average, max(curvature, NOISY_FALL * state.curvature)
             if self.hypergradient == "auto":  # the adjoint has seen more
                 curvature = max(curvature, 1.0 / sample.stats["eta"])
             h, usual_length = _shortened(x_space, h, usual_length)
         lower_moment = state.lower_moment  # of the start; steps 1/L need none
         if self.lower_step != "auto":
             lower_moment = self._moment(y_space, v, lower_moment)
-        automatic = self._automatic(state, lin, h, average) if self.upper_step == "auto" else {}
+        automatic = {}
+        if self.upper_step == "auto":
+            automatic = _noisy_distance(state, lin, h, average) if state.noisy else _distance(state, lin, h)
         return DMLCBOState(
             x=x,
             y=y,
@@ -330,29 +345,13 @@ class DMLCBO(Settings):
             curvature=curvature,
             curvature_direction=direction,
             stats=sample.stats,
-            first_x=state.first_x,
             price=self._price(lin, sample.adjoint, curvature),
             lag=state.lag + (lag - state.lag) / min(k, LAG_STEPS),
+            gradients=gradients,
             noisy=state.noisy,
             usual_length=usual_length,
             **automatic,
         )
-
-    def _automatic(self, state: DMLCBOState, lin: Linearization, h: Vector, average: float) -> dict[str, Any]:
-        """The fields for automatic steps of x, after a step to the point of `lin`."""
-        space, value, distance = lin.problem.x_space, float(lin.upper_value), state.distance
-        away, found = space.add(lin.x, state.first_x, -1.0), {}
-        if state.noisy:
-            weight = distance**2
-            descent = state.descent - weight * float(space.dot(h, away))
-            gradient_sum = space.add(state.gradient_sum, h, weight)
-            size, most = float(space.norm(gradient_sum)), (1.0 + NOISY_GROWTH * average) * distance
-            found = {"descent": descent, "gradient_sum": gradient_sum}
-            distance = min(max(descent / size, distance), most) if size > 0 else distance
-        elif value < state.lowest:  # steps do not grow where F is flat
-            distance = min(max(float(space.norm(away)), distance), LARGEST_GROWTH * distance)
-        squares = state.weighted_squares + (distance * float(space.norm(h))) ** 2
-        return {"distance": distance, "weighted_squares": squares, "lowest": min(value, state.lowest), **found}
 
     def _first_distance(self, lin: Linearization, h: Vector, curvature: float) -> float:
         """r_1, the step with a predicted decrease of 1 % of |f|, also where h is 0 only because of the constraints."""
@@ -377,25 +376,27 @@ class DMLCBO(Settings):
 
     def _next_y(
         self, problem: Problem, state: DMLCBOState, streams: RandomStreams, x: Vector, average: float
-    ) -> tuple[Vector, Vector, float, float]:
-        """y_{k+1}, v, the curvature along the steps of y, and 1 if y lags behind x."""
+    ) -> tuple[Vector, Vector, float, float, int]:
+        """y_{k+1}, v, the curvature along the steps of y, 1 if y lags behind x, and the next `gradients`."""
         y, v = state.y, state.lower_momentum
         if not self.keeps_pace:
             y = self._averaged_y(problem, state, average)
         if problem.moving:  # brought back into the set that x has moved
             y = problem.project(problem.constraint_at(x), y)
         if not self.keeps_pace:
-            return y, v, state.curvature, 0.0
+            return y, v, state.curvature, 0.0, state.gradients
         if state.noisy:
             weight, count = self.lower_momentum * average, min(NOISY_STEPS, self.pace)
             y, v = self._noisy_steps(problem, streams, x, y, v, curvature=state.curvature, weight=weight, count=count)
-            return y, v, state.curvature, 0.0
+            return y, v, state.curvature, 0.0, state.gradients
         space = problem.x_space
         promise = abs(float(space.dot(space.add(x, state.x, -1.0), state.upper_momentum)))
         tol = max(PACE_SHARE * promise / state.price, 1e-300) if state.price > 0 else 1e-300
-        first = PACE_GRADIENTS if sum(u.numel() for u in leaves(y)) <= DENSE_LIMIT else self.pace
+        first = state.gradients if sum(u.numel() for u in leaves(y)) <= DENSE_LIMIT else self.pace
         solved = solve_near(problem, x, y, curvature=state.curvature, tol=tol, max_steps=self.pace, first=first)
-        return solved.y, v, solved.curvature, float(not solved.converged)
+        enough = solved.steps <= first
+        gradients = min(2 * first, PACE_GRADIENTS) if enough else max(first // 2, LEAST_GRADIENTS)
+        return solved.y, v, solved.curvature, float(not solved.converged), gradients
 
     def _noisy_steps(
         self,
@@ -477,6 +478,50 @@ class DMLCBO(Settings):
                     AdaptivityWarning,
                     stacklevel=4,
                 )
+
+
+def _distance(state: DMLCBOState, lin: Linearization, h: Vector) -> dict[str, Any]:
+    """The fields for automatic steps of x, after a step to the point of `lin`."""
+    space, value, distance = lin.problem.x_space, float(lin.upper_value), state.distance
+    size = float(space.norm(h))
+    if state.waited >= PATIENCE:
+        distance *= SHORTENED
+        return {
+            "first_x": lin.x,
+            "distance": distance,
+            "weighted_squares": (distance * size) ** 2,
+            "lowest": value,
+            "lowest_x": lin.x,
+        }
+    lower = value < state.lowest
+    if lower:  # steps do not grow where F is flat
+        away = float(space.norm(space.add(lin.x, state.first_x, -1.0)))
+        distance = min(max(away, distance), LARGEST_GROWTH * distance)
+    return {
+        "first_x": state.first_x,
+        "distance": distance,
+        "weighted_squares": state.weighted_squares + (distance * size) ** 2,
+        "lowest": min(value, state.lowest),
+        "lowest_x": lin.x if lower else state.lowest_x,
+        "waited": 0 if lower else state.waited + 1,
+    }
+
+
+def _noisy_distance(state: DMLCBOState, lin: Linearization, h: Vector, average: float) -> dict[str, Any]:
+    """The same for f and g with noise."""
+    space, distance = lin.problem.x_space, state.distance
+    weight, away = distance**2, space.add(lin.x, state.first_x, -1.0)
+    descent = state.descent - weight * float(space.dot(h, away))
+    gradient_sum = space.add(state.gradient_sum, h, weight)
+    size, most = float(space.norm(gradient_sum)), (1.0 + NOISY_GROWTH * average) * distance
+    distance = min(max(descent / size, distance), most) if size > 0 else distance
+    return {
+        "first_x": state.first_x,
+        "distance": distance,
+        "weighted_squares": state.weighted_squares + (distance * float(space.norm(h))) ** 2,
+        "descent": descent,
+        "gradient_sum": gradient_sum,
+    }
 
 
 @functools.cache
