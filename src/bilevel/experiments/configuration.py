@@ -249,14 +249,15 @@ def load_configuration(name: str | Path) -> Configuration:
 def _read(path: Path) -> dict[str, Any]:
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
-        json.dumps(document, default=str)  # numbers of thousands of digits in hexadecimal, which Python does not print
+        # Numbers of thousands of digits in hexadecimal, which Python does not print, and those that are not finite.
+        json.dumps(document, default=str, allow_nan=False)
         return document
     except (FileNotFoundError, IsADirectoryError):
         raise MissingFileError(
             f"there is no configuration {path}: name one of {', '.join(TABLES)}, or a file"
         ) from None
     except (ValueError, RecursionError) as error:  # a number of thousands of digits, a list within lists without end
-        raise InvalidInputError(f"{path} is not TOML: {error}") from None
+        raise InvalidInputError(f"{path} is not TOML with finite numbers: {error}") from None
     except OSError as error:
         raise InvalidInputError(f"{path} cannot be read ({error.strerror or error})") from None
 
