@@ -67,7 +67,8 @@ def test_names_that_lead_nowhere(here, command, message, capsys):
 
 
 @pytest.mark.parametrize(
-    "text", ["a = " + "[" * 5000 + "]" * 5000, "a = " + "9" * 5000, "a = 0x" + "f" * 5000, "a = \0", "\udcff", "a = inf"]
+    "text",
+    ["a = " + "[" * 5000 + "]" * 5000, "a = " + "9" * 5000, "a = 0x" + "f" * 5000, "a = \0", "\udcff", "a = inf"],
 )
 def test_configurations_that_are_none(here, text, capsys):
     Path("mine.toml").write_bytes(text.encode(errors="surrogateescape"))
