@@ -68,6 +68,7 @@ def kind_of(name: str, values, labels=None, **others) -> tuple[str, str]:
         ("zipcode", RNG.permutation(9 * 10**4)[:N] + 10**4, "ignore"),
         ("plane", [f"N{i % 600}" for i in range(1000)], "ignore"),  # each is in one or two rows
         ("league_id", RNG.integers(0, 9, N), "category"),
+        ("thyroid", RNG.integers(0, 900, N), "number"),
         ("paid", RNG.integers(10**3, 10**4, N), "number"),
         ("zip", RNG.integers(10**4, 10**4 + 30, N), "category"),
         ("row", [*range(N // 2), *range(N // 2)], "number"),  # half of the numbers are not different

@@ -38,10 +38,11 @@ UNIQUE = 0.8
 """A column of single words that are different in at least this fraction of the rows identifies the rows."""
 COLLISIONS = 5.0
 """Random integers repeat: if this many repeats are expected and hardly any occur, the integers number the rows."""
-ID_NAME = re.compile(
-    r"^(?!.*(?:paid|bid|aid|acid|covid|grid|fluid|humid|hybrid|kid|lid|lipid|liquid|mid|rapid|solid|steroid|valid|void)s?$)"
-    r".*ids?(?:[^a-z]?(?:str|code|no|nr|num|number))?$"
+NOT_IDS = (
+    "paid|bid|aid|acid|arid|covid|grid|fluid|humid|hybrid|kid|lid|lipid|liquid|mid|orchid|plasmid|raid|rapid|solid|"
+    "squid|valid|[a-z]oid"
 )
+ID_NAME = re.compile(rf"^(?!.*(?:{NOT_IDS})s?$).*ids?(?:[^a-z]?(?:str|code|no|nr|num|number))?$")
 NUMBER_NAME = re.compile(
     r"(?:^|[^a-z])(?:key|index|idx|rows?|rownames?|serial|number|num|nr|no|phone|tel|fax|e.?mail|url|iban|ssn|vin)$|^unnamed"
 )
