@@ -109,7 +109,27 @@ def test_early_stopping_on_stationarity():
     )
     assert solution.status is bilevel.Status.STATIONARY
     assert solution.stats["steps"] < 5000
-    assert max(solution.history[-1].stationarity, solution.history[-1].lower_residual) <= 1e-6
+    last = solution.history[-1]
+    assert last.stationarity <= 1e-6 * max(record.stationarity for record in solution.history)
+    assert last.lower_residual <= 1e-6
+
+
+@pytest.mark.parametrize("unit", [1e-4, 1e4])
+def test_early_stopping_does_not_depend_on_units(unit):
+    """f, g, x and y in other units: the same number of steps."""
+    target = torch.tensor([0.5, -0.2, 0.1]).double()
+    for kind in range(4):
+        f, g, x, y = (unit if i == kind else 1.0 for i in range(4))
+        scaled = bilevel.Problem(
+            upper=lambda u, v, f=f, x=x, y=y: f * ((y * v - target).square().sum() + 0.1 * (x * u).square().sum()),
+            lower=lambda u, v, g=g, x=x, y=y: g * (y * v - x * u).square().sum(),
+            constraint=sets.L1Ball(1.0 / y),
+        )
+        found = bilevel.minimize(
+            scaled, START / x, torch.zeros(3).double(), steps=2000, evaluate_every=10, tol=1e-4, solver=bilevel.DMLCBO()
+        )
+        assert found.status is bilevel.Status.STATIONARY
+        assert torch.allclose(x * found.x, target / 1.1, atol=1e-3)
 
 
 def test_an_unsolved_linear_system_is_not_taken_for_stationarity():

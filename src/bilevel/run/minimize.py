@@ -32,7 +32,16 @@ from .engine import Callback, Limits, Run, Stage
 from .observers import check_logs, checked_callbacks, named_logs
 from .problem_identity import check_same_problem, problem_identity
 from .solution import Iterate, Plan, Record, Solution, Status, document_of
-from .stopping import SHORT, SOLVED, ends_above_start, falls_without_end, is_certified, no_descent_near, stationarity_of
+from .stopping import (
+    SHORT,
+    SOLVED,
+    ends_above_start,
+    falls_without_end,
+    is_certified,
+    lower_is_solved,
+    no_descent_near,
+    stationarity_of,
+)
 
 SAME_PROBLEM = 1e-3
 """A run is resumed only if f(x, y) has its former value, up to this relative change."""
@@ -130,10 +139,13 @@ def minimize(
         Measures the seconds. `time.process_time` counts processor time only, so that other programs do not shorten a
         run.
     tol
-        Stop at the first evaluation where stationarity and lower residual are both within tol.
+        Stop at the first evaluation where the stationarity measure is at most tol times its largest value in the run
+        (or times |f_x| + |G_xy w|, the two terms of h), a projected step 1/L moves y by at most tol |y|, and a line
+        search along h lowers F by at most tol times its decrease so far. No unit of f, g, x or y enters.
     delta
         With tol: stop instead at the first evaluation at which a `certificate(delta)` is valid, its eps is within tol
-        and the lower level is solved to tol. At a stationary kink the hypergradient itself never becomes small.
+        and the lower level is solved to tol, both in the units of the problem. At a stationary kink the hypergradient
+        itself never becomes small.
     output
         "last" (the default); "best": the evaluated point with the lowest f after 50 lower-level steps; "sampled": an
         iterate drawn uniformly from all steps, as in the theory.
@@ -238,6 +250,8 @@ class SolverStage(Stage):
         self.solver, self._seeds = plan.solver, seeds
         self._form: MovingSetRewrite | None = None
         self.start_point: tuple[Vector, Vector] | None = None  # of a run that this call begins
+        self._first, self._steepest = math.nan, 0.0  # f at the start, and the largest stationarity measure since
+        self._terms = 0.0  # |f_x| + |G_xy w|, of which h is the difference, at the last record
         self._flawed = False  # derivatives do not agree with differences: nothing is claimed
 
     def start(self, x0: Vector | None, y0: Vector | None) -> tuple[Vector, Vector]:
@@ -272,6 +286,8 @@ class SolverStage(Stage):
             raise IncompatibleError(f"the run to resume does not fit this problem: {error}; {other}") from error
         check_same_problem(given, state.x, state.y, document.identity)
         self._flawed = warn_of_flaws(problem, state.x, state.y, stacklevel=4)
+        for row in document.history:
+            self._see(row)
         known = not document.identity or "f" in document.identity  # f gives the same value when it is called again
         if known and document.history and document.history[-1].step == state.step:
             was, now = document.history[-1].upper, float(problem.linearize(state.x, state.y).upper_value)
@@ -327,10 +343,12 @@ class SolverStage(Stage):
             measure = LinearSolve(tol=1e-4, max_iterations=200).estimate(lin, now.streams(), curvature=curvature)
             residual = measure.stats["residual"]
             stationarity = stationarity_of(problem, now.x, measure.gradient) if residual <= SOLVED else math.nan
+            space, part = problem.x_space, lin.upper_grad_x
+            self._terms = float(space.norm(part)) + float(space.norm(space.add(measure.gradient, part, -1.0)))
         contraction = getattr(getattr(self.solver, "hypergradient", None), "contraction", None)
         if self.plan.output == "best" and now.step > 0:
             state.best = self._better(problem, state)
-        return Record(
+        row = Record(
             step=now.step,
             seconds=seconds,
             upper=float(lin.upper_value),
@@ -340,6 +358,13 @@ class SolverStage(Stage):
             contraction=None if contraction is None else contraction(lin, now.streams()),
             costs=dict(self.counts),
         )
+        self._see(row)
+        return row
+
+    def _see(self, row: Record) -> None:
+        """Remember what the stopping rule compares with."""
+        self._first = row.upper if math.isnan(self._first) else self._first
+        self._steepest = max(self._steepest, row.stationarity if row.stationarity > 0 else 0.0)
 
     def _better(self, problem: Problem, state: Iterate) -> tuple[float, Vector, Vector]:
         """The lowest f so far, after a few lower-level steps, and its point."""
@@ -356,14 +381,19 @@ class SolverStage(Stage):
             ended = Status[state.current.ended.upper()]
             return Status.STALLED if ended is Status.CONVERGED and self._is_flawed(state) else ended
         tol, delta, problem = self.plan.tol, self.plan.delta, uncounted(self.problem)
-        if tol is None or self._flawed or not row.lower_residual <= tol:
+        if tol is None or self._flawed:
             return None
         if delta is not None:
+            if not row.lower_residual <= tol:
+                return None
             found = is_certified(problem, state.current, delta, tol)
             return Status.CERTIFIED if found and not self._is_flawed(state) else None
-        if not (row.linear_residual <= SOLVED and row.stationarity <= tol):
+        size = max(self._steepest, self._terms)
+        if not (row.linear_residual <= SOLVED and row.stationarity <= tol * size):
             return None
-        found = no_descent_near(problem, state.current, tol)
+        found = lower_is_solved(problem, state.current, tol, row.lower_residual) and no_descent_near(
+            problem, state.current, tol, size=size, start=self._first
+        )
         return Status.STATIONARY if found and not self._is_flawed(state) else None
 
     def _is_flawed(self, state: Iterate) -> bool:

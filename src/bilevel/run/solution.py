@@ -39,7 +39,10 @@ class Status(Enum):
     RUNNING = "the run is in progress, or was killed after this was written; resume continues it"
     STEPS = "all steps were taken"
     TIME = "the time limit was reached; resume continues the run with a new limit"
-    STATIONARY = "the hypergradient and the lower-level residual are both within tol"
+    STATIONARY = (
+        "the hypergradient and the lower-level residual are both within tol, relative to their sizes, and F falls no "
+        "further along directions that were tried"
+    )
     CERTIFIED = (
         "a certificate of (delta, eps)-stationarity with eps within tol was found, with the lower level solved to tol; "
         "where several kinks meet, F itself may still decrease (erratum 11): goldstein_measure tests F"

@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
+from .._krylov import largest_curvature
+from .._projected_gradient import residual_at, safe_step
 from ..errors import BilevelError
 from ..lower import solve_lower
-from ..newton import LowerLevel, Smoothing, find_descent, flat, lower_level
+from ..newton import Evaluation, LowerLevel, Smoothing, find_descent, flat, lower_level
 from ..newton.descent_test import PARTS
 from ..problem import Problem
 from ..sets import FreeSpace
+from ..sets.base import ConvexSet
 from ..solvers import SmoothedBFGS, State
 from ..solvers.base import unmet
 from ..solvers.smoothed_bfgs import ENDLESS
 from ..spaces import Vector, leaves
 from ..tolerances import lower_residual as lower_tolerance
+from ..tolerances import rounding
 from .solution import Record
 
 SOLVED = 1e-2
 """A stationarity measure counts only if its linear system was solved to this relative residual."""
 PROBE = 1e-3
 """Before a point counts as stationary, F is evaluated at this distance from x, relative to |x| if that is above 1."""
+LONGER_STEPS = 20
+"""The steps, each four times as long as the last, of a line search that tests whether F still falls."""
 CERTIFICATE_SAMPLES = 50
 """The number of Jacobians of a certificate that decides whether to stop: eps is a bound with any number of them."""
 SHORT, SOLVING_STEPS, HIGHER = 20, 500, 1e-3
@@ -44,11 +51,31 @@ def falls_without_end(problem: Problem, state: State, history: Sequence[Record])
     return float(problem.x_space.norm(state.x)) > ENDLESS or fallen > ENDLESS * (1.0 + abs(history[0].upper))
 
 
-def no_descent_near(problem: Problem, state: State, tol: float, delta: float | None = None) -> bool:
+def lower_is_solved(problem: Problem, state: State, tol: float, residual: float) -> bool:
+    """Whether a projected step 1/L moves y by at most tol |y|; as y* may be 0, a residual like rounding is enough."""
+    space = problem.y_space(problem.constraint_at(state.x))
+    if residual <= lower_tolerance(leaves(state.y)[0].dtype):
+        return True
+    lin, known = problem.linearize(state.x, state.y), getattr(state, "curvature", 0.0)
+    step = safe_step(known if known > 0 else largest_curvature(lin))
+    return residual_at(problem, state.x, state.y, step, lin.lower_grad_y) <= tol * float(space.norm(state.y))
+
+
+def no_descent_near(
+    problem: Problem,
+    state: State,
+    tol: float,
+    delta: float | None = None,
+    *,
+    size: float = 1.0,
+    start: float | None = None,
+) -> bool:
     """Whether one-sided differences of F confirm that x is stationary: at a kink, h = 0 is not sufficient.
 
     Not where g is nonconvex in y: F may then be lower at another solution of the lower level. With delta, the
-    differences are taken at that distance: closer to a minimum at a kink, F still decreases.
+    differences are taken at that distance: closer to a minimum at a kink, F still decreases. `size` is what slopes of F
+    are compared with; with F at the start, no line search along the hypergradient may lower F by more than tol of the
+    decrease since then.
     """
     x = flat(state.x).double()
     if unmet(SmoothedBFGS, problem, problem.constraint_at(state.x), state.y):
@@ -61,8 +88,26 @@ def no_descent_near(problem: Problem, state: State, tol: float, delta: float | N
     here = exact.evaluate(x, relative=1e-10)
     if exact.nonconvex or not here.ok:
         return not exact.nonconvex
-    how: dict[str, Any] = {"length": length, "gain": tol * length, "parts": (1.0,) if delta else PARTS}
+    if start is not None and _falls(exact, problem.upper_constraint, here, tol * abs(start - here.value)):
+        return False
+    how: dict[str, Any] = {"length": length, "gain": tol * size * length, "parts": (1.0,) if delta else PARTS}
     return find_descent(level, problem.upper_constraint, here, **how) is None
+
+
+def _falls(exact: LowerLevel, constraint: ConvexSet, here: Evaluation, allowed: float) -> bool:
+    """Whether F falls by more than `allowed` along minus its gradient; the first step predicts twice as much."""
+    slope = float(here.gradient.square().sum())
+    allowed += 2 * max(here.error, rounding(here.x.dtype) * abs(here.value))
+    step = 2 * allowed / slope if slope > 0 else math.inf
+    for _ in range(LONGER_STEPS if step < math.inf else 0):
+        x = flat(constraint.project(exact.tree_x(here.x - step * here.gradient))).double()
+        there = exact.evaluate(x, 0.1 * allowed, here)
+        if not there.ok or there.value >= here.value:
+            return False
+        if there.value + there.error < here.value - allowed:
+            return True
+        step *= 4
+    return False
 
 
 def is_certified(problem: Problem, state: State, delta: float, tol: float) -> bool:
