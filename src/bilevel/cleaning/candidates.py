@@ -73,8 +73,7 @@ class Comparison:
     """The mean Brier score of each candidate on held-out checked rows, and the choice.
 
     `weights` are those of the average. `posterior` is Q(c|x,g) of each checked row, computed without its right label,
-    shape (m, classes); None without scores. `tau` is the power of the decision, and `P` has the probabilities of all
-    rows, shape (n, classes), by which it was chosen: those of the candidate, without the labels of some checked rows.
+    shape (m, classes); None without scores. `tau` is the power of the decision.
     """
 
     choice: str
@@ -82,7 +81,6 @@ class Comparison:
     weights: Mapping[str, float] = field(default_factory=lambda: START)
     posterior: np.ndarray | None = None
     tau: float = 0.0
-    P: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -109,7 +107,7 @@ def compare(correction: Correction, seed: int = 0, *, balanced: bool = False) ->
     evidence, prior = correction.evidence, correction.prior
     if len(evidence.checked) < FEWEST:
         tau = balancing_power(correction.p, prior) if balanced else 0.0
-        return Comparison(AVERAGE if len(evidence.checked) else ALL, tau=tau, P=correction.p)
+        return Comparison(AVERAGE if len(evidence.checked) else ALL, tau=tau)
     trial, right = _Trial(correction, seed), evidence.right[evidence.checked]
     folds = held_out_rows(correction, seed + 1)
     for held in folds:
@@ -130,7 +128,7 @@ def compare(correction: Correction, seed: int = 0, *, balanced: bool = False) ->
     absent = {name: missing_classes(trial.seen[name], correction, tau[name]) for name in everywhere}
     choice = most_stable(everywhere, absent) if correction.mixture is not None else CORRECTED
     means = {name: float(np.nanmean(each)) for name, each in scores.items()}
-    return Comparison(choice, means, weights, trial.posterior, tau.get(choice, 0.0), trial.seen[choice])
+    return Comparison(choice, means, weights, trial.posterior, tau[choice])
 
 
 def pool_weights(P: Mapping[str, np.ndarray], right: np.ndarray) -> dict[str, float]:

@@ -15,7 +15,7 @@ import numpy as np
 from .._checks import check_choice
 from ..errors import InvalidInputError, LabelWarning
 from .candidates import chosen_model, compare
-from .correction import Correction, Evidence, correct, decide, expected_accuracy, suspected
+from .correction import Correction, Evidence, correct, decide, suspected
 from .inputs import joined, truth_values
 from .out_of_fold import of_labels, row_numbers
 
@@ -61,14 +61,11 @@ class CorrectedFit(FittedDecision):
         The mean Brier score of each candidate on held-out checked rows; empty with too few rows.
     held_out
         Q(c|x,g) of the checked rows, each computed without its right label, shape (m, classes); None with too few rows.
-    expected
-        Expected accuracy and balanced accuracy of the decision, and those of the most probable class.
     """
 
     correction: Correction
     selection: Mapping[str, float]
     held_out: np.ndarray | None
-    expected: tuple[tuple[float, float], ...]
 
     def issues(self, count: int) -> dict[str, np.ndarray]:
         """The columns of `HyperCleaner.label_issues` for the first rows, labels as numbers."""
@@ -98,14 +95,12 @@ def fit_corrected(
     found = correct(evidence, estimator=estimator, pred_probs=pred_probs, seed=seed, progress=progress)
     progress("comparison")
     comparison = compare(found, seed, balanced=decision == "balanced")
-    P, tau = found.p if comparison.P is None else comparison.P, comparison.tau
-    expected = tuple(expected_accuracy(P, decide(P, found.prior, power)) for power in (tau, 0.0))
     model = None
     if found.mixture is not None:
         progress("model")
         model = chosen_model(found, comparison, seed)
-    scores, held_out = comparison.scores, comparison.posterior
-    return CorrectedFit(model, comparison.choice, tau, found.prior, found, scores, held_out, expected)
+    tau, scores = comparison.tau, comparison.scores
+    return CorrectedFit(model, comparison.choice, tau, found.prior, found, scores, comparison.posterior)
 
 
 # --- what the user gives ----------------------------------------------------------------------------------------------

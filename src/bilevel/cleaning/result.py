@@ -9,9 +9,11 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from sklearn.metrics import balanced_accuracy_score
 
 from ..ranks import Ranks
 from .corrected_fit import precision_threshold, wrong_among_suspected
+from .correction import decide, expected_accuracy
 from .estimator import HyperCleaner
 from .measurement import ENOUGH_ROWS, Measurement, measure
 from .model_file import json_value, versions
@@ -289,15 +291,27 @@ def notes_on_probabilities(data: CleaningData) -> tuple[str, ...]:
     )
 
 
-def notes_on_decision(cleaner: Any) -> tuple[str, ...]:
-    """What the balanced decision is expected to gain and to cost, if there is one."""
+def notes_on_decision(cleaner: Any, data: CleaningData) -> tuple[str, ...]:
+    """What the balanced decision gains and costs, measured or else expected, if there is one."""
     fit = cleaner.correction_
     if fit is None or not fit.tau:
         return ()
-    balanced, plain = fit.expected
+    P, labels = fit.correction.p, None
+    if data.measured is not None:
+        P, labels = cleaner.predict_proba(data.measured.features), data.measured.labels
+    chosen = [decide(P, fit.prior, power) for power in (fit.tau, 0.0)]
+    if (chosen[0] == chosen[1]).all():
+        return ()
+    if labels is None:
+        found = [expected_accuracy(P, each) for each in chosen]
+    else:
+        predicted = [cleaner.classes_[each] for each in chosen]
+        found = [((each == labels).mean(), balanced_accuracy_score(labels, each)) for each in predicted]
+    (accuracy, balanced), (plain, plain_balanced) = found
     return (
-        f"Rare classes count more in predictions (probability / share^{fit.tau:.1f}): expected accuracy "
-        f"{balanced[0]:.1%} and balanced accuracy {balanced[1]:.1%}, instead of {plain[0]:.1%} and {plain[1]:.1%}.",
+        f"Rare classes count more in predictions (probability / share^{fit.tau:.1f}): "
+        f"{'expected ' if labels is None else ''}accuracy {accuracy:.1%} and balanced accuracy {balanced:.1%}, instead "
+        f"of {plain:.1%} and {plain_balanced:.1%} by the most probable class.",
     )
 
 
@@ -365,5 +379,5 @@ def collect(
         review=review_of(cleaner, data, rows, named) if options.report is not None and data.corrects else None,
         to_check=None if options.next is None else rows_to_look_at(cleaner, data, options.next),
         verified_rows=0 if data.verified is None else sum(each is not None for each in data.verified),
-        notes=(*data.notes, *notes, *notes_on_probabilities(data), *notes_on_decision(cleaner)),
+        notes=(*data.notes, *notes, *notes_on_probabilities(data), *notes_on_decision(cleaner, data)),
     )
