@@ -197,8 +197,7 @@ class CleanOptions:
                     "rows, class-pairs or transition"
                 )
             return True
-        settings = (self.solver, self.radius, self.steps, self.checkpoint, self.resume)
-        return self.noise == "auto" and processes == 1 and not pixels and settings == ("auto", "auto", None, None, None)
+        return self.noise == "auto" and processes == 1 and not pixels and not self.linear_only
 
     def settings(self, *, corrects: bool) -> dict[str, Any]:
         """The arguments of `HyperCleaner`."""
