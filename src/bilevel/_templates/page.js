@@ -1,5 +1,6 @@
 "use strict";
-// Tables whose headings are buttons sort by that column: numbers as numbers, texts as texts, a second click turns round.
+// Tables whose headings are buttons sort by that column: numbers as numbers, texts as texts; a second click reverses
+// the order.
 for (const table of document.querySelectorAll("table.sortable")) {
   const headings = Array.from(table.tHead.rows[0].cells);
   const body = table.tBodies[0];

@@ -58,7 +58,8 @@
   const queue = data.queue.filter(([row]) => byRow.has(row));
   const progress = () => {
     const here = queue.filter(([row]) => decisions.has(row)).length;
-    $("done").textContent = `${here} of ${queue.length} rows of this list are decided; ${decisions.size} decisions in all.`;
+    $("done").textContent =
+      `${here} of ${queue.length} rows of this list are decided; ${decisions.size} decisions in all.`;
     $("save").disabled = decisions.size === 0;
     $("meter").value = here;
   };
@@ -111,21 +112,28 @@
       return part;
     };
     const same = row[SUGGESTED] === row[GIVEN];
-    labels.append(box("given label", label(row[GIVEN]), same ? "label" : "label given", `probability ${percent(row[QUALITY])}`));
-    labels.append(box("suggested label", label(row[SUGGESTED]), "label", same ? "the same" : `probability ${percent(row[PROBABILITY])}`));
+    const given = same ? "label" : "label given";
+    labels.append(box("given label", label(row[GIVEN]), given, `probability ${percent(row[QUALITY])}`));
+    const chance = same ? "the same" : `probability ${percent(row[PROBABILITY])}`;
+    labels.append(box("suggested label", label(row[SUGGESTED]), "label", chance));
     card.append(labels);
     const state = make("p", verdictText(number) ? `Decided: ${verdictText(number)}` : "Not decided yet.", "state");
     card.append(state);
     if (reason && data.prose && reason.against.length) {
-      card.append(make("p", `Words that speak against “${label(row[GIVEN])}”: ${reason.against.map(([word]) => word).join(", ")}`));
+      const words = reason.against.map(([word]) => word).join(", ");
+      card.append(make("p", `Words that speak against “${label(row[GIVEN])}”: ${words}`));
     }
     if (reason && reason.nearest.length) {
       const near = make("p", "Nearest checked rows: ");
-      reason.nearest.forEach(([name, right], i) => near.append(make("span", `${i ? ", " : ""}${name} is `), make("span", label(right), "label")));
+      reason.nearest.forEach(([name, right], i) => {
+        near.append(make("span", `${i ? ", " : ""}${name} is `), make("span", label(right), "label"));
+      });
       card.append(near);
     }
     const scroll = make("div", null, "scroll inner");
-    scroll.tabIndex = 0; scroll.setAttribute("role", "region"); scroll.setAttribute("aria-label", `Cells of row ${number}`);
+    scroll.tabIndex = 0;
+    scroll.setAttribute("role", "region");
+    scroll.setAttribute("aria-label", `Cells of row ${number}`);
     scroll.append(facts(row, reason));
     card.append(scroll);
     $("accept").disabled = same;
@@ -144,14 +152,18 @@
     if (position < queue.length - 1) position += 1;
     show(); list();
     const next = queue[position][0];
-    say(`${text} Now row ${next}: given ${label(byRow.get(next)[GIVEN])}, suggested ${label(byRow.get(next)[SUGGESTED])}.`);
+    const [given, suggested] = [GIVEN, SUGGESTED].map((part) => label(byRow.get(next)[part]));
+    say(`${text} Now row ${next}: given ${given}, suggested ${suggested}.`);
   };
   const actions = {
     right: () => decide("right", byRow.get(queue[position][0])[GIVEN]),
     accept: () => { if (!$("accept").disabled) decide("wrong", byRow.get(queue[position][0])[SUGGESTED]); },
     wrong: () => decide("wrong", null),
     unsure: () => decide("unsure", null),
-    undo: () => { decisions.delete(queue[position][0]); keep(); show(); list(); say(`Row ${queue[position][0]} is open again.`); },
+    undo: () => {
+      decisions.delete(queue[position][0]); keep(); show(); list();
+      say(`Row ${queue[position][0]} is open again.`);
+    },
     back: () => { position -= 1; show(); say(`Row ${queue[position][0]}`); },
     forward: () => { position += 1; show(); say(`Row ${queue[position][0]}`); },
   };
@@ -161,8 +173,11 @@
   };
   if (card) {
     for (const [name, act] of Object.entries(actions)) $(name).addEventListener("click", act);
-    $("other").addEventListener("change", (event) => { if (event.target.value !== "") choose(Number(event.target.value)); });
-    const keys = { r: "right", s: "accept", w: "wrong", u: "unsure", z: "undo", ArrowLeft: "back", ArrowRight: "forward", k: "back", j: "forward" };
+    $("other").addEventListener("change", (event) => {
+      if (event.target.value !== "") choose(Number(event.target.value));
+    });
+    const keys = { r: "right", s: "accept", w: "wrong", u: "unsure", z: "undo",
+      ArrowLeft: "back", ArrowRight: "forward", k: "back", j: "forward" };
     document.addEventListener("keydown", (event) => {
       if (event.ctrlKey || event.metaKey || event.altKey || !queue.length) return;
       if (event.target.closest("input, select, textarea, [contenteditable]")) return;
@@ -202,7 +217,8 @@
     const wanted = $("class").value, words = $("search").value.trim().toLowerCase(), only = $("only").checked;
     const found = data.rows.filter((row) =>
       (!only || row[ISSUE]) && (wanted === "" || label(row[GIVEN]) === data.classes[wanted]) &&
-      (words === "" || [row[ROW], label(row[GIVEN]), label(row[SUGGESTED]), ...row[CELLS]].some((text) => String(text ?? "").toLowerCase().includes(words))));
+      (words === "" || [row[ROW], label(row[GIVEN]), label(row[SUGGESTED]), ...row[CELLS]]
+        .some((text) => String(text ?? "").toLowerCase().includes(words))));
     found.sort((a, b) => direction * compare(key(a, order), key(b, order)) || a[ROW] - b[ROW]);
     const lines = found.slice(0, shown).map((row) => {
       const line = document.createElement("tr");
@@ -212,13 +228,17 @@
       suggested.append(make("span", label(row[SUGGESTED]), "label"));
       const quality = make("td", percent(row[QUALITY]), "number"); quality.dataset.number = row[QUALITY];
       line.append(number, given, suggested, quality);
-      for (const text of row[CELLS]) line.append(make("td", text, text !== "" && text !== null && !Number.isNaN(Number(text)) ? "number" : ""));
+      for (const text of row[CELLS]) {
+        const numeric = text !== "" && text !== null && !Number.isNaN(Number(text));
+        line.append(make("td", text, numeric ? "number" : ""));
+      }
       if ($("rows").dataset.decided) line.append(make("td", verdictText(row[ROW])));
       for (const each of line.cells) each.title = each.textContent; // long cells are cut
       return line;
     });
     $("rows").tBodies[0].replaceChildren(...lines);
-    $("found").textContent = `${count(found.length)} of ${count(data.total)} rows; ${count(Math.min(shown, found.length))} are shown.`;
+    $("found").textContent =
+      `${count(found.length)} of ${count(data.total)} rows; ${count(Math.min(shown, found.length))} are shown.`;
     $("more").hidden = found.length <= shown;
   };
   headings.forEach((heading, place) => {
