@@ -42,6 +42,8 @@ STALL, STRICT_STALL, SMOOTHED_STALL = (12, 1e-3), (20, 3e-5), (8, 1e-2)
 those on smoothed problems less strict."""
 FIRST_DECREASE = 1e-2
 """The first step of a descent has a predicted decrease of this fraction of |F|, or of the progress so far."""
+FIRST_STEP = 100.0
+"""The first step of all is no longer than this multiple of |x0|, unless x0 is 0."""
 RESETS = 3
 """How often a stalled descent is restarted with a new metric."""
 STATIONARY = 1e-9
@@ -397,7 +399,8 @@ class _Walk:
 
     def _shortened(self, d: Tensor) -> Tensor:
         """A step by its predicted decrease, no longer than the way so far: predictions are useless if h is tiny."""
-        way, length = float((self.state.best.x - self.state.first.x).norm()), float(d.norm())
+        first, length = self.state.first.x, float(d.norm())
+        way = float((self.state.best.x - first).norm()) or FIRST_STEP * float(first.norm())
         return d * (way / length) if 0 < way < length else d
 
     def _progress(self) -> float:
