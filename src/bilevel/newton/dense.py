@@ -20,6 +20,8 @@ NEWTON_STEPS, SMOOTHED_STEPS = 30, 15
 """Newton steps at most for one evaluation."""
 MODEL_STEPS = 60
 """Newton steps at most on a quadratic model of g."""
+SHORTEST, ARMIJO = 1e-6, 0.1
+"""How far steps to the minimum of a model are shortened, and the part of its slope by which g falls."""
 
 
 @dataclass
@@ -215,17 +217,26 @@ class _NewtonSearch:
         return self.lowest is None or self.lowest.change_to(trial, self.level.eps) < 0
 
     def _elsewhere(self, point: LowerPoint, d: Tensor | None, size: float, system: System) -> LowerPoint | None:
-        """A better point where the full Newton step is none: a part of it, or the minimum of the model over Y."""
+        """A better point where the full Newton step is none: a part of it, or on the way to the model's minimum on Y."""
+        if system.convex and not self.smoothed:
+            return self._towards(self._model_minimum(point, system) - point.y, point)
         found = None if d is None else self._part_of(d, point, size, system)
         if not system.convex:
             return found
         trial = self.level.at(self.x, self._model_minimum(point, system))
-        if self.smoothed:
-            nearest = size if found is None else float(self.residual(found, system.eta).norm())
-            better = trial.finite and float(self.residual(trial, system.eta).norm()) < nearest
-        else:
-            better = (point if found is None else found).change_to(trial, self.level.eps) < 0
+        nearest = size if found is None else float(self.residual(found, system.eta).norm())
+        better = trial.finite and float(self.residual(trial, system.eta).norm()) < nearest
         return trial if better else found
+
+    def _towards(self, d: Tensor, point: LowerPoint) -> LowerPoint | None:
+        """A point y + t d where g is lower, t = 1 or less: d leads to another point of Y and downhill."""
+        slope, part = float(point.slope.double() @ d.double()), 1.0
+        while slope < 0 and part > SHORTEST:
+            trial = self.level.at(self.x, point.y + part * d)
+            if point.change_to(trial, self.level.eps) <= ARMIJO * part * slope:
+                return trial
+            part *= 0.3
+        return None
 
     def _part_of(self, d: Tensor, point: LowerPoint, size: float, system: System) -> LowerPoint | None:
         for part in (0.5, 0.2, 0.05) if self.smoothed else (0.3, 0.1, 0.03):
