@@ -217,7 +217,7 @@ class _NewtonSearch:
         return self.lowest is None or self.lowest.change_to(trial, self.level.eps) < 0
 
     def _elsewhere(self, point: LowerPoint, d: Tensor | None, size: float, system: System) -> LowerPoint | None:
-        """A better point where the full Newton step is none: a part of it, or on the way to the model's minimum on Y."""
+        """A better point where the full Newton step is none: a part of it, or a point towards the model's minimum."""
         if system.convex and not self.smoothed:
             return self._towards(self._model_minimum(point, system) - point.y, point)
         found = None if d is None else self._part_of(d, point, size, system)
