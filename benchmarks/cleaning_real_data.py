@@ -17,6 +17,10 @@ NAMES = ("telco", "credit", "diamonds", "storms", "jobs", "penguins", "flights",
 OTHERS = ("subscribers", "colleges", "mortgages", "leaves", "biopsies", "countries", "developers", "crabs", "voters",
           "schools")  # fmt: skip
 """Tables by which nothing was chosen."""
+DEVELOPMENT = ("attrition", "lending", "cells", "fgl", "pima", "aids2", "oj", "default", "carseats", "smarket",
+               "mroz", "arrests", "beps", "salaries", "wvs", "womenlf", "brca", "olive", "spam", "hawks", "fishing",
+               "nwtco", "mpg", "loans", "email", "sacramento", "taxi", "wage", "birds")  # fmt: skip
+"""Tables by which the balanced decision was chosen, with seed 0."""
 NOISES = ("uniform", "pairs", "confusable")
 PICTURES = ("mnist", "fashion-mnist")
 SCRIPTS = Path(__file__).resolve().parent / "peers"
