@@ -13,7 +13,7 @@ LARGEST = 1e30
 EXACT = 2.0**53
 """Floats below this have every whole number."""
 MOSTLY = 0.8
-"""A column with at least this share of dates holds dates; its other cells are gaps."""
+"""A column with at least this share of numbers, or of dates, holds numbers or dates; its other cells are gaps."""
 GAPS = ("", "-", "--", ".", "...", "?", "na", "n/a", "#n/a", "nan", "none", "null", "nil", "missing", "unknown", r"\n")
 """Words that stand for a missing value."""
 UNITS = re.compile(r"^([-+(]?)\s*(?:[$€£¥₹]|EUR|USD|GBP|CHF)\s*|^[<>≤≥~]=?\s*|\s*(?:[$€£¥₹%+]|EUR|USD|GBP|CHF)$")

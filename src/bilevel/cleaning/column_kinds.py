@@ -19,11 +19,9 @@ import numpy as np
 import pandas as pd
 
 from ..errors import InvalidInputError
-from .cells import EXACT, as_texts, count_words, has_decimal_comma, known_cells, numbers_of, reads_as_dates
+from .cells import EXACT, MOSTLY, as_texts, count_words, has_decimal_comma, known_cells, numbers_of, reads_as_dates
 
 KINDS = ("number", "category", "date", "text", "ignore")
-MOSTLY = 0.8
-"""A column with at least this share of numbers holds numbers; its other cells are gaps."""
 MOST_CATEGORIES = 50
 """A column with more distinct texts is encoded by n-grams, unless the texts are single words (names or codes)."""
 FEW_IDS = 20

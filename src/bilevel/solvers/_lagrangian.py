@@ -28,7 +28,7 @@ from .base import FIXED_SET, PROJECTION, Need, State, like_y, step_or
 
 @dataclass(kw_only=True, repr=False)
 class LagrangianState(State):
-    """The fields that the states of both methods share."""
+    """The state of `BiCGAFFA`, whose multipliers are z, and the fields that `LVHBA` shares."""
 
     theta: Any = like_y(reset="keep")
     multipliers: Any  # of shape (m,)

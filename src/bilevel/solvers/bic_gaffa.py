@@ -38,11 +38,6 @@ from ._lagrangian import LagrangianPenalty, LagrangianState, lagrangian_gradient
 from .base import batch_of, step_or, upper_move
 
 
-@dataclass(kw_only=True, repr=False)
-class BiCGAFFAState(LagrangianState):
-    """The state of BiC-GAFFA; the multipliers are z."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class BiCGAFFA(LagrangianPenalty):
     """First-order penalty on a gap function; takes function constraints h(x, y) <= 0, a set, or both.
@@ -83,11 +78,11 @@ class BiCGAFFA(LagrangianPenalty):
     upper_step: float = 0.3
     lower_step: float | Literal["auto"] = "auto"
 
-    def init(self, problem: Problem, x: Vector, y: Vector, seeds: Seeds) -> BiCGAFFAState:
+    def init(self, problem: Problem, x: Vector, y: Vector, seeds: Seeds) -> LagrangianState:
         """theta starts at y, the multipliers at 0."""
-        return BiCGAFFAState(x=x, y=y, theta=y, multipliers=no_multipliers(problem, x, y), seeds=seeds)
+        return LagrangianState(x=x, y=y, theta=y, multipliers=no_multipliers(problem, x, y), seeds=seeds)
 
-    def step(self, problem: Problem, state: BiCGAFFAState) -> BiCGAFFAState:
+    def step(self, problem: Problem, state: LagrangianState) -> LagrangianState:
         """theta and lambda, then x, y and z."""
         k, z = state.step, state.multipliers
         batch = batch_of(problem, state.streams())
