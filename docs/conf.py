@@ -49,7 +49,12 @@ html_title = f"bilevel {release}"
 html_favicon = "_static/favicon.svg"
 html_theme = "pydata_sphinx_theme"
 html_theme_options = {
-    "logo": {"text": html_title, "image_light": "_static/favicon.svg", "image_dark": "_static/favicon.svg"},
+    "logo": {
+        "text": html_title,
+        "alt_text": "bilevel",
+        "image_light": "_static/favicon.svg",
+        "image_dark": "_static/favicon.svg",
+    },
     "show_prev_next": False,
     "navigation_with_keys": False,
     "navbar_align": "left",
@@ -93,6 +98,13 @@ def keep_mathematics(app, what, name, obj, options, lines):
             lines[k] = line.replace("|", "\\|").replace("*", "\\*")
 
 
+def shorten_defaults(app, what, name, obj, options, signature, returns):
+    """A default of many words says nothing in a signature: `rounds: tuple[Round, ...] = ...`."""
+    if signature and len(signature) > 300:
+        signature = re.sub(r" = \((?:[^()]|\((?:[^()]|\([^()]*\))*\)){20,}\)", " = ...", signature)
+    return signature, returns
+
+
 def name_thumbnails(app, doctree):
     """Sphinx-Gallery leaves the alternative text of its thumbnails empty."""
     for image in doctree.findall(nodes.image):
@@ -130,14 +142,16 @@ def crop_thumbnails(app):
 
 
 def gap_near(figure, x):
-    """The empty column of a figure that is nearest to x: between two panels."""
-    empty = np.flatnonzero(np.asarray(figure.convert("L")).min(axis=0) == 255)
-    return int(min(empty, key=lambda column: abs(column - x), default=x))
+    """The start of the widest empty part of a figure near x: between two panels."""
+    first = x - figure.width // 8
+    ink = np.flatnonzero(np.asarray(figure.convert("L"))[:, first : x + figure.width // 16].min(axis=0) < 255)
+    return first + int(ink[np.diff(ink).argmax()]) + 4
 
 
 def setup(app):
     # Before numpydoc, which adds markup of its own.
     app.connect("autodoc-process-docstring", keep_mathematics, priority=100)
+    app.connect("autodoc-process-signature", shorten_defaults)
     app.connect("doctree-read", name_thumbnails)
     app.connect("missing-reference", link_short_names)
     app.connect("builder-inited", crop_thumbnails, priority=900)  # after Sphinx-Gallery

@@ -44,6 +44,6 @@ def example(name: str | None = None, /, *, to: Path | None = None, force: bool =
     train, checked, test, report = (
         shlex.quote(str(folder / file)) for file in ("train.csv", "checked.csv", "test.csv", "report.html")
     )
-    print(f"{folder}: {', '.join(f'{stem}.csv ({count:,} rows)' for stem, count in rows.items())}")
+    print(f"{folder}, rows: {', '.join(f'{stem}.csv {count:,}' for stem, count in rows.items())}")
     print(f"{entry.wrong:.0%} of the labels of train.csv are wrong. To find them:\n")
     print(f"bilevel clean {train} --label {entry.label} --trusted {checked} \\\n    --test {test} --report {report}")
