@@ -105,7 +105,7 @@ def main() -> None:
         action="store_true",
         help="test claims of convergence; without CASE on all cases, kink starts and random problems",
     )
-    parser.add_argument("--add", action="store_true", help="keep the runs of other cases that FILE has")
+    parser.add_argument("--add", action="store_true", help="keep the runs of other cases and methods that FILE has")
     parser.add_argument("--out", type=Path, default=Path("build/zoo.json"))
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -115,17 +115,17 @@ def main() -> None:
         cases = [*CASES, *(f"{name}~cut" for name in CASES), *FURTHER, *THIRD, *KINKS, *RANDOM]
     names = [name + variant for name in cases for variant in _variants(name, arguments.variants)]
     outcomes = _stored(arguments.out) if arguments.add else []
-    outcomes = [old for old in outcomes if (old.case not in names) or (old.seed not in arguments.seeds)]
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
     for name in names:
         for seed in arguments.seeds:
             found = [run(name, seed, method, arguments.seconds, arguments.claims) for method in arguments.methods]
+            again = {(name, seed, method) for method in arguments.methods}
+            outcomes = [old for old in outcomes if (old.case, old.seed, old.method) not in again] + found
             best = known.get(name.partition("~")[0], {}).get("best", math.inf) if seed == 0 else math.inf
-            _measure(found, best)
+            _measure([outcome for outcome in outcomes if (outcome.case, outcome.seed) == (name, seed)], best)
             for outcome in found:
                 print(_line(outcome), flush=True)
-            outcomes += found
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps([outcome.as_json() for outcome in outcomes], indent=1))
+            arguments.out.write_text(json.dumps([outcome.as_json() for outcome in outcomes], indent=1))
     table = summary(outcomes, arguments.seconds)
     arguments.out.with_suffix(".md").write_text(table)
     print(table)
