@@ -85,6 +85,23 @@ def test_ill_conditioned_lower_levels_are_solved(name, condition):
     assert torch.allclose(point.gradient, central_differences(level, point, 1e-12), rtol=1e-3, atol=1e-4)
 
 
+def test_a_steep_loss_with_many_kinks_of_its_slope_is_minimised():
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(60, 10, generator=generator, dtype=DOUBLE)
+    signs = (rows[:, :3].sum(1) + 0.5 * torch.randn(60, generator=generator, dtype=DOUBLE)).sign()
+
+    def hinge(x, y):
+        short = (1 - signs * (rows @ (x.exp() * y))).clamp(min=0)
+        return torch.where(short < 0.1, short.square() / 0.2, short - 0.05).mean() + 1e-2 * y.square().sum()
+
+    problem = bilevel.Problem(lambda x, y: y.square().sum(), hinge, sets.Box(-1.0, 1.0))
+    scales = torch.linspace(-4.0, 5.0, 10, dtype=DOUBLE)
+    solved = bilevel.solve_lower(problem, scales, torch.zeros(10, dtype=DOUBLE))
+    assert solved.converged
+    assert solved.steps < 2000
+    assert bilevel.lower_residual(problem, scales, solved.y) < 1e-12
+
+
 def test_single_precision_knows_f_to_its_own_rounding():
     """At condition number 1e4: the error bound holds, and is about the rounding of f, not eta L times that of y."""
     problem, (x, y) = quadratic(SETS["box"], 1e4), start(SETS["box"])

@@ -228,3 +228,19 @@ def test_steps_that_end_nowhere_are_no_success(options):
     assert solution.status is bilevel.Status.UNFINISHED
     assert "x needs bounds" in str(solution)
     assert solution.history[-1].stationarity == pytest.approx(2.0)
+
+
+def test_a_start_from_which_f_falls_towards_infinity_is_left():
+    """F = ((x + 1) / (1 + x^2) - 1)^2 is 0 at 0 and at 1; left of -3 it falls towards 1, its limit."""
+    problem = bilevel.Problem(
+        lambda x, y: (y - 1).square().sum(), lambda x, y: (y - (x + 1) / (1 + x.square())).square().sum()
+    )
+    solution = solve(problem, torch.tensor([-50.0], dtype=DOUBLE), torch.zeros(1, dtype=DOUBLE))
+    assert float(bilevel.upper_value(problem, solution.x, solution.y)) < 1e-6
+
+
+def test_a_tiny_gradient_at_the_start_leads_nowhere_far():
+    """F = 1 - exp(-x^2 / 2) with a gradient of 1e-13 at x = 8: the first step is not as long as 1 % of F would need."""
+    problem = bilevel.Problem(lambda x, y: 1 - y.sum(), lambda x, y: (y - (-x.square() / 2).exp()).square().sum())
+    solution = solve(problem, torch.tensor([8.0], dtype=DOUBLE), torch.zeros(1, dtype=DOUBLE))
+    assert float(solution.x.abs()) < 1e-2
