@@ -109,7 +109,8 @@ def _is_few(code: np.ndarray) -> bool:
 
 def _content(column: Any, code: np.ndarray) -> bytes:
     """Equal bytes for columns that repeat each other: few values, equal in the same rows; otherwise the same texts."""
-    same = code if _is_few(code) else pd.util.hash_pandas_object(as_texts(column), index=False).to_numpy()
+    hashed = pd.util.hash_pandas_object  # pyright: ignore[reportAttributeAccessIssue]  (public, without a stub)
+    same = code if _is_few(code) else hashed(as_texts(column), index=False).to_numpy()
     return sha256(same.tobytes()).digest()
 
 
