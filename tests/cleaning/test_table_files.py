@@ -222,3 +222,17 @@ def test_a_carriage_return_within_a_cell_is_no_new_row(tmp_path):
     assert read_table(path).column("label").tolist() == [1, 0]
     path.write_bytes(b"text,label\rfirst,1\rthird,0\r")
     assert read_table(path).column("label").tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("header", [
+    "[[", "(" * 3000, "'\0'", "9" * 9000, "-" * 5000 + "1",
+    "{'descr': '|O', 'fortran_order': False, 'shape': (2,)}",
+    "{'descr': '<f8', 'fortran_order': False, 'shape': (-1, 3)}",
+    f"{{'descr': '<f8', 'fortran_order': False, 'shape': ({10**30}, 3)}}",
+], ids=lambda text: text[:40])  # fmt: skip
+def test_arrays_with_a_header_that_is_none(tmp_path, header):
+    content = header.encode() + b"\n"
+    (tmp_path / "rows.npy").write_bytes(b"\x93NUMPY\x01\x00" + len(content).to_bytes(2, "little") + content + bytes(99))
+    np.save(tmp_path / "labels.npy", np.zeros(2))
+    with pytest.raises(InvalidInputError, match="is not an array of NumPy, or it is damaged"):
+        read_table(tmp_path / "rows.npy")

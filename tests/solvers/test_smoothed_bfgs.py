@@ -1,5 +1,6 @@
 """SmoothedBFGS: kinks are left, no unit of x, y, f or g matters, and a run ends by itself."""
 
+import dataclasses
 import math
 
 import pytest
@@ -244,3 +245,11 @@ def test_a_tiny_gradient_at_the_start_leads_nowhere_far():
     problem = bilevel.Problem(lambda x, y: 1 - y.sum(), lambda x, y: (y - (-x.square() / 2).exp()).square().sum())
     solution = solve(problem, torch.tensor([8.0], dtype=DOUBLE), torch.zeros(1, dtype=DOUBLE))
     assert float(solution.x.abs()) < 1e-2
+
+
+def test_an_end_that_no_run_has_is_refused():
+    """A file with a checksum that fits may say anything."""
+    problem = bilevel.Problem(lambda x, y: y.square().sum(), lambda x, y: (y - x).square().sum())
+    state = bilevel.minimize(problem, torch.ones(2), torch.ones(2), steps=1).state
+    with pytest.raises(bilevel.InvalidInputError, match="end must be one of '', 'converged', 'stalled', got 'soon'"):
+        dataclasses.replace(state, end="soon")

@@ -16,11 +16,13 @@ import os
 import re
 import warnings
 import zipfile
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cached_property
 from pathlib import Path
+from tokenize import TokenError
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -53,6 +55,11 @@ except ImportError:
 
 NUMBERED = re.compile(r"(.*?)(\d{1,6})(?:-of-(\d+).*)?")
 """Names such as rows-2, or part-00002-of-00004, which tells how many there should be; longer numbers are dates."""
+DAMAGED_ARRAY = (
+    OSError, ValueError, TypeError, SyntaxError, TokenError, EOFError, OverflowError, RuntimeError, KeyError,
+    zipfile.BadZipFile, zlib.error,
+)  # fmt: skip
+"""What NumPy and zipfile raise at arrays that are damaged; RuntimeError where they are encrypted."""
 LARGEST_TABLE = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2 if hasattr(os, "sysconf") else 2**34
 """The largest size of a table in memory, in bytes: half of the memory of the machine."""
 PIECE = 50_000
@@ -258,9 +265,9 @@ def _vectors(path: Path) -> np.ndarray:
                 if len(arrays.files) != 1:
                     raise InvalidInputError(f"{path} holds the arrays {listed(arrays.files)}: one is needed")
                 return arrays[arrays.files[0]]
-        except (OSError, ValueError, zipfile.BadZipFile) as error:
-            if isinstance(error, InvalidInputError):
-                raise
+        except InvalidInputError:
+            raise
+        except DAMAGED_ARRAY as error:
             raise InvalidInputError(f"{path} is damaged ({first_line(error)})") from None
     if path.suffix.lower() not in PARQUET_FILES:
         raise InvalidInputError(f"{path}: the name of a file of vectors ends in .npy, .npz or .parquet")
@@ -475,7 +482,7 @@ def _mapped(path: Path) -> np.ndarray:
         return np.lib.format.open_memmap(path, mode="r")  # which holds no objects of Python
     except FileNotFoundError:
         raise MissingFileError(f"{path}: there is no such file") from None
-    except (OSError, ValueError) as error:
+    except DAMAGED_ARRAY as error:
         raise InvalidInputError(f"{path} is not an array of NumPy, or it is damaged ({first_line(error)})") from None
 
 

@@ -168,6 +168,9 @@ class SmoothedBFGSState(State):
     known: Any = None  # what large lower levels have learned about G_yy
     levels: dict[Any, LowerLevel] = field(default_factory=dict, compare=False, metadata={"stored": False})
 
+    def __post_init__(self) -> None:
+        check_choice("end", self.end, ("", "converged", "stalled"))  # it comes from files, too
+
     @property
     def unbounded(self) -> bool:
         """Whether F seems to be unbounded below."""
