@@ -116,7 +116,8 @@ ROUNDS = (
     Round("hop", hop=1.0),
     Round("best"),
 )
-"""The direct descent, descents by way of smoothed problems, hops, and a last descent from the best point."""
+"""The direct descent, descents by way of smoothed problems, hops (again while they pay), and a last descent from the
+best point."""
 
 
 ENDLESS = 1e30
@@ -164,6 +165,7 @@ class SmoothedBFGSState(State):
     minima: tuple[float, ...] = ()
     idle: int = 0  # rounds that have led back to the best value
     entered: float = math.inf  # the best F when the present round began
+    hopped: float = -math.inf  # the best F when the hops began
     settled: float = math.inf  # the lowest F at which a descent found no lower point
     known: Any = None  # what large lower levels have learned about G_yy
     levels: dict[Any, LowerLevel] = field(default_factory=dict, compare=False, metadata={"stored": False})
@@ -460,10 +462,18 @@ class _Walk:
         if s.unbounded:
             s.end = "stalled"
             return
+        last = len(rounds) - 1
+        hops = next((index for index, round in enumerate(rounds) if round.start == "hop"), last)
         for index in range(first, len(rounds)):
-            if (s.work > s.work_limit or s.idle >= PATIENCE) and index < len(rounds) - 1:
+            over = s.work > s.work_limit or s.idle >= PATIENCE
+            if index == last and not over and s.hopped - s.best.value > SAME * self.drop:
+                self._begin(hops)  # they still pay
+                return
+            if over and index < last:
                 continue
-            if index == len(rounds) - 1 and s.settled - s.best.value <= RESOLUTION * self.drop:
+            if index == hops:
+                s.hopped = s.best.value
+            if index == last and s.settled - s.best.value <= RESOLUTION * self.drop:
                 break
             s.round, s.radius = index, -1
             s.round_limit = s.work + ROUND_SHARE * max(s.work_limit - s.work, 0.0)
@@ -506,7 +516,7 @@ class _Walk:
         if round.start == "origin":
             starts = [part * x for part in INWARDS for x in (s.best.x, s.first.x)] if bool(s.first.x.any()) else []
         else:
-            generator = RandomStreams(s.seeds, s.round).generator("smoothing")
+            generator = RandomStreams(s.seeds, s.step * len(ROUNDS) + s.round).generator("smoothing")
             noise = torch.randn(HOPS, *s.best.x.shape, generator=generator, dtype=torch.float64)
             starts = s.best.x + round.hop * way / size * noise
         descent, found = Descent(self.level(None), self.problem.upper_constraint), None
