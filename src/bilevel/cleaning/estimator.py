@@ -601,6 +601,7 @@ class HyperCleaner(ClassifierMixin, BaseEstimator):
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
+        tags.input_tags.allow_nan = self._corrects(None, alone=True, required=True)
         return tags
 
 
