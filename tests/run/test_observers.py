@@ -90,8 +90,11 @@ def test_files_of_others_are_left_alone(tmp_path):
 def test_a_run_that_goes_on_from_a_state_has_no_history(tmp_path):
     path = tmp_path / "run.csv"
     state = bilevel.minimize(problem(), steps=5, solver=bilevel.DMLCBO(upper_step=0.1)).state
-    bilevel.minimize(problem(), resume=state, steps=10, evaluate_every=5, callbacks=[bilevel.run.CSVFile(path)])
+    solution = bilevel.minimize(
+        problem(), resume=state, steps=10, evaluate_every=5, callbacks=[bilevel.run.CSVFile(path)]
+    )
     assert [int(row["step"]) for row in rows_of(path)] == [10, 15]
+    assert not torch.equal(solution.x, state.x)  # automatic steps go on where given ones ended
 
 
 def test_a_log_that_cannot_be_written_ends_no_run(tmp_path):

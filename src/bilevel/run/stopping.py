@@ -47,8 +47,8 @@ def stationarity_of(problem: Problem, x: Vector, h: Vector) -> float:
 
 def falls_without_end(problem: Problem, state: State, history: Sequence[Record]) -> bool:
     """Whether |x|, or the decrease of f, is so large that F seems to be unbounded below."""
-    fallen = history[0].upper - history[-1].upper if history else 0.0
-    return float(problem.x_space.norm(state.x)) > ENDLESS or fallen > ENDLESS * (1.0 + abs(history[0].upper))
+    first, last = (history[0].upper, history[-1].upper) if history else (0.0, 0.0)
+    return float(problem.x_space.norm(state.x)) > ENDLESS or first - last > ENDLESS * (1.0 + abs(first))
 
 
 def lower_is_solved(problem: Problem, state: State, tol: float, residual: float) -> bool:

@@ -328,7 +328,9 @@ class DMLCBO(Settings):
         if self.lower_step != "auto":
             lower_moment = self._moment(y_space, v, lower_moment)
         automatic = {}
-        if self.upper_step == "auto":
+        if self.upper_step == "auto" and state.first_x is None:  # the steps before had a given length
+            automatic = _started(lin, h, self._first_distance(lin, h, curvature))
+        elif self.upper_step == "auto":
             automatic = _noisy_distance(state, lin, h, average) if state.noisy else _distance(state, lin, h)
         return DMLCBOState(
             x=x,
@@ -480,19 +482,23 @@ class DMLCBO(Settings):
                 )
 
 
+def _started(lin: Linearization, h: Vector, distance: float) -> dict[str, Any]:
+    """The fields for automatic steps of x that start at the point of `lin`."""
+    return {
+        "first_x": lin.x,
+        "distance": distance,
+        "weighted_squares": (distance * float(lin.problem.x_space.norm(h))) ** 2,
+        "lowest": float(lin.upper_value),
+        "lowest_x": lin.x,
+    }
+
+
 def _distance(state: DMLCBOState, lin: Linearization, h: Vector) -> dict[str, Any]:
     """The fields for automatic steps of x, after a step to the point of `lin`."""
     space, value, distance = lin.problem.x_space, float(lin.upper_value), state.distance
     size = float(space.norm(h))
     if state.waited >= PATIENCE:
-        distance *= SHORTENED
-        return {
-            "first_x": lin.x,
-            "distance": distance,
-            "weighted_squares": (distance * size) ** 2,
-            "lowest": value,
-            "lowest_x": lin.x,
-        }
+        return _started(lin, h, distance * SHORTENED)
     lower = value < state.lowest
     if lower:  # steps do not grow where F is flat
         away = float(space.norm(space.add(lin.x, state.first_x, -1.0)))
