@@ -276,15 +276,11 @@ class DMLCBO(Settings):
             curvature=curvature,
             curvature_direction=direction,
             stats=sample.stats,
-            first_x=x,
-            distance=distance,
-            weighted_squares=(distance * float(x_space.norm(h))) ** 2,
-            lowest=float(lin.upper_value),
-            lowest_x=x,
             price=self._price(lin, sample.adjoint, curvature),
             noisy=noisy,
             gradient_sum=x_space.zeros_like(h) if noisy else None,
             usual_length=float(x_space.norm(h)) if noisy else 0.0,
+            **_started(lin, h, distance),
         )
 
     def next_x(self, problem: Problem, state: DMLCBOState) -> Vector:
@@ -328,7 +324,7 @@ class DMLCBO(Settings):
         if self.lower_step != "auto":
             lower_moment = self._moment(y_space, v, lower_moment)
         automatic = {}
-        if self.upper_step == "auto" and state.first_x is None:  # the steps before had a given length
+        if self.upper_step == "auto" and state.distance == 0.0:  # the steps before had a given length
             automatic = _started(lin, h, self._first_distance(lin, h, curvature))
         elif self.upper_step == "auto":
             automatic = _noisy_distance(state, lin, h, average) if state.noisy else _distance(state, lin, h)
