@@ -24,8 +24,8 @@ for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ[variable] = "1"
 
 BENCHMARKS = (
-    "startup", "hypergradients", "sets", "step_overhead", "dmlcbo_step", "cleaning_memory", "few_shot_head",
-    "few_shot_step", "time_to_value",
+    "startup", "hypergradients", "sets", "projections", "step_overhead", "dmlcbo_step", "cleaning_memory",
+    "few_shot_head", "few_shot_step", "time_to_value",
 )  # fmt: skip
 
 

@@ -120,6 +120,9 @@ class BoxSection(ConvexSet):
 
     @validated
     def project(self, z: Tensor) -> Tensor:
+        y = on_short_section(z, self.lower, self.upper, self.weight, self.total)
+        if y is not None:
+            return y
         parts = self._parts(z)
         return on_section(z, self._section(*plain(z, *parts)), *parts[:-1]).y
 
@@ -156,6 +159,33 @@ class BoxSection(ConvexSet):
             return walls
         leaving = torch.where(weight > 0, ~section.at_lower, section.at_lower)
         return torch.where(vertex, torch.minimum(walls, vertex_margin(gap, leaving, weight)), walls)
+
+
+def on_short_section(
+    z: Tensor, lower: float | Tensor, upper: float | Tensor, weight: float | Tensor, total: float | Tensor
+) -> Tensor | None:
+    """The projection of one short vector, in few operations; None where it takes more care.
+
+    That is where derivatives may be wanted, a weight is not positive, a bound infinite, the section a corner or nearly
+    so, or z far outside.
+    """
+    values = [value for value in (lower, upper, weight, total) if isinstance(value, Tensor)]
+    if z.ndim != 1 or not is_short(z) or tracked(z, *values) or (isinstance(total, Tensor) and total.ndim):
+        return None
+    if any(value.ndim and value.shape != z.shape for value in values):
+        return None
+    array, goal = z.detach().numpy().astype(np.float64), float(total)
+    ones = np.ones_like(array)
+    low, high, w = (ones * (v.detach().numpy() if isinstance(v, Tensor) else v) for v in (lower, upper, weight))
+    if not low.any() and goal > 0 and w.min() > 0:
+        high = np.minimum(high, goal / w)  # no entry exceeds the sum
+    width = (high - low).min()
+    if not (np.isfinite(high - low).all() and width > 0 and 1e-3 * w.max() <= w.min()):
+        return None
+    room = 1e-6 * float(w @ (high - low))
+    if not (w @ low + room < goal < w @ high - room and np.abs(array).max() <= 1e6 * width <= largest(z.dtype)):
+        return None
+    return torch.from_numpy(clipped_at_level(array, low, high, w, goal)).to(z.dtype)
 
 
 def plain(*tensors: Tensor) -> tuple[Array, ...]:
@@ -219,16 +249,6 @@ class CappedSimplex(BoxSection):
     def __init__(self, cap: float | Tensor = 1.0, total: float | Tensor = 1.0) -> None:
         self.cap: float | Tensor = parameter("cap", cap, low=0.0)
         super().__init__(0.0, self.cap, 1.0, parameter("total", total, low=0.0))
-
-    @validated
-    def project(self, z: Tensor) -> Tensor:
-        values = self.tensor_parameters().values()
-        if z.ndim == 1 and is_short(z) and not tracked(z, *values) and not any(value.ndim for value in values):
-            total = float(self.total)
-            cap = min(float(self.cap), total)  # no entry exceeds the sum
-            if 0 < total < len(z) * cap and float(z.abs().max()) <= 1e6 * cap <= largest(z.dtype):
-                return clipped_at_level(z, cap, total)  # one vector, in few operations
-        return super().project(z)
 
 
 class Section(NamedTuple):

@@ -75,24 +75,30 @@ def above_level(z: Tensor, radius: float | Tensor) -> Tensor:
     return (b - level).clamp_min_(0)
 
 
-def clipped_at_level(z: Tensor, cap: float, total: float) -> Tensor:
-    """clip(z - level, 0, cap) with the sum `total`, 0 < total < n cap, for one vector z up to 1e6 cap; no derivatives.
+def clipped_at_level(
+    z: np.ndarray, lower: np.ndarray, upper: np.ndarray, weight: np.ndarray, total: float
+) -> np.ndarray:
+    """clip(z - level weight, lower, upper) with weight.y = total: one vector in float64, weights from 1e-3 w to w > 0.
 
-    The sum falls with the level, and is linear between the sorted values of z - cap, where an entry leaves the cap,
-    and of z, where it arrives at 0. Newton steps from the level that running sums give remove their rounding.
+    weight.y falls with the level, and is linear between the sorted levels at which an entry leaves its upper bound and
+    those at which it reaches the lower one. Newton steps from the level that running sums give remove their rounding.
     """
-    near = z.detach().double().numpy()
-    breaks = np.concatenate([near - cap, near])
+    square = weight * weight
+    breaks = np.concatenate([(z - upper) / weight, (z - lower) / weight])
     order = breaks.argsort(kind="stable")
     breaks = breaks[order]
-    moving = np.where(order < near.size, 1.0, -1.0).cumsum()  # entries between their bounds, to the right of each break
-    sums = near.size * cap - np.concatenate([[0.0], (moving[:-1] * np.diff(breaks)).cumsum()])
-    k = np.count_nonzero(sums >= total) - 1
-    near = near - (breaks[k] + (sums[k] - total) / max(moving[k], 1.0))
+    slopes = np.concatenate([square, -square])[order].cumsum()  # to the right of each break
+    sums = weight @ upper - np.concatenate([[0.0], (slopes[:-1] * np.diff(breaks)).cumsum()])
+    k = max(np.count_nonzero(sums >= total) - 1, 0)
+    near = z - weight * (breaks[k] + ((sums[k] - total) / slopes[k] if slopes[k] > 1e-7 * square.max() else 0.0))
     for _ in range(3):
-        excess = np.clip(near, 0, cap).sum() - total
-        near -= excess / max(np.count_nonzero((near > 0) & (near < cap)), 1)
-    return torch.from_numpy(np.clip(near, 0, cap)).to(z.dtype)
+        y = np.minimum(np.maximum(near, lower), upper)
+        free = float(square @ ((near > lower) & (near < upper)))
+        miss = float(weight @ y) - total
+        if free == 0.0 or abs(miss) <= 1e-15 * float(weight @ abs(y)):
+            break
+        near = near - weight * (miss / free)
+    return np.minimum(np.maximum(near, lower), upper)
 
 
 _RANKS = np.arange(1.0, SHORT + 1)

@@ -6,8 +6,17 @@ import torch
 from torch import Tensor
 
 from ..errors import InvalidInputError
-from .base import ConvexSet, ProjectionJacobian, event_norm, parameter, show, validated
-from .box_section import OnSection, Section, find_section, on_section, plain, unit_normal, wall_distance
+from .base import ConvexSet, ProjectionJacobian, can_look_at_values, event_norm, parameter, show, validated
+from .box_section import (
+    OnSection,
+    Section,
+    find_section,
+    on_section,
+    on_short_section,
+    plain,
+    unit_normal,
+    wall_distance,
+)
 from .jacobians import RankOne
 from .simplex import within
 
@@ -55,6 +64,10 @@ class WeightedL1Ball(ConvexSet):
     def project(self, z: Tensor) -> Tensor:
         magnitude, weight, radius, _ = self._parts(z)
         inside = within(weight * magnitude, radius)
+        if inside.numel() == 1 and can_look_at_values() and not inside:
+            y = on_short_section(magnitude, 0.0, torch.inf, weight, radius.squeeze())
+            if y is not None:
+                return z.sign() * y
         return torch.where(inside, z, z.sign() * self._section(magnitude, weight, radius)[1].y)
 
     @validated

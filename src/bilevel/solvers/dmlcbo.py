@@ -17,9 +17,9 @@ on the units of x, y, f or g:
     h       = f_x - G_xy w with H at z + delta_k u,    delta_k = sqrt(n) max|z - P_Y(z)| (1 + k/60)^(-3/2)
 
 Khaled, Mishchenko & Jin (2023), DoWG: the step is proportional to the distance r from the first point, which grows from
-the first small step to the distance of the solution. Here r grows only with steps that decrease f; after 30 steps
-without a lower f the run returns to the point of the lowest one and starts again from there, with 0.3 r for r. With
-batches or noise, which hide whether f decreases,
+the first small step to the distance of the solution. Here r grows only with steps that decrease f. After 240 steps,
+when the radius delta is small, a run that finds no lower f within 30 steps returns to the point of the lowest one and
+starts again from there, with 0.3 r for r. With batches or noise, which hide whether f decreases,
 
     r_{k+1} = max(r_k, sum_i r_i^2 <h_i, x_1 - x_i> / |sum_i r_i^2 h_i|)  (D-adaptation, Defazio & Mishchenko 2023)
 
@@ -42,7 +42,7 @@ from .._krylov import Eigenpair, update_curvature
 from .._projected_gradient import safe_step
 from ..errors import AdaptivityWarning, InvalidInputError
 from ..hypergradients import AveragedAdjoint, Estimator, LinearSolve, Neumann
-from ..hypergradients.smoothing import Exact, Perturbed, TwoPoint
+from ..hypergradients.smoothing import ANNEALING, Exact, Perturbed, TwoPoint
 from ..linearization import Linearization
 from ..lower import solve_near
 from ..newton import DENSE_LIMIT
@@ -57,6 +57,8 @@ LARGEST_GROWTH = 2.0
 """The distance behind automatic steps grows by at most this factor per step."""
 PATIENCE, SHORTENED = 30, 0.3
 """After this many steps without a lower f the run returns to the lowest one, and the distance is multiplied by this."""
+SEARCHING = 4 * ANNEALING
+"""Not in the first steps, until the radius has fallen to a tenth: the smoothed F falls, and f need not."""
 PACE_SHARE = 0.3
 """The lower level may change f by this fraction of the predicted change of a step of x."""
 PACE_GRADIENTS, LEAST_GRADIENTS = 25, 3
@@ -505,7 +507,7 @@ def _distance(state: DMLCBOState, lin: Linearization, h: Vector) -> dict[str, An
         "weighted_squares": state.weighted_squares + (distance * size) ** 2,
         "lowest": min(value, state.lowest),
         "lowest_x": lin.x if lower else state.lowest_x,
-        "waited": 0 if lower else state.waited + 1,
+        "waited": 0 if lower or state.step < SEARCHING else state.waited + 1,
     }
 
 
