@@ -253,3 +253,16 @@ def test_an_end_that_no_run_has_is_refused():
     state = bilevel.minimize(problem, torch.ones(2), torch.ones(2), steps=1).state
     with pytest.raises(bilevel.InvalidInputError, match="end must be one of '', 'converged', 'stalled', got 'soon'"):
         dataclasses.replace(state, end="soon")
+
+
+def test_a_start_at_which_f_is_zero_is_left():
+    """Prices of 0 earn nothing, and so do prices of 5, at which nobody buys; 0.5 is best for a demand of 1 - x."""
+    problem = bilevel.Problem(
+        lambda x, y: -(x * y).sum(),
+        lambda x, y: (y - (1 - x)).square().sum(),
+        sets.NonNegative(),
+        upper_constraint=sets.Box(0.0, 5.0),
+    )
+    solution = solve(problem, torch.tensor([0.0, 5.0, 0.0], dtype=DOUBLE), torch.zeros(3, dtype=DOUBLE))
+    assert solution.history[0].upper == 0.0
+    torch.testing.assert_close(solution.x[::2], torch.full((2,), 0.5, dtype=DOUBLE), atol=1e-4, rtol=0)

@@ -166,6 +166,7 @@ class SmoothedBFGSState(State):
     idle: int = 0  # rounds that have led back to the best value
     entered: float = math.inf  # the best F when the present round began
     hopped: float = -math.inf  # the best F when the hops began
+    repeats: int = 0  # of the hops
     settled: float = math.inf  # the lowest F at which a descent found no lower point
     known: Any = None  # what large lower levels have learned about G_yy
     levels: dict[Any, LowerLevel] = field(default_factory=dict, compare=False, metadata={"stored": False})
@@ -381,7 +382,7 @@ class _Walk:
             return self._over(reason)
         level = self.level(self.smoothing)
         descent = Descent(level, self.problem.upper_constraint)
-        d = descent.direction(here, phase.metric, phase.predicted or FIRST_DECREASE * max(abs(here.value), 1e-300))
+        d = descent.direction(here, phase.metric, phase.predicted or FIRST_DECREASE * _size_of(here))
         d = d if phase.metric is not None else self._shortened(d)
         slope = float(here.gradient @ d)
         if not -slope > max(STATIONARY * progress, 0.1 * here.error if math.isfinite(here.error) else 0.0):
@@ -467,7 +468,8 @@ class _Walk:
         for index in range(first, len(rounds)):
             over = s.work > s.work_limit or s.idle >= PATIENCE
             if index == last and not over and s.hopped - s.best.value > SAME * self.drop:
-                self._begin(hops)  # they still pay
+                s.repeats += 1  # they still pay
+                self._begin(hops)
                 return
             if over and index < last:
                 continue
@@ -516,7 +518,7 @@ class _Walk:
         if round.start == "origin":
             starts = [part * x for part in INWARDS for x in (s.best.x, s.first.x)] if bool(s.first.x.any()) else []
         else:
-            generator = RandomStreams(s.seeds, s.step * len(ROUNDS) + s.round).generator("smoothing")
+            generator = RandomStreams(s.seeds, s.repeats * len(self.settings.rounds) + s.round).generator("smoothing")
             noise = torch.randn(HOPS, *s.best.x.shape, generator=generator, dtype=torch.float64)
             starts = s.best.x + round.hop * way / size * noise
         descent, found = Descent(self.level(None), self.problem.upper_constraint), None
@@ -566,3 +568,9 @@ class _Walk:
             self._descend(found)
         else:
             self._begin(s.round + 1)
+
+
+def _size_of(here: Evaluation) -> float:
+    """|F|; where F is 0, the decrease that its gradient promises for a step as long as x."""
+    promised = float(here.gradient.norm()) * (float(here.x.norm()) or 1.0)
+    return abs(here.value) if abs(here.value) > 1e-8 * promised else promised
