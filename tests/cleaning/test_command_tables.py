@@ -127,7 +127,7 @@ def test_rows_without_a_label_are_predicted_and_counted(forest, capsys):
     assert clean("--trusted", "trusted.csv", "--out", "w.csv", "--cleaned", "c.csv", "--report", "r.html") == 0
     notes = capsys.readouterr().err
     assert "20 rows of train.csv have no label in 'species': it is predicted" in notes
-    assert "the labels 'ash', 'fir', 'oak' differ from others in upper and lower case only" in notes
+    assert "the labels 'Ash', 'Fir', 'Oak' differ from others in upper and lower case only" in notes
     found, cleaned = pd.read_csv(forest.folder / "w.csv"), pd.read_csv(forest.folder / "c.csv")
     assert len(found) == 240
     assert found["given_label"].isna().sum() == found["label_quality"].isna().sum() == 20

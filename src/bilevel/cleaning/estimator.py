@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from sklearn.base import BaseEstimator, ClassifierMixin, clone
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.utils import assert_all_finite, check_random_state
+from sklearn.utils import assert_all_finite, check_random_state, get_tags
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import (
     _check_feature_names,
@@ -601,7 +601,9 @@ class HyperCleaner(ClassifierMixin, BaseEstimator):
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
-        tags.input_tags.allow_nan = self._corrects(None, alone=True, required=True)
+        models = self.estimator if isinstance(self.estimator, list | tuple) else [self.estimator]
+        takes_gaps = all(get_tags(model).input_tags.allow_nan for model in models if model is not None)
+        tags.input_tags.allow_nan = takes_gaps and self._corrects(None, alone=True, required=True)
         return tags
 
 
