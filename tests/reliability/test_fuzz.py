@@ -107,7 +107,7 @@ def test_shapes_that_do_not_fit_are_explained(name):
 
 def test_a_residual_that_overflows():
     with pytest.raises(bilevel.NonFiniteError, match="the residual at y of size 1e"):
-        bilevel.lower_residual(fuzz.clipped(), torch.zeros(3).double(), torch.full((3,), 1e160).double())
+        bilevel.lower_residual(fuzz.clipped(), torch.zeros(3).double(), torch.full((3,), 1e160, dtype=torch.float64))
 
 
 def test_a_step_that_is_a_huge_integer():
