@@ -9,8 +9,7 @@ way, at a lower level solved by accelerated projected gradients, independently o
 
     gap = (F - best) / (F(x0) - best),      best = the lowest F of all methods here, and of earlier runs in --best FILE
 
-With --claims, where a method claims to have converged SciPy starts from its point: the claim is wrong if it lowers F by
-more than 1e-3 of the decrease so far. Next to FILE.json are a table, FILE.md, and the share of cases within 1 % after a
+Next to FILE.json are a table, FILE.md, and the share of cases within 1 % after a
 time, FILE.png.
 """
 
@@ -22,7 +21,6 @@ import math
 import os
 import time
 import warnings
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -40,7 +38,6 @@ from bilevel.spaces import leaves, like
 from .harness import reason_of
 from .zoo_further import FURTHER
 from .zoo_problems import CASES, Case
-from .zoo_small import KINKS, RANDOM
 from .zoo_third import THIRD
 from .zoo_variants import VARIANTS, make
 
@@ -56,14 +53,14 @@ METHODS = (
 )
 STEPS, POINTS = 2000, 20
 """Steps at most, and points along a run at which F is measured."""
-NEAR, ROUGH, WRONG = 0.01, 0.1, 1e-3
+NEAR, ROUGH = 0.01, 0.1
 CLOCK = time.process_time
 Trace = list[tuple[float, np.ndarray]]
 
 
 @dataclass
 class Outcome:
-    """One run: F along the way by seconds, how it ended, and whether a claim of convergence was wrong."""
+    """One run: F along the way by seconds, and how it ended."""
 
     case: str
     seed: int
@@ -71,7 +68,6 @@ class Outcome:
     status: str
     trace: list[tuple[float, float]]
     warnings: int = 0
-    wrong_claim: bool | None = None
     gap: float = math.nan
     seconds_to_near: float = math.inf
 
@@ -100,25 +96,18 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--variants", action="store_true", help="other units, a start far away, and float32 too")
     parser.add_argument("--best", type=Path, help='known values: {"case": {"best": F}}, used for seed 0')
-    parser.add_argument(
-        "--claims",
-        action="store_true",
-        help="test claims of convergence; without CASE on all cases, kink starts and random problems",
-    )
     parser.add_argument("--add", action="store_true", help="keep the runs of other cases and methods that FILE has")
     parser.add_argument("--out", type=Path, default=Path("build/zoo.json"))
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     known = json.loads(arguments.best.read_text()) if arguments.best else {}
     cases = arguments.cases or list(FURTHER | THIRD if arguments.further else CASES)
-    if arguments.claims and not arguments.cases:
-        cases = [*CASES, *(f"{name}~cut" for name in CASES), *FURTHER, *THIRD, *KINKS, *RANDOM]
     names = [name + variant for name in cases for variant in _variants(name, arguments.variants)]
     outcomes = _stored(arguments.out) if arguments.add else []
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     for name in names:
         for seed in arguments.seeds:
-            found = [run(name, seed, method, arguments.seconds, arguments.claims) for method in arguments.methods]
+            found = [run(name, seed, method, arguments.seconds) for method in arguments.methods]
             again = {(name, seed, method) for method in arguments.methods}
             outcomes = [old for old in outcomes if (old.case, old.seed, old.method) not in again] + found
             best = known.get(name.partition("~")[0], {}).get("best", math.inf) if seed == 0 else math.inf
@@ -144,7 +133,7 @@ def _variants(name: str, wanted: bool) -> list[str]:
 # --- runs -------------------------------------------------------------------------------------------------------------
 
 
-def run(name: str, seed: int, method: str, seconds: float, claims: bool) -> Outcome:
+def run(name: str, seed: int, method: str, seconds: float) -> Outcome:
     """One method on one case, and F along its way."""
     case, to_base = make(name, seed)
     truth, trace = TrueValue(name.partition("~")[0], seed), [(0.0, flat(case.x0))]
@@ -156,19 +145,7 @@ def run(name: str, seed: int, method: str, seconds: float, claims: bool) -> Outc
             return Outcome(name, seed, method, f"{type(error).__name__}: {reason_of(error)}"[:90], [])
     picks = sorted({0, len(trace) - 1, *(np.geomspace(1, len(trace), POINTS).astype(int) - 1)})
     values = [(trace[i][0], truth(to_base(unflat(trace[i][1], case.x0)))) for i in picks]
-    outcome = Outcome(name, seed, method, status, values, len(caught))
-    if claims and status in ("CONVERGED", "STATIONARY", "CERTIFIED"):
-        outcome.wrong_claim = _lowered(case, to_base, truth, trace[-1][1], values)
-    return outcome
-
-
-def _lowered(case: Case, to_base: Callable, truth: TrueValue, end: np.ndarray, values: list) -> bool:
-    """Whether SciPy, started from the end of a run, lowers F by more than WRONG times the decrease so far."""
-    case.x0, again = unflat(end, case.x0), [(0.0, end)]
-    by_scipy(case, 10.0, again)
-    first, last = values[0][1], values[-1][1]
-    lowest = min(truth(to_base(unflat(x, case.x0))) for _, x in again[-2:])
-    return lowest < last - WRONG * max(first - last, 1e-12)
+    return Outcome(name, seed, method, status, values, len(caught))
 
 
 def by_library(case: Case, method: str, seconds: float, trace: Trace) -> str:
@@ -306,10 +283,9 @@ def _measure(outcomes: list[Outcome], best: float) -> None:
 
 
 def _line(outcome: Outcome) -> str:
-    claim = {True: "  claim WRONG", False: "  claim right", None: ""}[outcome.wrong_claim]
     return (
         f"{outcome.case:20s} seed {outcome.seed} {outcome.method:18s} gap {100 * outcome.gap:9.3f} %  "
-        f"to 1 % {outcome.seconds_to_near:6.2f} s  {outcome.status[:40]}  warnings {outcome.warnings}{claim}"
+        f"to 1 % {outcome.seconds_to_near:6.2f} s  {outcome.status[:40]}  warnings {outcome.warnings}"
     )
 
 
@@ -327,9 +303,6 @@ def summary(outcomes: list[Outcome], seconds: float) -> str:
         above = sum(not o.trace[-1][1] <= o.trace[0][1] for o in own if o.trace)
         fast = sum(math.isfinite(o.seconds_to_near) and o.seconds_to_near <= 2 * _first(o, outcomes) for o in own)
         lines.append(f"| `{method}` | {near} of {len(own)} | {rough} | {above} | {fast} |")
-    claims = [outcome for outcome in outcomes if outcome.wrong_claim is not None]
-    if claims:
-        lines += ["", f"Claims of convergence: {len(claims)}, wrong {sum(bool(o.wrong_claim) for o in claims)}."]
     return "\n".join(lines) + "\n"
 
 
