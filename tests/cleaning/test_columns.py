@@ -78,6 +78,12 @@ def kind_of(name: str, values, labels=None, **others) -> tuple[str, str]:
         ("Phone", [f"+49 170 {i:03d} 007" for i in range(N)], "ignore"),
         ("product_name", [f"{WORDS[i % 9]} {WORDS[i % 7]} {i}" for i in range(N)], "text"),
         ("nothing", [None] * N, "ignore"),
+        ("amount", [*RNG.integers(0, 90, N - 1).tolist(), 2**63 - 1], "number"),  # one cell for "unknown"
+        ("comment", [f"{word} and {i} more words" if i < 40 else None for i, word in enumerate(prose())], "text"),
+        ("course_name", prose(), "text"),
+        ("geoid", RNG.permutation(10**9 + 7919 * np.arange(N)), "ignore"),
+        ("itemid", RNG.integers(10**6, 10**7, N), "ignore"),
+        ("humidity grid", RNG.integers(0, 90, N), "number"),
     ],
 )
 def test_kinds(name, values, kind):

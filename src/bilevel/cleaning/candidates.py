@@ -126,7 +126,10 @@ def compare(correction: Correction, seed: int = 0, *, balanced: bool = False) ->
     everywhere = {name: each for name, each in scores.items() if np.isfinite(each).all()}
     trial.seen[AVERAGE] = pooled(trial.seen, weights)
     rival = trial.seen[FILTER].argmax(1) if FILTER in trial.seen else None
-    tau = {name: balancing_power(trial.seen[name], prior, rival) if balanced else 0.0 for name in everywhere}
+    tau = dict.fromkeys(everywhere, 0.0)
+    if balanced:  # the filter is no rival of its own
+        rivals = {name: None if name == FILTER else rival for name in everywhere}
+        tau = {name: balancing_power(trial.seen[name], prior, other) for name, other in rivals.items()}
     absent = {name: missing_classes(trial.seen[name], correction, tau[name]) for name in everywhere}
     choice = most_stable(everywhere, absent) if correction.mixture is not None else CORRECTED
     means = {name: float(np.nanmean(each)) for name, each in scores.items()}

@@ -36,19 +36,24 @@ UNIQUE = 0.8
 """A column of single words that are different in at least this fraction of the rows identifies the rows."""
 COLLISIONS = 5.0
 """Random integers repeat: if this many repeats are expected and hardly any occur, the integers number the rows."""
-NOT_IDS = (
-    "paid|bid|aid|acid|arid|covid|grid|fluid|humid|hybrid|kid|lid|lipid|liquid|mid|orchid|plasmid|raid|rapid|solid|"
-    "squid|valid|[a-z]oid"
+NOT_IDS = "bid|aid|arid|grid|kid|lid|mid|raid|void"
+NOT_IDS_AT_THE_END = (
+    "paid|acid|covid|fluid|humid|hybrid|lipid|liquid|orchid|plasmid|rapid|solid|squid|valid|steroid|thyroid|asteroid|"
+    "alkaloid|avoid|android"
 )
-ID_NAME = re.compile(rf"^(?!.*(?:{NOT_IDS})s?$).*ids?(?:[^a-z]?(?:str|code|no|nr|num|number))?$")
+ID_NAME = re.compile(
+    rf"^(?!(?:.*[^a-z])?(?:{NOT_IDS})s?$)(?!.*(?:{NOT_IDS_AT_THE_END})s?$)"
+    r".*ids?(?:[^a-z]?(?:str|code|no|nr|num|number))?$"
+)
 NUMBER_NAME = re.compile(
     r"(?:^|[^a-z])(?:key|index|idx|rows?|rownames?|serial|number|num|nr|no|phone|tel|fax|e.?mail|url|iban|ssn|vin)$|^unnamed"
 )
 """A column with such a name identifies rows if more than half of its cells are different; an id even if fewer are."""
-NOT_ROWS = (
-    "product|item|drug|brand|model|dish|recipe|event|job|class|category|type|group|species|common|scientific|variable"
+OWNERS = (
+    "first|last|full|given|middle|family|nick|user|sur|customer|client|patient|employee|person|student|player|owner|"
+    "company|firm|school|station|hospital|row"
 )
-NAME_NAME = re.compile(rf"^(?!.*(?:{NOT_ROWS}))(?:(?:.*[^a-z])?names?|.*(?:last|first|full|user|sur)names?)$")
+NAME_NAME = re.compile(rf"^(?:names?|(?:.*[^a-z])?(?:{OWNERS})[^a-z]?names?)$")
 ONE_OF_MANY = re.compile(
     "subject|patient|person|individual|customer|client|household|respondent|participant|student|employee|player|member|"
     "family|firm|company|school|hospital|district|station|authors?|address|street"
@@ -110,8 +115,11 @@ def _is_few(code: np.ndarray) -> bool:
 def _content(column: Any, code: np.ndarray) -> bytes:
     """Equal bytes for columns that repeat each other: few values, equal in the same rows; otherwise the same texts."""
     hashed = pd.util.hash_pandas_object  # pyright: ignore[reportAttributeAccessIssue]  (public, without a stub)
-    same = code if _is_few(code) else hashed(as_texts(column), index=False).to_numpy()
-    return sha256(same.tobytes()).digest()
+    if _is_few(code):
+        return sha256(code.tobytes()).digest()
+    plain = pd.api.types.is_float_dtype(column) or pd.api.types.is_integer_dtype(column)
+    cells = pd.Series(column.to_numpy(float, na_value=np.nan)) if plain else as_texts(column)
+    return sha256(hashed(cells, index=False).to_numpy().tobytes()).digest()
 
 
 def _useless(column: Any, code: np.ndarray, given: np.ndarray | None) -> str:
@@ -154,7 +162,7 @@ def _kind_of(name: Any, column: Any) -> tuple[str, str]:
         whole = bool((numbers.dropna() % 1 == 0).all())
         if whole and _numbers_rows(numbers.dropna(), len(column)):
             return "ignore", "numbers the rows: (almost) no integer occurs twice"
-        long = numbers.abs().max() >= EXACT and known.astype(str).str.isdecimal().all()  # floats may be equal
+        long = numbers.abs().median() >= EXACT and known.astype(str).str.isdecimal().all()  # floats may be equal
         codes = ID_NAME.search(word) or CODE_NAME.search(word) or long
         if whole and different > 2 and codes:
             return _codes(known, "codes")
@@ -162,7 +170,7 @@ def _kind_of(name: Any, column: Any) -> tuple[str, str]:
     if reads_as_dates(known):
         return "date", f"{different:,} different dates"
     words = count_words(known)
-    if different > MOST_CATEGORIES and words >= SINGLE_WORDS:
+    if words >= SINGLE_WORDS and different > min(MOST_CATEGORIES, UNIQUE * len(known)):
         return "text", f"{different:,} different texts"
     return _codes(known, "single words" if words < SINGLE_WORDS else "values")
 

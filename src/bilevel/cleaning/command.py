@@ -13,6 +13,7 @@ import shlex
 import sys
 import time
 import warnings
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -168,9 +169,14 @@ def write_outputs(
 
 def cleaned_table(options: CleanOptions, data: CleaningData, result: CleaningResult) -> pd.DataFrame:
     """The table with suggested labels, all else as in the file; the original labels are in the last column."""
-    table = read_table(options.table, texts=data.file_columns, label=options.label).frame  # 007 stays 007
+    typed = options.cleaned is not None and options.cleaned.suffix.lower() in (".parquet", ".pq")
+    texts = {options.label} if typed else data.file_columns  # 007 stays 007 in a file of texts
+    table = read_table(options.table, texts=texts, label=options.label).frame
+    if len(table) != len(result.rows):
+        raise InvalidInputError(f"{options.table} has changed since it was read: run the command again")
     rows, given = result.rows.reset_index(drop=True), table[options.label].astype(object)
-    spelled = dict(zip(reversed(rows["given_label"]), reversed(given), strict=True))  # TRUE, where the label is True
+    spellings = Counter(zip(rows["given_label"], given, strict=True))
+    spelled = {label: text for (label, text), _ in reversed(spellings.most_common())}  # TRUE, where the label is True
     suggested = rows["suggested_label" if "suggested_label" in rows else "predicted_label"]
     changed = rows["is_label_issue"] | rows["given_label"].isna()
     table[options.label] = given.where(~changed, suggested.map(lambda label: spelled.get(label, label)))

@@ -336,10 +336,11 @@ def check_headers(options: CleanOptions, problems: Problems, arguments: Sequence
         return problems.report(arguments)
     if len(names) < 2 and not options.features:
         shown = ", ".join(map(repr, names))
-        raise InvalidInputError(
+        problems.found.append(
             f"{options.table} has only the column {shown}: a label column and at least one other are needed, and the "
             "first line must hold their names, separated by commas"
         )
+        return problems.report(arguments)
     problems.note_columns(options.table, names, options)
     for path in filter(None, (options.trusted, options.test)):
         there = column_names(path)

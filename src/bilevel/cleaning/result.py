@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from sklearn.metrics import balanced_accuracy_score
 
 from ..ranks import Ranks
 from .corrected_fit import precision_threshold, wrong_among_suspected
@@ -306,7 +305,10 @@ def notes_on_decision(cleaner: Any, data: CleaningData) -> tuple[str, ...]:
         found = [expected_accuracy(P, each) for each in chosen]
     else:
         predicted = [cleaner.classes_[each] for each in chosen]
-        found = [((each == labels).mean(), balanced_accuracy_score(labels, each)) for each in predicted]
+        parts = [labels == label for label in np.unique(labels)]  # a predicted class may have no measured row
+        found = [
+            ((each == labels).mean(), np.mean([(each == labels)[part].mean() for part in parts])) for each in predicted
+        ]
     (accuracy, balanced), (plain, plain_balanced) = found
     return (
         f"Rare classes count more in predictions (probability / share^{fit.tau:.1f}): "
