@@ -134,7 +134,7 @@ def solve_lower(
     first = min(max_steps, GRADIENT_STEPS)
     found = descend(problem, x, start, tol=tol, max_steps=first, scale=scale, length=length)
     left, share = max_steps - found.steps, tolerances.solved(leaves(y)[0].dtype)
-    if tol is None and not found.converged and _is_rounding(problem, x, found):
+    if tol is None and not found.converged and is_rounding(problem, x, found):
         return replace(found, converged=True)
     if found.converged or left <= 0:
         return found
@@ -145,7 +145,7 @@ def solve_lower(
         y, work = _newton_steps(problem, x, y, *goal, most - steps)
         steps += work
         improved = replace(found, y=y, residual=residual_at(problem, x, y))
-        if tol is None and _is_rounding(problem, x, improved):
+        if tol is None and is_rounding(problem, x, improved):
             return replace(improved, steps=found.steps + steps, converged=True)
         if steps < most:
             break
@@ -162,7 +162,7 @@ def solve_tightly(problem: Problem, x: Vector, y: Vector, share: float, max_step
     return replace(found, y=y, residual=residual_at(problem, x, y))
 
 
-def _is_rounding(problem: Problem, x: Vector, found: LowerSolution) -> bool:
+def is_rounding(problem: Problem, x: Vector, found: LowerSolution) -> bool:
     """Whether y is 0 up to rounding: small steps change the gradient by rounding and not as the Hessian predicts."""
     constraint, lin = problem.constraint_at(x), problem.linearize(x, found.y)
     space, y = problem.y_space(constraint), found.y

@@ -132,6 +132,17 @@ def test_early_stopping_does_not_depend_on_units(unit):
         assert torch.allclose(x * found.x, target / 1.1, atol=1e-3)
 
 
+@pytest.mark.parametrize("unit", [1.0, 1e-12])
+def test_a_lower_level_in_small_units_is_not_taken_for_solved(unit):
+    """g = k |y - x|^2 with given steps, of which y needs the more the smaller k is."""
+    problem = bilevel.Problem(lambda x, y: (x - 1).square().sum() + y.sum(), lambda x, y: unit * (y - x).square().sum())
+    found = bilevel.minimize(
+        problem, torch.full((2,), 0.5).double(), torch.zeros(2).double(), steps=100, evaluate_every=10, tol=1e-3,
+        solver=bilevel.DMLCBO(upper_step=0.01, lower_step=0.01),
+    )  # fmt: skip
+    assert found.status is bilevel.Status.STEPS
+
+
 def test_an_unsolved_linear_system_is_not_taken_for_stationarity():
     """G = diag(1, -1) and f_y = (1, 1): conjugate gradients see no curvature at once, and h = 0 means nothing."""
     saddle = torch.diag(torch.tensor([1.0, -1.0]).double())

@@ -9,7 +9,7 @@ from typing import Any
 from .._krylov import largest_curvature
 from .._projected_gradient import residual_at, safe_step
 from ..errors import BilevelError
-from ..lower import solve_lower
+from ..lower import LowerSolution, is_rounding, solve_lower
 from ..newton import Evaluation, LowerLevel, Smoothing, find_descent, flat, lower_level
 from ..newton.descent_test import PARTS
 from ..problem import Problem
@@ -52,13 +52,13 @@ def falls_without_end(problem: Problem, state: State, history: Sequence[Record])
 
 
 def lower_is_solved(problem: Problem, state: State, tol: float, residual: float) -> bool:
-    """Whether a projected step 1/L moves y by at most tol |y|; as y* may be 0, a residual like rounding is enough."""
-    space = problem.y_space(problem.constraint_at(state.x))
-    if residual <= lower_tolerance(leaves(state.y)[0].dtype):
+    """Whether a projected step 1/L moves y by at most tol |y|; as y* may be 0, y = 0 up to rounding is enough."""
+    x, y, space = state.x, state.y, problem.y_space(problem.constraint_at(state.x))
+    lin, known = problem.linearize(x, y), getattr(state, "curvature", 0.0)
+    curvature = known if known > 0 else largest_curvature(lin)
+    if residual_at(problem, x, y, safe_step(curvature), lin.lower_grad_y) <= tol * float(space.norm(y)):
         return True
-    lin, known = problem.linearize(state.x, state.y), getattr(state, "curvature", 0.0)
-    step = safe_step(known if known > 0 else largest_curvature(lin))
-    return residual_at(problem, state.x, state.y, step, lin.lower_grad_y) <= tol * float(space.norm(state.y))
+    return is_rounding(problem, x, LowerSolution(y, residual, False, 0, curvature))
 
 
 def no_descent_near(
