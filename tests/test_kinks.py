@@ -124,6 +124,21 @@ def test_a_vanishing_hypergradient_at_a_kink_is_not_believed(solver):
     assert away.status is bilevel.Status.STATIONARY
 
 
+@pytest.mark.parametrize("unit", [1.0, 1e-6])
+@pytest.mark.parametrize("solver", ["auto", "given steps"])
+def test_a_kink_nearby_is_noticed_in_any_unit_of_x(solver, unit):
+    """y* = max(x/s - 1.0001, 0) is 0 at x0 = s, and F falls from a ten thousandth of x0 on."""
+    problem = bilevel.Problem(
+        lambda x, y: (y - 1).square().sum(),
+        lambda x, y: (y - (x / unit - 1 - 1e-4)).square().sum(),
+        sets.NonNegative(),
+    )
+    chosen = "auto" if solver == "auto" else bilevel.DMLCBO(upper_step=1e-3 * unit**2)
+    found = bilevel.minimize(problem, vector(unit), vector(0.0), solver=chosen, steps=200, tol=1e-3)
+    claimed = found.status in (bilevel.Status.CONVERGED, bilevel.Status.STATIONARY)
+    assert not claimed or float(found.history[-1].upper) < 1e-2
+
+
 def test_a_claim_needs_a_convex_lower_level():
     """Here g has two minima in y: that of the run is a point where it stands, not a solution."""
     problem = bilevel.Problem(

@@ -143,6 +143,18 @@ def test_a_lower_level_in_small_units_is_not_taken_for_solved(unit):
     assert found.status is bilevel.Status.STEPS
 
 
+def test_a_large_multiplier_of_x_does_not_hide_a_descent():
+    """X holds x_1 >= 0 with the multiplier 1e4, and F falls along x_2 from 1 to 0."""
+    problem = bilevel.Problem(
+        lambda x, y: 1e4 * y[0] + (y[1] - 1).square(),
+        lambda x, y: (y - x).square().sum(),
+        upper_constraint=sets.NonNegative(),
+    )
+    zero = torch.zeros(2).double()
+    found = bilevel.minimize(problem, zero, zero, solver=bilevel.DMLCBO(), steps=300, tol=1e-3)
+    assert found.status is not bilevel.Status.STATIONARY or float(found.history[-1].upper) < 1e-2
+
+
 def test_an_unsolved_linear_system_is_not_taken_for_stationarity():
     """G = diag(1, -1) and f_y = (1, 1): conjugate gradients see no curvature at once, and h = 0 means nothing."""
     saddle = torch.diag(torch.tensor([1.0, -1.0]).double())

@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from torch import Tensor
+
 from .._krylov import largest_curvature
 from .._projected_gradient import residual_at, safe_step
 from ..errors import BilevelError
@@ -26,7 +28,7 @@ from .solution import Record
 SOLVED = 1e-2
 """A stationarity measure counts only if its linear system was solved to this relative residual."""
 PROBE = 1e-3
-"""Before a point counts as stationary, F is evaluated at this distance from x, relative to |x| if that is above 1."""
+"""Before a point counts as stationary, F is evaluated at this distance from x, relative to |x| and to max(|x|, 1)."""
 LONGER_STEPS = 20
 """The steps, each four times as long as the last, of a line search that tests whether F still falls."""
 CERTIFICATE_SAMPLES = 50
@@ -84,24 +86,36 @@ def no_descent_near(
     def level(smoothing: Smoothing | None) -> LowerLevel:
         return lower_level(problem, state.x, state.y, smoothing)
 
-    exact, length = level(None), delta or PROBE * max(float(x.norm()), 1.0)
+    exact, constraint, far = level(None), problem.upper_constraint, float(x.norm())
     here = exact.evaluate(x, relative=1e-10)
     if exact.nonconvex or not here.ok:
-        return not exact.nonconvex
-    if start is not None and _falls(exact, problem.upper_constraint, here, tol * abs(start - here.value)):
         return False
-    how: dict[str, Any] = {"length": length, "gain": tol * size * length, "parts": (1.0,) if delta else PARTS}
-    return find_descent(level, problem.upper_constraint, here, **how) is None
+    lengths = {delta} if delta else {PROBE * (far or 1.0), PROBE * max(far, 1.0)}  # near 0, |x| says little
+    if start is not None and _falls(exact, constraint, here, tol * abs(start - here.value), min(lengths)):
+        return False
+    for length in sorted(lengths):
+        how: dict[str, Any] = {"length": length, "gain": tol * size * length, "parts": (1.0,) if delta else PARTS}
+        if find_descent(level, constraint, here, **how) is not None:
+            return False
+    return True
 
 
-def _falls(exact: LowerLevel, constraint: ConvexSet, here: Evaluation, allowed: float) -> bool:
-    """Whether F falls by more than `allowed` along minus its gradient; the first step predicts twice as much."""
-    slope = float(here.gradient.square().sum())
+def _falls(exact: LowerLevel, constraint: ConvexSet, here: Evaluation, allowed: float, length: float) -> bool:
+    """Whether F falls by more than `allowed` along minus its gradient; the first step predicts twice as much.
+
+    The prediction is by the slope of the projected path over `length`: X may hold back most of the gradient.
+    """
+
+    def at(step: float) -> Tensor:
+        return flat(constraint.project(exact.tree_x(here.x - step * here.gradient))).double()
+
+    size = float(here.gradient.norm())
+    short = length / size if size > 0 else math.inf
+    slope = float(here.gradient @ (here.x - at(short))) / short if short < math.inf else 0.0
     allowed += 2 * max(here.error, rounding(here.x.dtype) * abs(here.value))
     step = 2 * allowed / slope if slope > 0 else math.inf
     for _ in range(LONGER_STEPS if step < math.inf else 0):
-        x = flat(constraint.project(exact.tree_x(here.x - step * here.gradient))).double()
-        there = exact.evaluate(x, 0.1 * allowed, here)
+        there = exact.evaluate(at(step), 0.1 * allowed, here)
         if not there.ok or there.value >= here.value:
             return False
         if there.value + there.error < here.value - allowed:

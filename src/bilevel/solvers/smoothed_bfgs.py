@@ -492,12 +492,12 @@ class _Walk:
         s, level = self.state, self.level(None)
         resolved = level.evaluate(s.best.x, 1e-6 * self.scale, replace(s.best, system=None))
         s.best = resolved if resolved.ok else s.best
-        way, lower = float((s.best.x - s.first.x).norm()), None
+        way, far, lower = float((s.best.x - s.first.x).norm()), float(s.best.x.norm()), None
         moved = way > 0 and self.drop > 0
-        way = way if moved else max(float(s.best.x.norm()), 1.0)
         gain = self.settings.tol * (self.drop if moved else abs(s.best.value))
-        for part in (PROBE,) if moved else (PROBE, *FAR):
-            how = {"length": part * way, "gain": gain, "draws": self.settings.draws}
+        units = {way} if moved else {far or 1.0, max(far, 1.0)}  # near 0, |x| says little
+        for length in sorted(part * unit for unit in units for part in ((PROBE,) if moved else (PROBE, *FAR))):
+            how = {"length": length, "gain": gain, "draws": self.settings.draws}
             lower = lower or find_descent(self.level, self.problem.upper_constraint, s.best, **how)
         s.probes += 1
         if lower is None:
