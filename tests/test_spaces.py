@@ -79,3 +79,11 @@ def test_entries_of_dictionaries_are_paired_by_name():
     assert float(Space().dot(a, b)) == 10 + 40 + 90 + 160
     stack = {name: entry[None] for name, entry in b.items()}
     assert Space().dots(stack, a).tolist() == [300.0]
+
+
+def test_only_float32_takes_a_second_pass_for_a_norm():
+    """The norm of 0, often taken, needs one product in float64; tiny entries of float32 keep theirs."""
+    assert float(Space().norm(torch.full((4,), 1e-30))) == pytest.approx(2e-30)
+    with torch.profiler.profile() as seen:
+        Space().norm(torch.zeros(4, dtype=torch.float64))
+    assert sum(event.count for event in seen.key_averages() if event.key == "aten::dot") == 1

@@ -99,7 +99,7 @@ class Space:
     def norm(self, a: Vector) -> Tensor:
         """|a|, a 0-dimensional tensor."""
         square = self.dot(a, a)
-        if not SMALLEST < square < math.inf:  # the squares may have left the range of float32
+        if square.dtype != torch.float64 and not SMALLEST < square < math.inf:  # squares leave the range of float32
             wide = tree_map(Tensor.double, a)
             square = self.dot(wide, wide)
         return square.sqrt()
