@@ -158,3 +158,22 @@ def test_the_averaged_adjoint_removes_the_bias_of_batches():
 
     assert mean_adjoint(AveragedAdjoint()) == pytest.approx(1.0, abs=0.05)
     assert mean_adjoint(bilevel.LinearSolve()) == pytest.approx(4 / 3, abs=0.05)
+
+
+def test_automatic_steps_after_given_ones_know_of_batches():
+    zero, problem = torch.zeros(25, dtype=DOUBLE), weights(rows=8)
+    given = bilevel.DMLCBO(upper_step=0.01, lower_step=0.01)
+    first = bilevel.minimize(problem, zero, torch.zeros(6, dtype=DOUBLE), solver=given, steps=5)
+    further = bilevel.minimize(problem, resume=first.state, solver=bilevel.DMLCBO(), steps=5)
+    assert (first.state.noisy, further.state.noisy) == (False, True)
+    assert further.state.distance > 0
+
+
+def test_shortened_again_and_again_the_distance_stays_positive():
+    """The distance 1e-30 |x|, after many shortenings, would soon have a square of 0."""
+    problem = bilevel.Problem(lambda x, y: (y - 1).square().sum(), lambda x, y: (y - x).square().sum())
+    one = torch.ones(2, dtype=DOUBLE)
+    state = bilevel.minimize(problem, 2 * one, 2 * one, solver=bilevel.DMLCBO(), steps=3).state
+    state.distance, state.waited = 1e-30, 30
+    state = bilevel.DMLCBO().step(problem, state)
+    assert state.distance >= 1e-16

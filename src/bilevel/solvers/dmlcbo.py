@@ -31,7 +31,7 @@ from __future__ import annotations
 import functools
 import math
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -57,6 +57,8 @@ LARGEST_GROWTH = 2.0
 """The distance behind automatic steps grows by at most this factor per step."""
 PATIENCE, SHORTENED = 30, 0.3
 """After this many steps without a lower f the run returns to the lowest one, and the distance is multiplied by this."""
+LEAST = torch.finfo(torch.float64).eps
+"""The distance is shortened to this fraction of |x| at least."""
 SEARCHING = 4 * ANNEALING
 """Not in the first steps, until the radius has fallen to a tenth: the smoothed F falls, and f need not."""
 PACE_SHARE = 0.3
@@ -249,7 +251,7 @@ class DMLCBO(Settings):
         streams = RandomStreams(seeds, 0)
         lin = problem.linearize(x, y, batch_of(problem, streams))
         curvature, direction = self._curvature(lin, streams, Eigenpair(math.nan, None))
-        noisy = self.upper_step == "auto" and (problem.sampler is not None or changes_between_calls(lin))
+        noisy = self._is_noisy(lin)
         estimator, v = self._estimator(noisy), lin.lower_grad_y
         if self.keeps_pace and not noisy:
             tol = FIRST_RESIDUAL * float(problem.y_space(lin.constraint).norm(lin.lower_grad_y))
@@ -280,10 +282,12 @@ class DMLCBO(Settings):
             stats=sample.stats,
             price=self._price(lin, sample.adjoint, curvature),
             noisy=noisy,
-            gradient_sum=x_space.zeros_like(h) if noisy else None,
             usual_length=float(x_space.norm(h)) if noisy else 0.0,
-            **_started(lin, h, distance),
+            **_started(lin, h, distance, noisy=noisy),
         )
+
+    def _is_noisy(self, lin: Linearization) -> bool:
+        return self.upper_step == "auto" and (lin.problem.sampler is not None or changes_between_calls(lin))
 
     def next_x(self, problem: Problem, state: DMLCBOState) -> Vector:
         """x_{k+1}, which does not depend on y_k."""
@@ -306,6 +310,10 @@ class DMLCBO(Settings):
         """One iteration."""
         k = state.step + 1
         average, streams = self.averaging(k), RandomStreams(state.seeds, k)
+        if self.upper_step == "auto" and state.distance == 0.0:  # the steps before had a given length
+            state = replace(
+                state, noisy=self._is_noisy(problem.linearize(state.x, state.y, batch_of(problem, streams)))
+            )
         x = self._next_x(problem, state, average)
         y, lower_momentum, curvature, lag, gradients = self._next_y(problem, state, streams, x, average)
         lin = problem.linearize(x, y, batch_of(problem, streams))
@@ -326,8 +334,8 @@ class DMLCBO(Settings):
         if self.lower_step != "auto":
             lower_moment = self._moment(y_space, v, lower_moment)
         automatic = {}
-        if self.upper_step == "auto" and state.distance == 0.0:  # the steps before had a given length
-            automatic = _started(lin, h, self._first_distance(lin, h, curvature))
+        if self.upper_step == "auto" and state.distance == 0.0:
+            automatic = _started(lin, h, self._first_distance(lin, h, curvature), noisy=state.noisy)
         elif self.upper_step == "auto":
             automatic = _noisy_distance(state, lin, h, average) if state.noisy else _distance(state, lin, h)
         return DMLCBOState(
@@ -480,12 +488,13 @@ class DMLCBO(Settings):
                 )
 
 
-def _started(lin: Linearization, h: Vector, distance: float) -> dict[str, Any]:
+def _started(lin: Linearization, h: Vector, distance: float, *, noisy: bool = False) -> dict[str, Any]:
     """The fields for automatic steps of x that start at the point of `lin`."""
     return {
         "first_x": lin.x,
         "distance": distance,
         "weighted_squares": (distance * float(lin.problem.x_space.norm(h))) ** 2,
+        "gradient_sum": lin.problem.x_space.zeros_like(h) if noisy else None,
         "lowest": float(lin.upper_value),
         "lowest_x": lin.x,
     }
@@ -496,7 +505,8 @@ def _distance(state: DMLCBOState, lin: Linearization, h: Vector) -> dict[str, An
     space, value, distance = lin.problem.x_space, float(lin.upper_value), state.distance
     size = float(space.norm(h))
     if state.waited >= PATIENCE:
-        return _started(lin, h, distance * SHORTENED)
+        least = max(LEAST * float(space.norm(lin.x)), LEAST**8)  # its square is not to underflow
+        return _started(lin, h, max(distance * SHORTENED, least))
     lower = value < state.lowest
     if lower:  # steps do not grow where F is flat
         away = float(space.norm(space.add(lin.x, state.first_x, -1.0)))
