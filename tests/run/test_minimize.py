@@ -155,6 +155,19 @@ def test_a_large_multiplier_of_x_does_not_hide_a_descent():
     assert found.status is not bilevel.Status.STATIONARY or float(found.history[-1].upper) < 1e-2
 
 
+def test_a_far_start_of_y_does_not_make_any_slope_small():
+    """From y0 = 1e4, |h| is 2e4 at first and 2.83 once y is solved, which is no sign of a minimum."""
+    problem = bilevel.Problem(lambda x, y: (y - 1).square().sum(), lambda x, y: (y - x).square().sum())
+    zero = torch.zeros(2).double()
+    run = {"solver": bilevel.DMLCBO(upper_step=1e-3), "tol": 1e-3, "evaluate_every": 10}
+    whole = bilevel.minimize(problem, zero, zero + 1e4, steps=60, **run)
+    assert whole.status is bilevel.Status.STEPS
+    half = bilevel.minimize(problem, zero, zero + 1e4, steps=30, **run)
+    resumed = bilevel.minimize(problem, resume=half, steps=30, **run)
+    assert resumed.status is whole.status
+    assert torch.equal(resumed.x, whole.x)
+
+
 def test_an_unsolved_linear_system_is_not_taken_for_stationarity():
     """G = diag(1, -1) and f_y = (1, 1): conjugate gradients see no curvature at once, and h = 0 means nothing."""
     saddle = torch.diag(torch.tensor([1.0, -1.0]).double())

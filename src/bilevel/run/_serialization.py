@@ -125,10 +125,11 @@ def _decode_object(name: str, content: Any, stored: dict[str, Tensor]) -> Any:
         return cls[content]
     values = {key: decode(entry, stored) for key, entry in content.items()}
     declared = {part.name: str(part.type) for part in _stored_fields(cls)}
-    if set(values) != set(declared):
+    later = {part.name for part in _stored_fields(cls) if part.metadata.get("later")}  # not in files of older versions
+    if not set(declared) - later <= set(values) <= set(declared):
         raise InvalidInputError(f"a {name} has the fields {sorted(declared)}, the file has {sorted(values)}")
     for key, kind in declared_types(cls).items():
-        if key in declared and not matches(values[key], kind):
+        if key in values and not matches(values[key], kind):
             shown = NAMES.get(declared[key], declared[key])
             raise InvalidInputError(f"{name}.{key} is {values[key]!r:.100}, where a file has {shown}")
     return cls(**values)

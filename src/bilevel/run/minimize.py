@@ -46,6 +46,8 @@ from .stopping import (
 SAME_PROBLEM = 1e-3
 """A run is resumed only if f(x, y) has its former value, up to this relative change."""
 SAME_ARITHMETIC = "the same arithmetic gave other bits there: use processors, libraries and threads of one kind"
+NEARLY = 0.1
+"""What tol is relative to is seen only where a projected step 1/L moves y by at most this fraction of |y|."""
 POLISHING_STEPS = 50
 """Lower-level steps before f is compared in output="best": f at an unconverged y is too optimistic."""
 
@@ -250,7 +252,6 @@ class SolverStage(Stage):
         self.solver, self._seeds = plan.solver, seeds
         self._form: MovingSetRewrite | None = None
         self.start_point: tuple[Vector, Vector] | None = None  # of a run that this call begins
-        self._first, self._steepest = math.nan, 0.0  # f at the start, and the largest stationarity measure since
         self._terms = 0.0  # |f_x| + |G_xy w|, of which h is the difference, at the last record
         self._flawed = False  # derivatives do not agree with differences: nothing is claimed
 
@@ -286,8 +287,6 @@ class SolverStage(Stage):
             raise IncompatibleError(f"the run to resume does not fit this problem: {error}; {other}") from error
         check_same_problem(given, state.x, state.y, document.identity)
         self._flawed = warn_of_flaws(problem, state.x, state.y, stacklevel=4)
-        for row in document.history:
-            self._see(row)
         known = not document.identity or "f" in document.identity  # f gives the same value when it is called again
         if known and document.history and document.history[-1].step == state.step:
             was, now = document.history[-1].upper, float(problem.linearize(state.x, state.y).upper_value)
@@ -321,7 +320,7 @@ class SolverStage(Stage):
     def step(self, state: Iterate) -> Iterate:
         new = self.solver.step(self.problem, state.current)
         sampled = self._reservoir(new, state.sampled) if self.plan.output == "sampled" else None
-        return Iterate(current=new, best=state.best, sampled=sampled)
+        return Iterate(current=new, best=state.best, sampled=sampled, seen=state.seen)
 
     def _reservoir(self, new: State, sampled: tuple[Vector, Vector] | None) -> tuple[Vector, Vector]:
         """Keep iterate k with probability 1/k: after K steps each of them is kept with probability 1/K."""
@@ -358,13 +357,10 @@ class SolverStage(Stage):
             contraction=None if contraction is None else contraction(lin, now.streams()),
             costs=dict(self.counts),
         )
-        self._see(row)
+        if stationarity >= 0 and lower_is_solved(problem, now, NEARLY, lower):
+            first, steepest = state.seen or (row.upper, 0.0)
+            state.seen = first, max(steepest, stationarity)
         return row
-
-    def _see(self, row: Record) -> None:
-        """Remember what the stopping rule compares with."""
-        self._first = row.upper if math.isnan(self._first) else self._first
-        self._steepest = max(self._steepest, row.stationarity if row.stationarity > 0 else 0.0)
 
     def _better(self, problem: Problem, state: Iterate) -> tuple[float, Vector, Vector]:
         """The lowest f so far, after a few lower-level steps, and its point."""
@@ -388,11 +384,12 @@ class SolverStage(Stage):
                 return None
             found = is_certified(problem, state.current, delta, tol)
             return Status.CERTIFIED if found and not self._is_flawed(state) else None
-        size = max(self._steepest, self._terms)
+        first, steepest = state.seen or (row.upper, 0.0)
+        size = max(steepest, self._terms)
         if not (row.linear_residual <= SOLVED and row.stationarity <= tol * size):
             return None
         found = lower_is_solved(problem, state.current, tol, row.lower_residual) and no_descent_near(
-            problem, state.current, tol, size=size, start=self._first
+            problem, state.current, tol, size=size, start=first
         )
         return Status.STATIONARY if found and not self._is_flawed(state) else None
 
@@ -460,4 +457,4 @@ class SolverStage(Stage):
             return {**value, "x": moved(value["x"])}
         best = None if value.best is None else (value.best[0], moved(value.best[1]), value.best[2])
         sampled = None if value.sampled is None else (moved(value.sampled[0]), value.sampled[1])
-        return Iterate(current=value.current.map_like_x(moved), best=best, sampled=sampled)
+        return Iterate(current=value.current.map_like_x(moved), best=best, sampled=sampled, seen=value.seen)

@@ -250,6 +250,8 @@ class Iterate:
     current: State
     best: tuple[float, Vector, Vector] | None = None  # f after polishing, x, y
     sampled: tuple[Vector, Vector] | None = None
+    seen: tuple[float, float] | None = field(default=None, metadata={"later": True})
+    # the first f and the largest |h| where the lower level was solved
 
     @property
     def step(self) -> int:
