@@ -60,7 +60,7 @@ def lower_is_solved(problem: Problem, state: State, tol: float, residual: float)
     curvature = known if known > 0 else largest_curvature(lin)
     if residual_at(problem, x, y, safe_step(curvature), lin.lower_grad_y) <= tol * float(space.norm(y)):
         return True
-    return is_rounding(problem, x, LowerSolution(y, residual, False, 0, curvature))
+    return is_rounding(problem, x, LowerSolution(y, residual, 0, False, curvature))
 
 
 def no_descent_near(
